@@ -151,5 +151,11 @@ def _joining() -> AbstractContextManager[None]:
     return joining()
 
 
+def _loading() -> AbstractContextManager[None]:
+    from libai_data.mesh.peers.liveness import loading
+
+    return loading()
+
+
 sys.meta_path.insert(0, _MovedModules())
-install_import_hook(_joining)
+install_import_hook(_joining, _loading)

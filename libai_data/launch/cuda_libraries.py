@@ -32,20 +32,23 @@ SONAMES = (
     "libcudnn_cnn_train.so.8",
 )
 PACKAGE = "oneflow"
+_Around = Callable[[], AbstractContextManager[None]]
 EXTENSION = "oneflow._oneflow_internal"
 REMEDY = 'pip install nvidia-cublas-cu11 "nvidia-cudnn-cu11<9"'
 
 
-def install_import_hook(joining: Callable[[], AbstractContextManager[None]]) -> None:
+def install_import_hook(joining: _Around, loading: _Around) -> None:
     """Make a later `import oneflow` find its CUDA libraries.
 
-    `joining` gives what is entered around that import; at once, where a rank has imported OneFlow already.
+    Args:
+        joining: Gives what is entered around that import; at once, if OneFlow is imported already.
+        loading: Gives what is entered around the load of OneFlow's extension module, inside of `joining`.
     """
     if EXTENSION in sys.modules:
         with joining():
             pass
     elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder(joining))
+        sys.meta_path.insert(0, _Finder(joining, loading))
 
 
 def package_library_folders() -> list[Path]:
@@ -109,8 +112,8 @@ def _is_neighbour(oneflow_folder: Path, soname: str) -> bool:
 class _Finder(importlib.abc.MetaPathFinder):
     """Has OneFlow loaded by `_JoiningLoader`, its extension module by `_Loader`; leaves every other module alone."""
 
-    def __init__(self, joining: Callable[[], AbstractContextManager[None]]):
-        self._joining = joining
+    def __init__(self, joining: _Around, loading: _Around):
+        self._joining, self._loading = joining, loading
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -121,14 +124,14 @@ class _Finder(importlib.abc.MetaPathFinder):
         if spec is not None and isinstance(spec.loader, importlib.machinery.SourceFileLoader):
             spec.loader = _JoiningLoader(fullname, spec.loader.path, self._joining)
         if spec is not None and isinstance(spec.loader, importlib.machinery.ExtensionFileLoader):
-            spec.loader = _Loader(fullname, spec.loader.path)
+            spec.loader = _Loader(fullname, spec.loader.path, self._loading)
         return spec
 
 
 class _JoiningLoader(importlib.machinery.SourceFileLoader):
     """Imports OneFlow inside of what the hook was given."""
 
-    def __init__(self, fullname: str, path: str, joining: Callable[[], AbstractContextManager[None]]):
+    def __init__(self, fullname: str, path: str, joining: _Around):
         super().__init__(fullname, path)
         self._joining = joining
 
@@ -140,10 +143,15 @@ class _JoiningLoader(importlib.machinery.SourceFileLoader):
 class _Loader(importlib.machinery.ExtensionFileLoader):
     """Loads the CUDA libraries before the extension module, and says what to install when one is missing."""
 
+    def __init__(self, fullname: str, path: str, loading: _Around):
+        super().__init__(fullname, path)
+        self._loading = loading
+
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
         missing = load(Path(self.path).parent)
         try:
-            return super().create_module(spec)
+            with self._loading():
+                return super().create_module(spec)
         except ImportError as error:
             if not missing:
                 raise

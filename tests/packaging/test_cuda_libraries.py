@@ -140,7 +140,7 @@ import sys
 from contextlib import nullcontext
 import libai_data
 from libai_data.launch.cuda_libraries import install_import_hook
-install_import_hook(nullcontext)
+install_import_hook(nullcontext, nullcontext)
 print(sum(type(finder).__name__ == "_Finder" for finder in sys.meta_path))
 """
     assert run(code) == "1\n"

@@ -24,6 +24,7 @@ from libai_data.errors import MeshError, PeerError
 from libai_data.launch.job_environment import seconds_from_environment
 from libai_data.launch.joining_pipe import tell_that_it_waits, tell_that_it_waits_no_more
 from libai_data.launch.ports import refuse_port_in_use
+from libai_data.mesh.peers.interrupts import deferring_interrupts, keeping_interrupt_handler
 from libai_data.mesh.peers.node_link import seconds_to_meet
 from libai_data.mesh.peers.standstill import BATCH, COLLECTIVE, FIRST_MEETING
 from libai_data.mesh.peers.watchdog import SECONDS_FOR_THE_CAUSE, Liveness, end_process
@@ -46,41 +47,48 @@ def joining() -> Iterator[None]:
     """Wraps the import of OneFlow, which joins this process to the job: ends the process if other ranks start too late.
 
     After the import, or at once if OneFlow is imported already, the process watches the other ranks. Ctrl-C raises a
-    KeyboardInterrupt.
+    KeyboardInterrupt then; a process alone does this for a Ctrl-C during the import, too, at its end.
 
     Raises:
         ConfigError: Another program listens on the port of rank 0, and this process is rank 0; or
             LIBAI_DATA_SECONDS_TO_JOIN is no positive number.
     """
-    with _taking_interrupts_back(), _joining_within_limits():
+    interrupts = deferring_interrupts() if _rank_of_several() is None else keeping_interrupt_handler()
+    with interrupts, _joining_within_limits():
         yield
 
 
-@contextmanager
-def _taking_interrupts_back() -> Iterator[None]:
-    """Let Ctrl-C raise a KeyboardInterrupt after OneFlow is imported, whose own handler ends the process with code 255
-    without a word.
+def loading() -> AbstractContextManager[None]:
+    """Wraps the load of OneFlow's extension module, inside `joining`.
+
+    A rank that waits for others keeps OneFlow's handler of Ctrl-C, which ends it: no Python code can run there.
     """
-    yield
-    handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is threading.main_thread() and handler is not None:
-        signal.signal(signal.SIGINT, handler)
+    return keeping_interrupt_handler() if _rank_of_several() is None else nullcontext()
+
+
+def _rank_of_several() -> tuple[int, int, int] | None:
+    """Rank, world size and port, if the environment says that this process is one of several ranks."""
+    rank, world_size, port = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
+    # Whatever else the environment says there, OneFlow explains it better.
+    several = rank.isdigit() and world_size.isdigit() and port.isdigit() and int(world_size) > 1
+    return (int(rank), int(world_size), int(port)) if several else None
 
 
 @contextmanager
 def _joining_within_limits() -> Iterator[None]:
-    rank, world_size, port = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
-    if not (rank.isdigit() and world_size.isdigit() and port.isdigit() and int(world_size) > 1):
-        yield  # One process alone, or something that OneFlow says better.
+    several = _rank_of_several()
+    if several is None:
+        yield
         return
+    rank, world_size, port = several
     if _JOINS in sys.modules:
         yield
         tell_that_it_waits_no_more(has_joined=True)
         begin_to_watch()
         return
     seconds = seconds_to_join()
-    if int(rank) == 0:
-        refuse_port_in_use(int(port))
+    if rank == 0:
+        refuse_port_in_use(port)
     with (
         _ending_after(
             seconds,

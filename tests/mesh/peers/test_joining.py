@@ -57,6 +57,27 @@ def test_rank_0_does_not_share_its_port_with_another_job(repository: Path) -> No
         assert f"ConfigError: port {port} cannot be used on this machine" in ended_import(environment, repository)
 
 
+@pytest.mark.parametrize("module", ["oneflow._oneflow_internal", "oneflow.version", slowly("oneflow.nn.graph")])
+def test_ctrl_c_during_the_import_raises_at_its_end(module: str, repository: Path) -> None:
+    code = f"""
+import importlib.abc, os, signal, sys
+import libai_data
+class Interrupting(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupting())
+try:
+    import oneflow
+except KeyboardInterrupt:
+    print("interrupted", "oneflow.utils" in sys.modules, signal.getsignal(signal.SIGINT).__name__)
+"""
+    command = [sys.executable, "-c", code]
+    environment = {**os.environ, "PYTHONPATH": str(repository)}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (0, "interrupted True default_int_handler\n"), ended.stderr
+
+
 def test_a_process_that_is_forked_while_ranks_meet_ends_nothing(repository: Path) -> None:
     code = (
         "import os; from libai_data.mesh.peers import liveness\n"
