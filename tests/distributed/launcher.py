@@ -48,7 +48,8 @@ def launch_ranks(
         end_on_error: End the whole job when a rank raises, whether or not the script cares for that. Pass False to
             test what the library itself does about a rank that raises.
         cwd: Working directory of the ranks; by default this process's.
-        alone: Start ranks for this script: it changes what later scripts would find.
+        alone: Start ranks for this script: it changes what later scripts would find. A script that compiles graphs
+            does: OneFlow 0.9 can corrupt memory when a graph is short (`libai_data.engine.graph`).
 
     Returns:
         The exit code and the output. A failing rank does not raise here: check ``returncode``, and show ``output``.

@@ -38,7 +38,7 @@ def launched(folder: Path, *cases: str) -> dict[int, Found]:
     """What rank 0 saw in some cases, by the number of ranks; four go on where one stopped."""
     seen = {}
     for ranks in (1, 4):
-        launch = launch_ranks(SCRIPT, ranks, str(folder), *cases, timeout=200)
+        launch = launch_ranks(SCRIPT, ranks, str(folder), *cases, timeout=200, alone=True)
         assert launch.returncode == 0, launch.output
         seen[ranks] = json.loads((folder / f"0-of-{ranks}.json").read_text())
     return seen

@@ -61,7 +61,8 @@ def results_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Result
             )
             file = tmp_path_factory.mktemp("models") / "results.json"
             cases = [f"{name}:{','.join(models)}:{','.join(modes)}" for name, (models, modes) in launch.items()]
-            result = launch_ranks(SCRIPT, prod(map(int, mesh.split("x"))), str(file), *cases, timeout=400)
+            nproc = prod(map(int, mesh.split("x")))
+            result = launch_ranks(SCRIPT, nproc, str(file), *cases, timeout=400, alone=True)
             assert result.returncode == 0, result.output
             found.update(json.loads(file.read_text()))
         return found[key]

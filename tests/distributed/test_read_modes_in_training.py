@@ -22,7 +22,7 @@ Losses = dict[str, list[float]]
 def losses_of(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Losses]:
     """Way -> read mode -> losses."""
     folder = tmp_path_factory.mktemp("modes")
-    launch = launch_ranks(SCRIPT, 4, str(folder), *WAYS, timeout=200)
+    launch = launch_ranks(SCRIPT, 4, str(folder), *WAYS, timeout=200, alone=True)
     assert launch.returncode == 0, launch.output
     found: dict[str, Losses] = json.loads((folder / "losses.json").read_text())
     return found

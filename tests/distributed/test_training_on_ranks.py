@@ -62,7 +62,7 @@ def launched(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Launched
     train_on_one_rank(folder / "from_one_rank", stop=True)
     sizes = ("2", "1") if "tensor" in request.param else ("1", "2")
     how_many = "all" if "all" in request.param else "some"
-    result = launch_ranks(SCRIPTS / "train_and_resume.py", 4, str(folder), *sizes, how_many, timeout=240)
+    result = launch_ranks(SCRIPTS / "train_and_resume.py", 4, str(folder), *sizes, how_many, timeout=240, alone=True)
     assert result.returncode == 0, result.output
     return Launched(folder, one_rank, result)
 

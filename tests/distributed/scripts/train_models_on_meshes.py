@@ -21,6 +21,7 @@ import oneflow as flow  # isort: skip
 
 from configs.models.gpt import GPT
 from configs.models.vit import VisionTransformer
+from libai_data.engine.graph import GraphBase
 
 STEPS = 10
 """After which the model is evaluated. One rank alone goes on, to show that the model learns."""
@@ -29,23 +30,6 @@ BATCH = 8
 DEPTH = 2
 LENGTH = 7
 # Models keep 10 classes and 11 tokens, which 4 and 2 ranks do not divide.
-
-
-class TrainGraph(flow.nn.Graph):
-    """One step of training as a static graph."""
-
-    def __init__(self, model: flow.nn.Module, optimizer: flow.optim.Optimizer, checkpointing: bool) -> None:
-        super().__init__()
-        self.model = model
-        self.add_optimizer(optimizer)
-        type(model).set_pipeline_stage_id(self.model)
-        if checkpointing:
-            type(model).set_activation_checkpoint(self.model)
-
-    def build(self, **batch: Any) -> Any:
-        loss = self.model(**batch)["losses"]
-        loss.backward()
-        return loss
 
 
 def build(name: str) -> tuple[flow.nn.Module, flow.optim.Optimizer]:
@@ -109,12 +93,12 @@ def train(name: str, mode: str, steps: int) -> dict[str, Any]:
     model, optimizer = build(name)
     digest = digest_of_parameters(model)
     model.train()
-    graph = None if mode == "eager" else TrainGraph(model, optimizer, checkpointing=mode == "checkpointing")
+    graph = None if mode == "eager" else GraphBase(model, optimizer, activation_checkpoint=mode == "checkpointing")
     losses = []
     for step in range(steps):
         batch = global_batch(name, step)
         if graph is not None:
-            loss = graph(**batch)
+            loss = graph(**batch)["losses"]
         else:
             loss = model(**batch)["losses"]
             loss.backward()
