@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from os import PathLike
 from typing import Any, NamedTuple
 
@@ -13,7 +13,8 @@ import numpy as np
 from libai_data.data.datasets.combine import check_index
 from libai_data.data.datasets.fingerprint import fingerprint_of
 from libai_data.data.sources import JsonLinesSource
-from libai_data.data.text.chat_template import ChatTemplate, Message
+from libai_data.data.text.chat_template import ChatTemplate
+from libai_data.data.text.conversations import Message, messages_of, pair_of
 from libai_data.data.text.tokenizer import TextTokenizer
 from libai_data.errors import ConfigError, FormatError
 from libai_data.errors.argument_rules import FLAG, check, check_types, one_of, whole
@@ -34,9 +35,10 @@ class ChatDataset:
     """Conversations for fine-tuning; the loss counts the assistant's tokens only.
 
     A conversation is a mapping with `messages` (each has a `role` and a `content`) and, if the template supports them,
-    `tools`; or a mapping with Alpaca's fields `instruction`, `input`, `output` and `history` (pairs of what a user and
-    the assistant said before). `system` is the text of a system message before all others. `"weight": 0` excludes a
-    message from the loss, and `"weight": 1` includes it, whatever its role is.
+    `tools`; or with ShareGPT's `conversations` (`from` and `value`); or with Alpaca's fields `instruction`, `input`,
+    `output` and `history` (pairs of what a user and the assistant said before). `system` is the text of a system
+    message before all others. `"weight": 0` excludes a message from the loss, and `"weight": 1` includes it, whatever
+    its role is.
 
     Fields of a sample of n + 1 tokens: `input_ids` int64 [n]; `labels` int64 [n], the next tokens; and `loss_mask`
     float32 [n], 1 where a label counts, which includes the token that ends a message. `labels` and `loss_mask` are for
@@ -102,7 +104,9 @@ class ChatDataset:
         try:
             return Instance(**self._fields(self.conversations[index]))
         except FormatError as error:
-            raise FormatError(f"conversation {index}: {error}") from error
+            place_of = getattr(self.conversations, "place_of", None)
+            where = f" ({place_of(index)})" if place_of else ""
+            raise FormatError(f"conversation {index}{where}: {error}") from error
 
     def fingerprint(self) -> dict[str, Any]:
         """What decides the samples, beside the conversations themselves."""
@@ -169,128 +173,20 @@ class PreferenceDataset(ChatDataset):
     """Pairs of conversations of which one is preferred; the loss does not count their common beginning.
 
     An item is a mapping with `chosen` and `rejected`: each is a list of messages, or the text of an assistant's answer.
-    `prompt` (messages, or the text of a user) is before both; texts need it. `tools` and `system` are those of
-    `ChatDataset`.
+    `prompt` (messages, or the text of a user), `messages` or Alpaca's fields are before both, also if an answer repeats
+    them; texts need them. `tools` and `system` are those of `ChatDataset`.
 
     Fields: those of `ChatDataset`, once with `chosen_` and once with `rejected_` before their names. The arguments are
     the same.
     """
 
     def _fields(self, item: Any) -> dict[str, DistTensorData]:
-        if not isinstance(item, Mapping) or "chosen" not in item or "rejected" not in item:
-            raise FormatError(f"it has the fields {_names(item)}; a pair has 'chosen' and 'rejected'")
-        if _history_of(item):
-            raise FormatError("it has a 'history', which pairs do not have; put it into 'prompt', as messages")
-        if item.get("prompt") is None and any(isinstance(item[name], str) for name in ("chosen", "rejected")):
-            raise FormatError(
-                f"it has the fields {_names(item)}; a pair of texts needs the text that they answer in 'prompt'"
-            )
-        prompt = _spoken(item.get("prompt"), "user")
-        answers = [_spoken(item[name], "assistant") for name in ("chosen", "rejected")]
-        # Some data sets repeat the prompt in both answers.
-        repeats = prompt and all(answer[: len(prompt)] == prompt for answer in answers)
-        both = [_with_system(item, _checked(answer if repeats else [*prompt, *answer])) for answer in answers]
-        shared = next((n for n, (one, other) in enumerate(zip(*both)) if one != other), min(map(len, both)))
-        if shared == len(both[0]) == len(both[1]):
+        chosen, rejected, tools = pair_of(item)
+        differs = (number for number, (one, other) in enumerate(zip(chosen, rejected)) if one != other)
+        shared = next(differs, min(len(chosen), len(rejected)))
+        if shared == len(chosen) == len(rejected):
             raise FormatError("its 'chosen' and 'rejected' are the same; a pair needs two answers")
         fields: dict[str, DistTensorData] = {}
-        for name, messages in zip(("chosen_", "rejected_"), both):
-            fields.update(self._sample(self._tokens(messages, _tools_of(item), shared), name))
+        for name, messages in (("chosen_", chosen), ("rejected_", rejected)):
+            fields.update(self._sample(self._tokens(messages, tools, shared), name))
         return fields
-
-
-def messages_of(item: Any) -> tuple[Sequence[Message], Any]:
-    """The messages of a conversation, and the tools that its assistant may use."""
-    if isinstance(item, Mapping) and "messages" in item:
-        return _with_system(item, _checked(item["messages"])), _tools_of(item)
-    if isinstance(item, Mapping) and "instruction" in item and "output" in item:
-        texts = {**item, "input": item.get("input") or ""}
-        for name in ("instruction", "input", "output"):
-            if not isinstance(texts[name], str):
-                raise FormatError(f"its {name!r} is {texts[name]!r:.100}; it must be a text")
-        asked = "\n\n".join(part for part in (texts["instruction"], texts["input"]) if part)
-        turns = [*_history_of(item), (asked, item["output"])]
-        spoken = [{"role": role, "content": text} for turn in turns for role, text in zip(("user", "assistant"), turn)]
-        return _with_system(item, spoken), _tools_of(item)
-    raise FormatError(f"it has the fields {_names(item)}; a conversation has 'messages', or 'instruction' and 'output'")
-
-
-def _history_of(item: Mapping[str, Any]) -> list[Sequence[str]]:
-    """What a user and an assistant said before, in pairs."""
-    history = item.get("history")
-    turns = _as_list([] if history is None else history)
-    pairs = [_as_list(turn) for turn in turns] if isinstance(turns, list) else [turns]
-    for pair in pairs:
-        if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair)):
-            raise FormatError(
-                f"its 'history' has {pair!r:.100}; it must be a list of pairs: what a user said, and the answer"
-            )
-    return pairs
-
-
-def _with_system(item: Mapping[str, Any], messages: Sequence[Message]) -> Sequence[Message]:
-    """Messages after the system message that an item has beside them, if it has one."""
-    system = item.get("system")
-    if system is None or (isinstance(system, str) and not system):
-        return messages
-    if not isinstance(system, str):
-        raise FormatError(f"its 'system' is {system!r:.100}; it must be a text")
-    if messages[0]["role"] != "system":
-        return [{"role": "system", "content": system}, *messages]
-    if messages[0].get("content") != system:
-        raise FormatError("its 'system' is not the system message that its messages begin with; leave one of them out")
-    return messages
-
-
-def _tools_of(item: Mapping[str, Any]) -> Any:
-    tools = _as_list(item.get("tools"))
-    if tools is not None and not isinstance(tools, list):
-        raise FormatError(f"its tools are {tools!r:.100}; they must be a list, one for each tool")
-    return tools or None
-
-
-def _as_list(value: Any) -> Any:
-    # As tables of pyarrow and pandas hold lists.
-    return list(value) if isinstance(value, (np.ndarray, tuple)) else value
-
-
-def _checked(messages: Any) -> Sequence[Message]:
-    messages = _as_list(messages)
-    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
-        raise FormatError(f"its messages are {messages!r:.100}; they must be a list of one or more")
-    checked = []
-    for number, message in enumerate(messages):
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise FormatError(f"message {number} is {message!r:.100}; it must have a 'role' and a 'content'")
-        if "content" not in message and not message.get("tool_calls"):
-            raise FormatError(
-                f"message {number} has the fields {_names(message)}; it must have a 'content', null if nothing is "
-                "said, or 'tool_calls'"
-            )
-        text = {"content": _text_of(number, message["content"])} if "content" in message else {}
-        checked.append({**message, **text})
-    return checked
-
-
-def _text_of(number: int, content: Any) -> str:
-    """The text of a message: templates would write `None`, or a list of parts, as Python shows them."""
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    parts = _as_list(content)
-    if isinstance(parts, list) and all(isinstance(part, (str, Mapping)) for part in parts):
-        texts = [part if isinstance(part, str) else part.get("text") for part in parts]
-        if all(isinstance(text, str) for text in texts):
-            return "".join(texts)
-    raise FormatError(
-        f"message {number} has the content {content!r:.100}; it must be a text, or a list of parts of text"
-    )
-
-
-def _spoken(said: Any, role: str) -> list[Message]:
-    return [] if said is None else [{"role": role, "content": said}] if isinstance(said, str) else list(_checked(said))
-
-
-def _names(item: Any) -> Any:
-    return sorted(map(str, item)) if isinstance(item, Mapping) else f"of a {type(item).__name__}"

@@ -118,6 +118,11 @@ class ShardedSource:
         """
         return runs_of(self._ends, self._checked(indices))
 
+    def place_of(self, index: int) -> str:
+        """The file and the record in it, in words, of a source that has one file for each shard."""
+        number, _, rows = next(self.located([index]))
+        return f"{self.paths[number]}, record {int(rows[0])}"
+
     def _checked(self, indices: Indices) -> np.ndarray:
         return checked_indices(indices, len(self), f"records of {type(self).__name__}")
 

@@ -1,9 +1,12 @@
-"""Conversations, chat templates in the forms of published ones, and a tokenizer's folder for them."""
+"""Conversations, chat templates in the forms of published ones, a tokenizer's folder, and what of a sample counts."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import pytest
 
 from tests.data.text.corpora import byte_level_folder
 
@@ -46,3 +49,14 @@ def conversation(*contents: str, system: str = "") -> dict[str, Any]:
         {"role": "assistant" if number % 2 else "user", "content": content} for number, content in enumerate(contents)
     ]
     return {"messages": messages}
+
+
+def arrays(sample: Any) -> dict[str, np.ndarray]:
+    return {name: value.tensor for name, value in sample.get_fields().items()}
+
+
+def learned(sample: dict[str, np.ndarray], folder: Path, prefix: str = "") -> str:
+    """The text of the labels that count."""
+    backend = pytest.importorskip("tokenizers").Tokenizer.from_file(str(folder / "tokenizer.json"))
+    labels = sample[prefix + "labels"][sample[prefix + "loss_mask"] > 0]
+    return str(backend.decode(labels.tolist(), skip_special_tokens=False))

@@ -1,0 +1,84 @@
+"""Chat templates: what they mark, change and leave out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from libai_data.data.datasets import ChatDataset
+from libai_data.data.text.tokenizer import TextTokenizer, TokenizerFiles
+from libai_data.errors import ConfigError, FormatError
+from tests.data.datasets.chats import CHATML, TEMPLATES, arrays, conversation, learned, tokenizer_folder
+
+pytest.importorskip("tokenizers")
+pytest.importorskip("jinja2")
+
+
+# As templates of models that think: earlier answers lose a part.
+THINKING = CHATML.replace(
+    "{{ message['content'] }}",
+    "{% if loop.last and message.role == 'assistant' %}<think>{% endif %}{{ message['content'] }}",
+)
+
+
+def test_a_template_that_changes_what_is_before_is_refused_unless_one_answer_counts(
+    folder: Path, tokenizer: TextTokenizer
+) -> None:
+    several = conversation("a", "b", "c", "d")
+    dataset = ChatDataset([several], tokenizer, 128, chat_template=THINKING)
+    with pytest.raises(FormatError, match=r"otherwise when others follow"):
+        dataset[0]
+    several["messages"][1]["weight"] = 0
+    for item, found in ((conversation("a", "b"), "<think>b"), (several, "<think>d")):
+        dataset = ChatDataset([item], tokenizer, 128, chat_template=THINKING)
+        assert learned(arrays(dataset[0]), folder) == f"{found}<|im_end|>"
+
+
+@pytest.mark.parametrize("sign", ["", "-", "+"])
+def test_marks_of_what_an_assistant_says_may_have_either_sign(tokenizer: TextTokenizer, sign: str) -> None:
+    template = "{% for m in messages %}{{ m.role }}: {%* generation %}{{ m.content }}{%* endgeneration %};{% endfor %}"
+    for marks in (
+        template.replace("*", sign),
+        template.replace("{%*", "{%").replace("generation %", f"generation {sign}%"),
+    ):
+        dataset = ChatDataset([conversation("the fox", "over")], tokenizer, 64, chat_template=marks)
+        assert dataset[0].loss_mask.tensor.any()
+
+
+def test_templates_come_from_the_folder_and_what_is_missing_is_told(tmp_path: Path, folder: Path) -> None:
+    path = tokenizer_folder(tmp_path / "other")
+    config = json.loads((path / "tokenizer_config.json").read_text())
+    two = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": CHATML}]
+    (path / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": two}))
+    assert TokenizerFiles(str(path)).load().chat_template == CHATML
+    (path / "chat_template.jinja").write_text(TEMPLATES["headers"])
+    assert TokenizerFiles(str(path)).load().chat_template == TEMPLATES["headers"]
+    (path / "chat_template.jinja").write_bytes(b"\xef\xbb\xbf" + CHATML.encode())
+    assert TokenizerFiles(str(path)).load().chat_template == CHATML
+    (path / "chat_template.jinja").write_bytes(CHATML.encode("utf-16"))
+    with pytest.raises(ConfigError, match="jinja is no UTF-8"):
+        TokenizerFiles(str(path)).load()
+    (path / "chat_template.jinja").write_text(TEMPLATES["headers"])
+    items = [conversation("a", "b")]
+    bare = TokenizerFiles(str(path / "tokenizer.json")).load()
+    with pytest.raises(ConfigError, match="there is no chat template"):
+        ChatDataset(items, bare, 64)
+    with pytest.raises(ConfigError, match="is no Jinja"):
+        ChatDataset(items, bare, 64, chat_template="{% for %}")
+    with pytest.raises(ConfigError, match="pass the result of load_tokenizer"):
+        ChatDataset(items, object(), 64, chat_template=CHATML)
+    escaping = TokenizerFiles(str(path), escape_special_tokens=True).load()
+    with pytest.raises(ConfigError, match="escape_special_tokens"):
+        ChatDataset(items, escaping, 64)[0]
+
+
+@pytest.mark.parametrize("found", [{"default": CHATML}, [{"name": "default", "template": {"text": CHATML}}], True])
+def test_a_template_that_is_no_text_is_refused_as_the_tokenizer_is_loaded(tmp_path: Path, found: Any) -> None:
+    path = tokenizer_folder(tmp_path / "tokenizer")
+    config = json.loads((path / "tokenizer_config.json").read_text())
+    (path / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": found}))
+    with pytest.raises(ConfigError, match=r"tokenizer: the chat_template is .*; it must be a text in Jinja"):
+        TokenizerFiles(str(path)).load()
