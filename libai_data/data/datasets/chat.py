@@ -13,10 +13,9 @@ import numpy as np
 from libai_data.data.datasets.combine import check_index
 from libai_data.data.datasets.fingerprint import fingerprint_of
 from libai_data.data.sources import JsonLinesSource
-from libai_data.data.text.chat_template import ChatTemplate
 from libai_data.data.text.conversations import Message, messages_of, pair_of
 from libai_data.data.text.tokenizer import TextTokenizer
-from libai_data.errors import ConfigError, FormatError
+from libai_data.errors import ConfigError, FormatError, installed
 from libai_data.errors.argument_rules import FLAG, check, check_types, one_of, whole
 from libai_data.structures import DistTensorData, Instance
 
@@ -50,7 +49,8 @@ class ChatDataset:
         conversations: JSON lines (files, globs or folders), or a dataset of mappings.
         tokenizer: the result of `load_tokenizer` for a `tokenizer.json`, or for a folder with one.
         max_seq_length: longest sample, tokens.
-        chat_template: in Jinja; by default that of the tokenizer's folder.
+        chat_template: in Jinja; by default that of the tokenizer's folder. If it has `{% generation %}`, the
+            assistant's tokens between it and `{% endgeneration %}` carry loss, as for Hugging Face.
         loss_roles: the roles whose messages carry loss.
         too_long: what happens to longer samples: "refuse" raises an error, "cut_end" drops the last tokens, "cut_start"
             the first ones.
@@ -83,6 +83,9 @@ class ChatDataset:
                 "there is no chat template: the tokenizer's folder has none in tokenizer_config.json or "
                 "chat_template.jinja; give chat_template"
             )
+        installed("jinja2", "chat_template", "'libai_data[text]'")
+        from libai_data.data.text.chat_template import ChatTemplate
+
         paths = conversations if isinstance(conversations, (list, tuple)) else [conversations]
         named = bool(paths) and all(isinstance(path, (str, PathLike)) for path in paths)
         self.conversations = JsonLinesSource(conversations) if named else conversations
@@ -127,11 +130,13 @@ class ChatDataset:
                 f"is {list(self._loss_roles)}"
             )
         text, spans = self._template.with_spans(messages, wanted, tools)
-        ids, starts = self._tokenizer.encode_with_starts(text)
-        places = np.array(starts, np.int64)
+        ids, places = self._tokenizer.encode_with_places(text)
+        starts, stops = np.array(places, np.int64).reshape(-1, 2).T
         loss = np.zeros(len(ids), bool)
         for span in spans:
-            loss |= (places >= span.start) & (places < span.stop)
+            # As for Hugging Face, a token counts if a part of it is marked.
+            begins = stops > span.start if self._template.marks else starts >= span.start
+            loss |= begins & (starts < span.stop)
         return _Tokens(np.array(ids, np.int64), loss)
 
     def _carries_loss(self, number: int, message: Message) -> bool:

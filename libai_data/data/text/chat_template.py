@@ -11,10 +11,15 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
-from libai_data.errors import ConfigError, FormatError, installed
+import jinja2
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-Message = Mapping[str, Any]
-_GENERATION = re.compile(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
+from libai_data.data.text.conversations import Message
+from libai_data.data.text.generation_marks import SPOKEN, UNKNOWN, GenerationMarks, MarkedPart
+from libai_data.errors import ConfigError, FormatError, error_text
+
+# What a message may say beside its content; a template without the name leaves it out.
+_BESIDE_CONTENT = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
 _OTHER_WORDS = "\ue000"  # of the private use area, with which no message begins
 
 
@@ -33,19 +38,21 @@ class ChatTemplate:
 
     def __init__(self, source: str, special: Mapping[str, str]) -> None:
         self._source, self._special = source, dict(special)
-        jinja2 = installed("jinja2", "chat_template", "'libai_data[text]'")
-        sandbox = installed("jinja2.sandbox", "chat_template", "'libai_data[text]'")
-        environment = sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", GenerationMarks]
         )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise
-        # Some templates mark what an assistant says; here, the text of the messages before tells it.
-        plain = _GENERATION.sub(lambda tag: f"{{%{tag[1]} {'endif' if tag[2] else 'if true'} {tag[3]}%}}", source)
         try:
-            self._template = environment.from_string(plain)
+            self._template = environment.from_string(source)
         except jinja2.TemplateError as error:
             raise ConfigError(f"the chat template is no Jinja: {error}") from error
+        self._generation_marks = next(
+            extension for extension in environment.iter_extensions() if isinstance(extension, GenerationMarks)
+        )
+        names = {word for _, token, word in environment.lex(source) if token == "name"}
+        self.marks = "generation" in names
+        """Whether the template marks what an assistant says."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._source, self._special)
@@ -58,32 +65,91 @@ class ChatTemplate:
             tools: that an assistant may use, as the template wants them.
             ask: whether the text ends with what asks an assistant to speak.
         """
+        return self._rendered(messages, tools, ask)[0]
+
+    def _rendered(self, messages: Sequence[Message], tools: Any, ask: bool = False) -> tuple[str, list[MarkedPart]]:
         if tools and "tools" not in self._source:
             raise FormatError("there are tools, but the chat template writes none; leave them out, or give another one")
-        if "tool_calls" not in self._source and any(message.get("tool_calls") for message in messages):
-            raise FormatError("a message has tool_calls, but the chat template writes none; give another one")
+        for number, message in enumerate(messages):
+            for name in _BESIDE_CONTENT:
+                if message.get(name) and not re.search(rf"\b{name}\b", self._source):
+                    raise FormatError(
+                        f"message {number} has {name}, but the chat template writes none; give another one"
+                    )
         try:
-            text = self._template.render(messages=messages, tools=tools, add_generation_prompt=ask, **self._special)
+            text, parts = self._filled(messages, tools, ask)
         except Exception as error:  # a template raises anything
-            raise FormatError(f"the chat template fails: {type(error).__name__}: {error}") from error
+            number = self._fails_at(messages, tools, error)
+            raise FormatError(f"message {number}: the chat template fails: {error_text(error)}") from error
         try:
             # JSON may hold halves of surrogate pairs, which no tokenizer takes.
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise FormatError(f"it is no Unicode text: {error.reason}, {error.object[error.start]!r}") from error
-        return str(text)
+        return text, parts
+
+    def _filled(self, messages: Sequence[Message], tools: Any, ask: bool) -> tuple[str, list[MarkedPart]]:
+        given = {"messages": messages, "tools": tools, "add_generation_prompt": ask, SPOKEN: messages}
+        return self._generation_marks.removed(self._template.render(**given, **self._special))
+
+    def _fails_at(self, messages: Sequence[Message], tools: Any, error: Exception) -> int:
+        """The first message with which the template fails in this way."""
+        for number in range(len(messages) - 1):
+            try:
+                self._filled(messages[: number + 1], tools, False)
+            except Exception as earlier:  # a template raises anything
+                if error_text(earlier) == error_text(error):
+                    return number
+        return len(messages) - 1
 
     def with_spans(
         self, messages: Sequence[Message], wanted: Collection[int], tools: Any = None
     ) -> tuple[str, list[Span]]:
         """The text of messages, and where some of them lie.
 
+        If the template marks what an assistant says, by `{% generation %}`, an assistant's messages lie where it does.
+
         Raises:
-            FormatError: The template writes messages otherwise when others follow, so that where they lie is not known;
-                or as `render`.
+            FormatError: The template leaves a message out; or it writes messages otherwise when others follow, so that
+                where they lie is not known; or as `render`.
         """
-        text = self.render(messages, tools)
-        return text, [self._span(text, messages, number, tools) for number in wanted]
+        text, parts = self._rendered(messages, tools)
+        self._check_written(text, messages, tools)
+        assistants = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+        if not self.marks:
+            return text, [self._span(text, messages, number, tools) for number in wanted]
+        numbers = [part.number for part in parts]
+        if any(number != UNKNOWN for number in numbers):
+            # What is marked behind a loop over the messages, such as the end of all, is of the last of them.
+            for place, number in enumerate(numbers):
+                numbers[place] = numbers[place - 1] if number == UNKNOWN and place else number
+        elif len(numbers) == len(assistants):
+            numbers = assistants
+        elif parts:
+            raise FormatError(
+                f"the chat template marks {len(parts)} parts by 'generation', but not in a loop over the messages, of "
+                f"which {len(assistants)} are the assistant's; mark each of these once"
+            )
+        spans = [Span(*part[1:]) for number, part in zip(numbers, parts) if number in wanted and part.start < part.stop]
+        others = sorted(set(wanted).difference(assistants, numbers))
+        return text, spans + [self._span(text, messages, number, tools) for number in others]
+
+    def _check_written(self, text: str, messages: Sequence[Message], tools: Any) -> None:
+        """Refuse a message that the template leaves out."""
+        for number, message in enumerate(messages):
+            content = message.get("content", "").strip()
+            # The text may have a system message of its own, which says the same and more.
+            if not content or (content in text and message["role"] in ("user", "assistant")):
+                continue
+            if self.render(self._with_other_words(messages, number), tools) == text:
+                raise FormatError(
+                    f"message {number} has the role {message['role']!r} and says {content!r:.100}, but the chat "
+                    "template does not write it; leave it out, or give a template that writes it (chat_template)"
+                )
+
+    @staticmethod
+    def _with_other_words(messages: Sequence[Message], number: int) -> list[Message]:
+        return [*messages[:number], {**messages[number], "content": _OTHER_WORDS}, *messages[number + 1 :]]
 
     def _span(self, text: str, messages: Sequence[Message], number: int, tools: Any) -> Span:
         start, stop = self._start(text, messages, number, tools), len(text)
@@ -100,9 +166,7 @@ class ChatTemplate:
             if text.startswith(asked) and asked != self.render(messages[:number], tools):
                 return len(asked)
         # Where the text of other words differs, the words begin; a space before them is of their first token.
-        changed = {**messages[number], "content": _OTHER_WORDS}
-        marked = self.render([*messages[:number], changed, *messages[number + 1 :]], tools)
-        pairs = enumerate(zip_longest(text, marked))
+        pairs = enumerate(zip_longest(text, self.render(self._with_other_words(messages, number), tools)))
         place = next((place for place, (one, other) in pairs if one != other), None)
         before = len(self._before(text, messages, number, tools)) if number else 0
         return before if place is None else max(before, len(text[:place].rstrip(" ")))
@@ -111,9 +175,10 @@ class ChatTemplate:
         before = self.render(messages[:number], tools)
         if not text.startswith(before):
             raise FormatError(
-                f"the chat template writes the first {number} of {len(messages)} messages otherwise when others follow "
-                "them, so that their end is not known; give a template that does not (chat_template), or make one "
-                "conversation for each answer"
+                f"the chat template writes the first {number} of {len(messages)} messages otherwise when others "
+                "follow, for example without reasoning, so that their end is not known; in the template, put what "
+                " the assistant says between {% generation %} and {% endgeneration %}, or make one conversation "
+                'for each answer, with "weight": 0 in the answers before it'
             )
         return before
 

@@ -103,12 +103,12 @@ class FastEncoder:
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         return [encoding.ids for encoding in self._encode(list(texts), add_special_tokens=False)]
 
-    def encode_with_starts(self, text: str) -> tuple[list[int], list[int]]:
-        """The tokens of a text, and the character with which each begins; special tokens are read from the text."""
+    def encode_with_places(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """The tokens of a text, and the first character of each and the one behind it; it may have special tokens."""
         if self.tokenizer.encode_special_tokens:
             raise ConfigError("the tokenizer escapes special tokens (escape_special_tokens), which chat templates need")
         encoding = self.tokenizer.encode(text, add_special_tokens=False)
-        return encoding.ids, [start for start, _ in encoding.offsets]
+        return encoding.ids, encoding.offsets
 
     def vocabulary(self) -> dict[str, int]:
         return dict(self.tokenizer.get_vocab(with_added_tokens=True))

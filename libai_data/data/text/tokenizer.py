@@ -64,8 +64,9 @@ class TextTokenizer:
         """Tokenize texts, without adding special tokens."""
         return self._encoder.encode(texts)
 
-    def encode_with_starts(self, text: str) -> tuple[list[int], list[int]]:
-        """Tokenize a text, without adding special tokens; also returns the character at which each token begins.
+    def encode_with_places(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Tokenize a text, without adding special tokens; also returns the first character of each token, and the one
+        behind it.
 
         Raises:
             ConfigError: The tokenizer is not from a `tokenizer.json`, or escapes special tokens.
@@ -74,7 +75,7 @@ class TextTokenizer:
             raise ConfigError(
                 "only a tokenizer.json gives the places of tokens in a text; pass one, or a folder with one"
             )
-        return self._encoder.encode_with_starts(text)
+        return self._encoder.encode_with_places(text)
 
     @property
     def special_texts(self) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,64 @@ def test_a_template_that_changes_what_is_before_is_refused_unless_one_answer_cou
 ) -> None:
     several = conversation("a", "b", "c", "d")
     dataset = ChatDataset([several], tokenizer, 128, chat_template=THINKING)
-    with pytest.raises(FormatError, match=r"otherwise when others follow"):
+    with pytest.raises(FormatError, match=r'otherwise when others follow.*{% generation %}.*"weight": 0'):
         dataset[0]
     several["messages"][1]["weight"] = 0
     for item, found in ((conversation("a", "b"), "<think>b"), (several, "<think>d")):
         dataset = ChatDataset([item], tokenizer, 128, chat_template=THINKING)
         assert learned(arrays(dataset[0]), folder) == f"{found}<|im_end|>"
+
+
+IN_LOOP = THINKING.replace("{% if loop", "{% generation %}{% if loop")
+IN_LOOP = IN_LOOP.replace("<|im_end|>", "<|im_end|>{% endgeneration %}", 1)
+# Of the assistant's only, in a macro, and the token that ends all behind the loop, as Phi 3's.
+END_OF_ALL = (
+    "{% macro said(m) %}{% generation %}{{ m.content }}{% endgeneration %}{% endmacro %}{% for m in messages %}"
+    "<|im_start|>{% if m.role == 'assistant' %}{{ said(m) }}{% else %}{{ m.content }}{% endif %}"
+    "{% endfor %}{% generation %}<|im_end|>{% endgeneration %}"
+)
+UNNAMED = (
+    "{% for text in messages | map(attribute='content') %}<|im_start|>{% if loop.index0 % 2 %}{% generation %}"
+    "{{ text }}{% endgeneration %}{% else %}{{ text }}{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "both", "first", "last"),
+    [
+        (IN_LOOP, "b<|im_end|><think>d<|im_end|>", "b<|im_end|>", "<think>d<|im_end|>"),
+        (END_OF_ALL, "bd<|im_end|>", "b", "d<|im_end|>"),
+        (UNNAMED, "bd", "b", "d"),
+    ],
+)
+def test_marks_of_a_template_decide_what_carries_loss_of_the_messages_that_may(
+    folder: Path, tokenizer: TextTokenizer, template: str, both: str, first: str, last: str
+) -> None:
+    for weights, expected in (((1, 1), both), ((1, 0), first), ((0, 1), last)):
+        item = conversation("a", "b", "c", "d")
+        for message, weight in zip(item["messages"][1::2], weights):
+            message["weight"] = weight
+        dataset = pickle.loads(pickle.dumps(ChatDataset([item], tokenizer, 128, chat_template=template)))
+        assert learned(arrays(dataset[0]), folder) == expected
+
+
+def test_marks_that_belong_to_no_message_are_refused(tokenizer: TextTokenizer) -> None:
+    twice = UNNAMED + "{% generation %}c{% endgeneration %}"
+    with pytest.raises(FormatError, match=r"marks 3 parts by 'generation', but not in a loop .* 2 are the assistant's"):
+        ChatDataset([conversation("a", "b", "c", "d")], tokenizer, 64, chat_template=twice)[0]
+
+
+DROPS = CHATML.replace("<|im_start|>", "{% if message.role in ['user', 'assistant'] %}<|im_start|>", 1)
+DROPS = DROPS.replace("\n{% endfor", "\n{% endif %}{% endfor", 1)
+
+
+@pytest.mark.parametrize("template", [DROPS, "You are kind.\n" + DROPS])
+def test_a_template_that_writes_no_system_message_refuses_one(tokenizer: TextTokenizer, template: str) -> None:
+    item = conversation("a", "b")
+    assert ChatDataset([item], tokenizer, 64, chat_template=template)[0] is not None
+    for asked in ({**item, "system": "You are kind."}, conversation("a", "b", system="You are kind.")):
+        with pytest.raises(FormatError, match="message 0 has the role 'system' and says 'You are kind"):
+            ChatDataset([asked], tokenizer, 64, chat_template=template)[0]
 
 
 @pytest.mark.parametrize("sign", ["", "-", "+"])

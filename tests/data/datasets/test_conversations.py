@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,7 @@ def said(message: dict[str, Any]) -> dict[str, Any]:
         ({"conversations": [{"from": "function_call", "value": "a"}]}, "message 0 is from 'function_call'"),
         (said({"content": "a", "weights": 0}), "message 1 has 'weights', .* Did you mean 'weight'"),
         (said({"content": "a", "tool_call": [{"name": "f"}]}), "message 1 has 'tool_call', .*'tool_calls'"),
+        (said({"content": "a", "reasoning_content": "c"}), "message 1 has reasoning_content, but the chat template"),
         ({"text": "a"}, r"has the fields \['text'\]; a conversation has 'messages'"),
         ({"instruction": "a", "output": None}, "its 'output' is None"),
         ({"instruction": "a", "input": 3, "output": "b"}, "its 'input' is 3; it must be a text"),
@@ -147,7 +149,7 @@ def said(message: dict[str, Any]) -> dict[str, Any]:
         (said({"content": 3}), "message 1 has the content 3; it must be a text"),
         (said({"content": [{"type": "image", "url": "a"}]}), "message 1 has the content .*image"),
         (said({"content": "\ud800"}), "no Unicode text"),
-        (said({"content": None, "tool_calls": [{"name": "f"}]}), "has tool_calls, but the chat template"),
+        (said({"content": None, "tool_calls": [{"name": "f"}]}), "message 1 has tool_calls, but the chat template"),
         ({**conversation("a", "b"), "tools": "f"}, "tools are 'f'"),
         ({**conversation("a", "b"), "tools": [{"name": "f"}]}, "there are tools, but"),
     ],
@@ -184,3 +186,51 @@ def test_messages_may_be_parts_of_text_nothing_and_arrays_of_a_table(folder: Pat
     calling = [messages[0], {"role": "assistant", "tool_calls": [{"name": "f"}]}]
     dataset = ChatDataset([{"messages": calling}], tokenizer, 64, chat_template=template)
     assert learned(arrays(dataset[0]), folder) == "[{'name': 'f'}]<|im_end|>"
+
+
+CALLS = CHATML.replace(
+    "{{ message['content'] }}",
+    "{{ message['content'] }}{% for call in message.tool_calls %}{{ call.function.arguments | tojson }}{% endfor %}",
+)
+
+
+@pytest.mark.parametrize(
+    ("calls", "words"),
+    [
+        (3, "the tool_calls 3; they must be a list of calls"),
+        ([3], r"the tool_calls \[3\]"),
+        (np.arange(2), r"the tool_calls \[0, 1\]"),
+        ({"name": "f"}, "the tool_calls {'name': 'f'}"),
+        ([{"function": "f"}], "the tool_calls .*'function': 'f'"),
+        ([{"function": {"name": 3}}], "the tool_calls"),
+        ([{"name": "f", "arguments": {}}], "the chat template fails: UndefinedError: .*'function'"),
+        ([{"function": {"name": "f", "arguments": {1, 2}}}], "the chat template fails: TypeError"),
+    ],
+)
+def test_tool_calls_that_are_none_are_refused_with_the_message(
+    tokenizer: TextTokenizer, calls: Any, words: str
+) -> None:
+    item = {"messages": [*said({"content": "b", "tool_calls": calls})["messages"], *conversation("c", "d")["messages"]]}
+    dataset = ChatDataset([item], tokenizer, 64, chat_template=CALLS)
+    with pytest.raises(FormatError, match=f"conversation 0: message 1.*{words}"):
+        dataset[0]
+
+
+def test_tool_calls_of_a_table_are_those_of_json_and_an_error_names_the_file(
+    tokenizer: TextTokenizer, tmp_path: Path
+) -> None:
+    plain = [{"function": {"name": "f", "arguments": {"a": [1, 2]}}}]
+    of_table = np.array([{"function": {"name": "f", "arguments": {"a": np.array([1, 2])}}}], object)
+    items = [said({"content": None, "tool_calls": calls}) for calls in (plain, of_table)]
+    dataset = ChatDataset(items, tokenizer, 64, chat_template=CALLS)
+    one, other = arrays(dataset[0]), arrays(dataset[1])
+    assert all((one[name] == other[name]).all() for name in one)
+    (tmp_path / "a.jsonl").write_text(json.dumps(items[0]) + "\n")
+    (tmp_path / "b.jsonl").write_text(
+        "".join(json.dumps(each) + "\n" for each in (items[0], said({"tool_calls": [3]})))
+    )
+    dataset = ChatDataset(str(tmp_path), tokenizer, 64, chat_template=CALLS)
+    with pytest.raises(
+        FormatError, match=r"conversation 2 \(.*b\.jsonl, record 1\): message 1 has the tool_calls \[3\]"
+    ):
+        dataset[2]
