@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from itertools import chain
 from os import PathLike
 from typing import Any, NamedTuple
 
@@ -131,7 +132,7 @@ class ChatDataset:
             )
         text, spans = self._template.with_spans(messages, wanted, tools)
         ids, places = self._tokenizer.encode_with_places(text)
-        starts, stops = np.array(places, np.int64).reshape(-1, 2).T
+        starts, stops = np.fromiter(chain.from_iterable(places), np.int64, 2 * len(places)).reshape(-1, 2).T
         loss = np.zeros(len(ids), bool)
         for span in spans:
             # As for Hugging Face, a token counts if a part of it is marked.

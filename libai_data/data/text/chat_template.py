@@ -68,14 +68,6 @@ class ChatTemplate:
         return self._rendered(messages, tools, ask)[0]
 
     def _rendered(self, messages: Sequence[Message], tools: Any, ask: bool = False) -> tuple[str, list[MarkedPart]]:
-        if tools and "tools" not in self._source:
-            raise FormatError("there are tools, but the chat template writes none; leave them out, or give another one")
-        for number, message in enumerate(messages):
-            for name in _BESIDE_CONTENT:
-                if message.get(name) and not re.search(rf"\b{name}\b", self._source):
-                    raise FormatError(
-                        f"message {number} has {name}, but the chat template writes none; give another one"
-                    )
         try:
             text, parts = self._filled(messages, tools, ask)
         except Exception as error:  # a template raises anything
@@ -113,6 +105,7 @@ class ChatTemplate:
             FormatError: The template leaves a message out; or it writes messages otherwise when others follow, so that
                 where they lie is not known; or as `render`.
         """
+        self._check_names(messages, tools)
         text, parts = self._rendered(messages, tools)
         self._check_written(text, messages, tools)
         assistants = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
@@ -133,6 +126,17 @@ class ChatTemplate:
         spans = [Span(*part[1:]) for number, part in zip(numbers, parts) if number in wanted and part.start < part.stop]
         others = sorted(set(wanted).difference(assistants, numbers))
         return text, spans + [self._span(text, messages, number, tools) for number in others]
+
+    def _check_names(self, messages: Sequence[Message], tools: Any) -> None:
+        """Refuse what the template does not name, and so leaves out."""
+        if tools and "tools" not in self._source:
+            raise FormatError("there are tools, but the chat template writes none; leave them out, or give another one")
+        for number, message in enumerate(messages):
+            for name in _BESIDE_CONTENT:
+                if message.get(name) and not re.search(rf"\b{name}\b", self._source):
+                    raise FormatError(
+                        f"message {number} has {name}, but the chat template writes none; give another one"
+                    )
 
     def _check_written(self, text: str, messages: Sequence[Message], tools: Any) -> None:
         """Refuse a message that the template leaves out."""
