@@ -178,6 +178,9 @@ class ChatTemplate:
     def _before(self, text: str, messages: Sequence[Message], number: int, tools: Any) -> str:
         before = self.render(messages[:number], tools)
         if not text.startswith(before):
+            # Some templates write this token only at the end of all messages.
+            before = before.removesuffix(self._special.get("eos_token", ""))
+        if not text.startswith(before):
             raise FormatError(
                 f"the chat template writes the first {number} of {len(messages)} messages otherwise when others "
                 "follow, for example without reasoning, so that their end is not known; in the template, put what "

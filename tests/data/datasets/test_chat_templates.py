@@ -38,6 +38,13 @@ def test_a_template_that_changes_what_is_before_is_refused_unless_one_answer_cou
         assert learned(arrays(dataset[0]), folder) == f"{found}<|im_end|>"
 
 
+def test_a_token_at_the_end_of_all_messages_alone_is_of_the_last(folder: Path, tokenizer: TextTokenizer) -> None:
+    # As Phi 3's, with another token at the end of each message.
+    template = CHATML.replace("<|im_end|>", "<|begin|>").replace("{% endif %}", "{% else %}{{ eos_token }}{% endif %}")
+    dataset = ChatDataset([conversation("a", "b", "c", "d")], tokenizer, 64, chat_template=template)
+    assert learned(arrays(dataset[0]), folder) == "b<|begin|>d<|begin|>\n<|im_end|>"
+
+
 IN_LOOP = THINKING.replace("{% if loop", "{% generation %}{% if loop")
 IN_LOOP = IN_LOOP.replace("<|im_end|>", "<|im_end|>{% endgeneration %}", 1)
 # Of the assistant's only, in a macro, and the token that ends all behind the loop, as Phi 3's.
