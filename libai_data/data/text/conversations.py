@@ -26,6 +26,7 @@ _ALIKE = 0.85
 
 def messages_of(item: Any) -> tuple[Sequence[Message], Any]:
     """The messages of a conversation, and the tools that its assistant may use."""
+    item = _plain(item)
     named = _named(item, _OF_MESSAGES)
     if named:
         used, messages = [named], checked(item[named])
@@ -44,7 +45,8 @@ def messages_of(item: Any) -> tuple[Sequence[Message], Any]:
 
 def pair_of(item: Any) -> tuple[Sequence[Message], Sequence[Message], Any]:
     """The conversations of a preference pair, the preferred one first, and the tools that its assistants may use."""
-    if not isinstance(item, Mapping) or any(name not in item for name in _ANSWERS):
+    item = _plain(item)
+    if not isinstance(item, dict) or any(name not in item for name in _ANSWERS):
         raise FormatError(
             f"it has the fields {names_in(item)}; a pair has 'chosen' and 'rejected'{_hint(item, _ANSWERS)}"
         )
@@ -112,7 +114,7 @@ def _text(item: Mapping[str, Any], name: str) -> str:
 
 def _history_of(item: Mapping[str, Any]) -> list[Sequence[str]]:
     """What a user and an assistant said before, in pairs."""
-    history = plain(item.get("history"))
+    history = item.get("history")
     pairs = history if isinstance(history, list) else [] if history is None else [history]
     for pair in pairs:
         if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair)):
@@ -137,7 +139,7 @@ def _with_system(item: Mapping[str, Any], messages: Sequence[Message]) -> Sequen
 
 
 def _tools_of(item: Mapping[str, Any]) -> Any:
-    tools = plain(item.get("tools"))
+    tools = item.get("tools")
     if tools is not None and not isinstance(tools, list):
         raise FormatError(f"its tools are {tools!r:.100}; they must be a list, one for each tool")
     return tools or None
@@ -169,7 +171,6 @@ def _known(name: str, names: Sequence[str] = (*_SPOKEN, *_FOREIGN)) -> str:
 
 
 def _texts(value: Any) -> list[str]:
-    value = plain(value)
     if isinstance(value, dict):
         value = value.get("content", value.get("value", list(value.values())))
     if isinstance(value, list):
@@ -183,8 +184,7 @@ def checked(messages: Any) -> list[Message]:
     Raises:
         FormatError: They are no messages; the message is named.
     """
-    messages = list(messages) if isinstance(messages, (np.ndarray, tuple)) else messages
-    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+    if not isinstance(messages, list) or not messages:
         raise FormatError(f"its messages are {messages!r:.100}; they must be a list of one or more")
     return [_message(number, message) for number, message in enumerate(messages)]
 
@@ -204,7 +204,7 @@ def _message(number: int, message: Any) -> Message:
     for name, known in slips.items():
         if known not in ("", name):
             raise FormatError(f"message {number} has {name!r}, which is not used. Did you mean {known!r}?")
-    found = {name: plain(value) for name, value in message.items() if name != "content"}
+    found = {name: value for name, value in message.items() if name != "content"}
     if "content" not in message and not found.get("tool_calls"):
         raise FormatError(
             f"message {number} has the fields {names_in(message)}; it must have a 'content', null if nothing is "
@@ -230,9 +230,8 @@ def _content(number: int, content: Any) -> str:
         return ""
     if isinstance(content, str):
         return content
-    parts = plain(content)
-    if isinstance(parts, list) and all(isinstance(part, (str, dict)) for part in parts):
-        texts = [part if isinstance(part, str) else part.get("text") for part in parts]
+    if isinstance(content, list) and all(isinstance(part, (str, dict)) for part in content):
+        texts = [part if isinstance(part, str) else part.get("text") for part in content]
         if all(isinstance(text, str) for text in texts):
             return "".join(texts)
     raise FormatError(
@@ -248,12 +247,12 @@ def _spoken(said: Any, role: str) -> list[Message]:
     return checked([said] if isinstance(said, Mapping) else said)
 
 
-def plain(value: Any) -> Any:
+def _plain(value: Any) -> Any:
     """A value of JSON: tables of pyarrow and pandas hold lists and numbers as numpy does."""
     if isinstance(value, Mapping):
-        return {name: plain(each) for name, each in value.items()}
+        return {name: _plain(each) for name, each in value.items()}
     if isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.ndim):
-        return [plain(each) for each in value]
+        return [_plain(each) for each in value]
     return value.item() if isinstance(value, (np.generic, np.ndarray)) else value
 
 
@@ -263,7 +262,7 @@ def _named(item: Any, names: Sequence[str]) -> str:
 
 
 def _is_empty(value: Any) -> bool:
-    return value is None or (isinstance(value, (str, Mapping, list, tuple, np.ndarray)) and not len(value))
+    return value is None or (isinstance(value, (str, dict, list)) and not value)
 
 
 def _hint(item: Any, wanted: Sequence[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -234,3 +235,41 @@ def test_tool_calls_of_a_table_are_those_of_json_and_an_error_names_the_file(
         FormatError, match=r"conversation 2 \(.*b\.jsonl, record 1\): message 1 has the tool_calls \[3\]"
     ):
         dataset[2]
+
+
+ODD: list[Any] = [None, 3, "", "x", [], {}, [[]], [None], float("nan"), 10**30, b"a", {1: 2}, [1, "a", {}]]
+ODD += [np.arange(3), np.array(3), np.float32(1), np.array([], object), [{"role": "user", "content": "q"}]]
+F = {"name": "f", "arguments": {"a": [1]}}
+WHOLE: list[tuple[Any, dict[str, Any]]] = [
+    (ChatDataset, {**said({"content": "b", "weight": 1, "tool_calls": [{"function": F}]}), "system": "s"}),
+    (ChatDataset, {"instruction": "a", "input": "b", "output": "c", "history": [["d", "e"]], "tools": None}),
+    (ChatDataset, {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}),
+    (PreferenceDataset, {"prompt": "a", "chosen": [{"role": "assistant", "content": "b"}], "rejected": "c"}),
+    (PreferenceDataset, {"messages": [USER], "chosen": GOOD, "rejected": [USER, BAD]}),
+]
+
+
+def changed(value: Any, odd: Any) -> Iterator[Any]:
+    """A value with one part of it replaced, for each part."""
+    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        for part in (odd, *changed(value[key], odd)):
+            copy = value.copy()
+            copy[key] = part
+            yield copy
+
+
+@pytest.mark.parametrize(("kind", "item"), WHOLE)
+def test_odd_values_anywhere_are_read_or_refused_with_the_index(
+    tokenizer: TextTokenizer, kind: Any, item: dict[str, Any]
+) -> None:
+    items = [item, *(each for odd in ODD for each in changed(item, odd))]
+    dataset = kind(items, tokenizer, 256, chat_template=CALLS)
+    refused = 0
+    assert dataset[0] is not None
+    for number in range(1, len(items)):
+        try:
+            dataset[number]
+        except FormatError as error:
+            assert str(error).startswith(f"conversation {number}: ")
+            refused += 1
+    assert refused > len(items) / 2
