@@ -16,6 +16,7 @@ from PIL import Image
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from libai_data.atomic_files import written_together
+from libai_data.errors.argument_rules import output_path
 
 _TEST_EVERY = 5
 
@@ -52,7 +53,9 @@ def write_digits(root: Path) -> bool:
 def main(argv: Sequence[str] | None = None) -> None:
     """Command line: write the digits into a folder."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("root", type=Path, nargs="?", default=Path("data/digits"), help="folder (default: %(default)s)")
+    parser.add_argument(
+        "root", type=output_path, nargs="?", default="data/digits", help="folder (default: %(default)s)"
+    )
     root = parser.parse_args(argv).root
     print(f"{'Wrote' if write_digits(root) else 'Found'} the digits in {root}")
 

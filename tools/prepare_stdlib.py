@@ -14,6 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from libai_data.errors import ConfigError
+from libai_data.errors.argument_rules import output_path
 
 PARTS = ("train", "test")
 _TEST_EVERY = 32
@@ -70,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Command line: write the corpus into a folder."""
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument(
-        "folder", type=Path, nargs="?", default=Path("data/stdlib"), help="folder (default: %(default)s)"
+        "folder", type=output_path, nargs="?", default="data/stdlib", help="folder (default: %(default)s)"
     )
     folder = arguments.parse_args(argv).folder
     counts = write_stdlib_corpus(folder)

@@ -8,13 +8,12 @@ None here; `get_config` fills it in.
 from __future__ import annotations
 
 import math
-import os
 from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, ListConfig
 
 from libai_data.config.signatures import TARGET
-from libai_data.errors.argument_rules import FLAG, PATH, TEXT, Rule, list_of, one_of, or_none, real, whole
+from libai_data.errors.argument_rules import FLAG, OUTPUT, TEXT, Rule, list_of, one_of, or_none, real, whole
 
 
 class Key(NamedTuple):
@@ -49,17 +48,13 @@ _COUNT_OR_INF = Rule(f"{_COUNT.allowed}, or inf", lambda value: value == math.in
 _EPOCHS = or_none(real(0, 1e9))
 _TEXTS = or_none(list_of(str, "texts"))
 _PAIRS = or_none(list_of(ListConfig, "lists of two, as [[0, 64], [1000, 128]]"))
-_FOLDER = Rule(
-    "a path of this machine, without '~' or '://'",
-    lambda value: PATH.holds(value) and not os.fspath(value).startswith("~") and "://" not in os.fspath(value),
-)
 _CALL = Rule("a LazyCall", lambda value: isinstance(value, DictConfig))
 _CALLS = _CALL._replace(allowed="a list of LazyCalls")
 _SIZE = _checked_later(or_none(_COUNT))
 _UNUSED = "LiBai's configs have this key. Nothing uses it."
 
 _TRAIN: dict[str, Key] = {
-    "output_dir": Key("./output", _FOLDER, "Folder of checkpoints, `config.yaml`, metrics and logs."),
+    "output_dir": Key("./output", OUTPUT, "Folder of checkpoints, `config.yaml`, metrics and logs."),
     "train_micro_batch_size": Key(
         32,
         or_none(_COUNT),

@@ -15,6 +15,7 @@ from typing import Any
 from libai_data.atomic_files import AppendFile, written_whole
 from libai_data.engine.events import EventStorage, get_event_storage
 from libai_data.engine.logging_setup import ON_BAR
+from libai_data.errors.argument_rules import OUTPUT, check
 
 SOURCE = "consumed_tokens/"
 """Begins the names of numbers that are the tokens of one dataset."""
@@ -77,6 +78,7 @@ class JSONWriter(_FileWriter):
     """
 
     def __init__(self, json_file: str, start_iter: int = 0) -> None:
+        check({"json_file": OUTPUT}, json_file=json_file)
         super().__init__(json_file, start_iter)
         self._has_begun = False
 
@@ -115,6 +117,7 @@ class TensorboardXWriter(_FileWriter):
     """TensorBoard events of all scalars. What an earlier run wrote from `start_iter` on, TensorBoard hides."""
 
     def __init__(self, log_dir: str, start_iter: int = 0) -> None:
+        check({"log_dir": OUTPUT}, log_dir=log_dir)
         name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
         super().__init__(os.path.join(log_dir, name), start_iter)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import os
+import re
 from collections.abc import Mapping, Sequence
 from functools import wraps
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any, Callable, NamedTuple, TypeVar
 
 import numpy as np
@@ -110,6 +113,11 @@ def _is_path(text: Any) -> bool:
     return isinstance(text, str) and bool(text) and "\0" not in text
 
 
+def _is_output(value: Any) -> bool:
+    # pathlib makes "s3:/bucket" of "s3://bucket".
+    return PATH.holds(value) and not re.search(r"^~|^[\w+.-]+:/|://", os.fspath(value))
+
+
 INT = Rule("an int", lambda value: isinstance(value, Integral) and not isinstance(value, bool))
 REAL = Rule("a number", lambda value: isinstance(value, Real) and not isinstance(value, bool))
 BATCH_SIZE = whole(1, 2**31 - 1)
@@ -117,6 +125,7 @@ EPOCH = whole(0, 2**31 - 1)
 FLAG = one_of(True, False)
 TEXT = Rule("a text", lambda value: isinstance(value, (str, os.PathLike)))
 PATH = Rule("a path, as text or a pathlib.Path", lambda value: TEXT.holds(value) and _is_path(os.fspath(value)))
+OUTPUT = Rule("a path on this machine; '~' and addresses such as s3://bucket/x cannot be written to", _is_output)
 MAPPING = Rule("a mapping", lambda value: isinstance(value, Mapping))
 FUNCTION = Rule("a function", callable)
 FIELD_NAMES = Rule("a list of one or more names, each once", _are_field_names)
@@ -136,6 +145,13 @@ def check(rules: Mapping[str, Rule], **values: Any) -> None:
     for name, value in values.items():
         if name in rules and not rules[name].holds(value):
             raise ConfigError(rules[name].problem(name, value))
+
+
+def output_path(text: str) -> Path:
+    """The `type` of an argument of a command line that names a file or folder to write."""
+    if not OUTPUT.holds(text):
+        raise argparse.ArgumentTypeError(f"{text!r} must be {OUTPUT.allowed}")
+    return Path(text)
 
 
 def takes_numpy_numbers(function: Function) -> Function:

@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from libai_data.errors import DataPipelineError, nearest
+from libai_data.errors.argument_rules import output_path
 from libai_data.launch.exit_codes import STOPPED
 from libai_data.launch.hosts import Hosts, read_hostfile
 from libai_data.launch.output import STDERR, STDOUT, say
@@ -124,7 +125,12 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="append each rank's output to LOGDIR/local_rank_N/stdout and stderr",
     )
-    parser.add_argument("--logdir", default="log", help="folder of the ranks' logs, relative to the working directory")
+    parser.add_argument(
+        "--logdir",
+        type=output_path,
+        default="log",
+        help="folder of the ranks' logs, relative to the working directory",
+    )
     parser.add_argument(
         "training_script",
         help=f"what each rank runs: a script, or a command of libai-data ({', '.join(COMMANDS)}); a script of such a "

@@ -20,10 +20,9 @@ from libai_data.data.files.identity import key_of
 from libai_data.data.shard_work.process_pool import Work, WorkError, done_by_processes
 from libai_data.data.shard_work.work_folder import check_same_plan, keep_to_plan, own_folder, write_json
 from libai_data.data.sources.opening import open_source, source_format
-from libai_data.data.sources.paths import checked_path
 from libai_data.data.sources.shard_counts import MANIFEST
 from libai_data.errors import ConfigError, FormatError, SchemaError, nearest
-from libai_data.errors.argument_rules import check, whole
+from libai_data.errors.argument_rules import OUTPUT, check, whole
 
 _UNFINISHED = ".libai_data_parts"
 _TELL_COLUMNS = 1000
@@ -46,7 +45,7 @@ class Conversion:
         name: that the names of the shards begin with.
 
     Raises:
-        ConfigError: There is no such format, a shard would have no record, or the output is an address in a store.
+        ConfigError: There is no such format, a shard would have no record, or the output is no path on this machine.
     """
 
     paths: Sequence[str]
@@ -59,8 +58,7 @@ class Conversion:
     def __post_init__(self) -> None:
         if self.to not in FORMATS:
             raise ConfigError(f"shards cannot be {self.to!r}, only {list(FORMATS)}.{nearest(self.to, FORMATS)}")
-        check({"records_per_shard": whole(1)}, records_per_shard=self.records_per_shard)
-        object.__setattr__(self, "output", checked_path("output", self.output))
+        check({"records_per_shard": whole(1), "output": OUTPUT}, **vars(self))
 
 
 @dataclass

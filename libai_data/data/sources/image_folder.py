@@ -21,12 +21,12 @@ from libai_data.data.sources.paths import checked_path, why_missing
 from libai_data.data.sources.record_index import index_folder
 from libai_data.data.sources.remote import is_remote
 from libai_data.errors import ConfigError, FormatError
-from libai_data.errors.argument_rules import PATH, check, list_of, one_of, or_none
+from libai_data.errors.argument_rules import OUTPUT, check, list_of, one_of, or_none
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
 _RULES = {
     "suffixes": list_of(str, "endings, such as '.png'", 1),
-    "cache_dir": or_none(PATH),
+    "cache_dir": or_none(OUTPUT),
     "nested": one_of("error", "merge"),
 }
 # So many are listed faster than a list is worth keeping.

@@ -14,9 +14,8 @@ import numpy as np
 
 from libai_data.data.sources.indexed import IndexedSource
 from libai_data.data.sources.indexed_format import LARGEST_SEQUENCE, code_of, index_header
-from libai_data.data.sources.paths import checked_path
 from libai_data.errors import ConfigError
-from libai_data.errors.argument_rules import PATH, check, each
+from libai_data.errors.argument_rules import OUTPUT, PATH, check, each
 
 _SMALL_VOCABULARY = 65500
 _COPIED_AT_ONCE = 1 << 24
@@ -44,7 +43,8 @@ class IndexedWriter:
 
     def __init__(self, prefix: str | Path, dtype: Any = np.uint16) -> None:
         code_of(dtype)
-        self.prefix = str(checked_path("prefix", prefix))
+        check({"prefix": OUTPUT}, prefix=prefix)
+        self.prefix = str(prefix)
         self.dtype = np.dtype(dtype)
         self._limits = np.iinfo(self.dtype)
         self._sizes = array("i")

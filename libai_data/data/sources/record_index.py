@@ -13,8 +13,8 @@ from libai_data.atomic_files import PathLike
 from libai_data.data.files.identity import key_of
 from libai_data.data.files.index_cache import cached_arrays
 from libai_data.data.sources.mapped_file import MappedFile
-from libai_data.data.sources.paths import checked_path
 from libai_data.data.sources.storage import CACHE_DIR, cache_home
+from libai_data.errors.argument_rules import OUTPUT, check
 
 FOLDER = ".libai_data_index"
 
@@ -61,10 +61,11 @@ def index_folder(cache_dir: PathLike | None, beside: Path | None, name: str) -> 
         name: of the index file, without its ending.
 
     Raises:
-        ConfigError: `cache_dir` is no path.
+        ConfigError: `cache_dir` is no path on this machine.
     """
     if cache_dir not in (None, ""):
-        return checked_path("cache_dir", cache_dir)
+        check({"cache_dir": OUTPUT}, cache_dir=cache_dir)
+        return Path(cache_dir)
     if beside is not None:
         writable = os.access(beside if beside.is_dir() else beside.parent, os.W_OK)
         if (beside / f"{name}.npy").exists() or (writable and not os.environ.get(CACHE_DIR)):

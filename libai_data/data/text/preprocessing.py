@@ -13,16 +13,16 @@ from typing import Any, Callable
 from libai_data.data.files.identity import file_identity
 from libai_data.data.shard_work.work_folder import keep_to_plan, own_folder
 from libai_data.data.sources.indexed_writer import IndexedWriter, dtype_for
-from libai_data.data.sources.paths import checked_path
 from libai_data.data.text.files import find_inputs
 from libai_data.data.text.parts import Cutting, Part, cut_into_parts
 from libai_data.data.text.ray_data import tokenize_on_ray
 from libai_data.data.text.shards import ShardReport, Task, finished_shard, shard_prefix, tokenize_parts
 from libai_data.errors import ConfigError, DataPipelineError
-from libai_data.errors.argument_rules import check, one_of, whole
+from libai_data.errors.argument_rules import OUTPUT, check, one_of, whole
 
 RAY = "ray"
 CLUSTERS = ("", RAY)
+_RULES = {"workers": whole(1), "cluster": one_of(*CLUSTERS), "output_prefix": OUTPUT}
 
 
 class BadLines(DataPipelineError, ValueError):
@@ -94,8 +94,7 @@ def preprocess(
             bad line. The first ones are named.
         TokenizingError: A process failed.
     """
-    check({"workers": whole(1), "cluster": one_of(*CLUSTERS)}, workers=workers, cluster=cluster)
-    checked_path("output_prefix", output_prefix)
+    check(_RULES, workers=workers, cluster=cluster, output_prefix=output_prefix)
     cutting = replace(cutting or Cutting(), documents=task.documents)
     paths, tokenizer = find_inputs(inputs, cutting.format, task.tokenizer.all_files()), task.tokenizer.load()
     cutting = cutting.for_files(paths)

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from libai_data.atomic_files import written_whole
-from libai_data.data.sources.paths import checked_path
 from libai_data.data.text.documents import Document, read_piece
 from libai_data.data.text.encoders import as_bert, as_gpt2
 from libai_data.data.text.files import find_inputs
 from libai_data.data.text.parts import Cutting, cut_into_parts
 from libai_data.errors import ConfigError, installed
-from libai_data.errors.argument_rules import check, whole
+from libai_data.errors.argument_rules import OUTPUT, check, whole
 
 logger = logging.getLogger(__name__)
 
@@ -86,10 +85,11 @@ def train_tokenizer(
         The number of tokens. A small corpus may give fewer than `vocab_size`, one with very many characters more.
 
     Raises:
-        ConfigError: No input, or no document in it, or the output is an address in a store.
+        ConfigError: No input, or no document in it, or the output is no path on this machine.
     """
     cutting = cutting or Cutting()
-    path = checked_path("output", output)
+    check({"output": OUTPUT}, output=output)
+    path = Path(output)
     documents = _Texts(find_inputs(inputs, cutting.format, [path]), keys, cutting)
     inner = _inner_characters(documents, training) if training.model == WORDPIECE else []
     tokenizer, trainer = _untrained(training, training.vocab_size, inner)

@@ -11,6 +11,7 @@ from typing import Any
 
 from libai_data.engine.checkpoint.directory import recover, verify, write_small_file
 from libai_data.errors import CheckpointError
+from libai_data.errors.argument_rules import OUTPUT, check
 from libai_data.mesh.current import broadcast_py_object, is_main_process
 
 logger = logging.getLogger(__name__)
@@ -23,6 +24,8 @@ class CheckpointFolder:
     """Knows which checkpoints there are. Every method is collective and answers the same on all ranks; rank 0 looks."""
 
     def __init__(self, save_dir: str = "") -> None:
+        if save_dir:
+            check({"save_dir": OUTPUT}, save_dir=save_dir)
         self.save_dir = save_dir
         self.sound: set[Path] = set()  # checkpoints read through already, on rank 0
 

@@ -220,11 +220,6 @@ def test_a_record_that_cannot_be_read_ends_the_run_and_is_named(tmp_path: Path) 
         converted(tmp_path)
 
 
-def test_an_output_in_a_store_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"output is 's3://bucket/out', an address in a store"):
-        Conversion(["a.jsonl"], "parquet", "s3://bucket/out")
-
-
 def test_the_command_tells_what_it_made_and_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write("jsonl", tmp_path / "a.jsonl", texts(5))
     command = [str(tmp_path / "a.jsonl"), "--to", "parquet", "--output", str(tmp_path / "out")]

@@ -243,18 +243,6 @@ def test_a_column_that_a_parquet_file_does_not_have_is_named_with_the_nearest(tm
         preprocess([str(tmp_path / "x.parquet")], str(tmp_path / "out"), Task(TokenizerFiles(tokenizer)))
 
 
-def test_an_output_in_a_store_is_refused_before_any_text_is_read(
-    tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    address = "s3://bucket/out"
-    with pytest.raises(ConfigError, match=f"output is '{address}', an address in a store"):
-        train_tokenizer(["none.jsonl"], address, Training())
-    with pytest.raises(ConfigError, match=f"output_prefix is '{address}', an address in a store"):
-        preprocess(["none.jsonl"], address, Task(TokenizerFiles(tokenizer)))
-    assert not list(tmp_path.glob("s3*"))
-
-
 def test_a_key_that_is_given_twice_is_refused(tokenizer: str) -> None:
     with pytest.raises(ConfigError, match=r"keys of texts \(--json-keys\) are \['text', 'text'\]; give one or more"):
         Task(TokenizerFiles(tokenizer), ("text", "text"))
