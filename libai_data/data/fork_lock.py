@@ -8,7 +8,8 @@ import weakref
 from typing import Any
 
 _RLock: Any = type(threading.RLock())
-_locks: weakref.WeakSet[ForkLock] = weakref.WeakSet()
+# No WeakSet: its references have callbacks, and CPython 3.10 frees an RLock twice if a callback collects garbage.
+_locks: set[weakref.ref[ForkLock]] = set()
 
 
 class ForkLock(_RLock):
@@ -17,11 +18,14 @@ class ForkLock(_RLock):
     # Its `with` is that of the RLock, so that no interrupt comes between taking and using it.
     def __init__(self) -> None:
         super().__init__()
-        _locks.add(self)
+        _locks.difference_update([each for each in list(_locks) if each() is None])
+        _locks.add(weakref.ref(self))
 
 
 def _after_fork() -> None:
-    for lock in list(_locks):
+    for lock in [each() for each in _locks]:
+        if lock is None:
+            continue
         if lock.acquire(blocking=False):  # Nobody held it, or the thread that forked, which goes on in the fork.
             lock.release()
         else:

@@ -6,6 +6,8 @@ import copy
 import os
 import pickle
 import signal
+import subprocess
+import sys
 import threading
 from typing import Any, Callable
 
@@ -142,6 +144,17 @@ def test_a_fork_finds_a_lock_free_that_another_thread_held() -> None:
     over.set()
     thread.join()
     assert told == repr(ROWS)
+
+
+def test_a_lock_is_freed_once_although_garbage_is_collected_meanwhile() -> None:
+    program = """
+import gc, sys
+from libai_data.data.fork_lock import ForkLock
+lock = ForkLock()
+sys.setprofile(lambda *_: gc.collect())
+del lock
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
 def test_a_fork_within_a_lock_keeps_it() -> None:
