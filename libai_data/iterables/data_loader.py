@@ -7,9 +7,8 @@ from abc import ABCMeta
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from libai_data.data.datasets.combine import indexed_length
 from libai_data.data.random.global_generators import tell_once
-from libai_data.data.samplers.listed import DealtIndices
+from libai_data.data.samplers.listed import DealtIndices, known_length
 from libai_data.data.samplers.sampler import StreamSampler
 from libai_data.delivery.shared_loader import SharedLoader
 from libai_data.errors import ConfigError, nearest
@@ -193,7 +192,7 @@ class DataLoader(_Made, metaclass=ABCMeta):
                     "again; weights=sampler.weights needs neither, and works with every read mode"
                 )
             place = get_data_parallel_rank(), get_data_parallel_size()
-            batch_sampler = DealtIndices(sampler, batch_size, *place, drop_last, indexed_length(dataset))
+            batch_sampler = DealtIndices(sampler, batch_size, *place, drop_last, known_length(dataset))
         if batch_sampler is not None:
             if readers != "every_rank":
                 raise ConfigError(

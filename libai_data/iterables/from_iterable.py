@@ -264,8 +264,8 @@ def _refuse_for_streams(**options: Any) -> None:
     for name, value in options.items():
         if name != "shuffle" or value:
             raise ConfigError(
-                f"{name}={value!r:.100} is for sources that give samples by their index. A stream has its own order; "
-                "shuffle_buffer=1000 shuffles it"
+                f"{name}={value!r:.100} is for sources that give samples by their index, with __getitem__ and __len__. "
+                "A stream has its own order; shuffle_buffer=1000 shuffles it"
             )
 
 

@@ -81,6 +81,29 @@ def test_batches_are_those_of_pytorch(arguments: dict[str, Any], num_workers: in
     assert ours(num_workers=num_workers, **arguments) == theirs(**arguments)
 
 
+class Unmeasured:
+    """It has no `__len__`: the sampler knows which samples there are."""
+
+    def __getitem__(self, index: int) -> Any:
+        return Pictures()[index]
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"batch_size": 2, "sampler": torch.utils.data.SequentialSampler(Pictures(7))}, {"sampler": [3, 0, 3]}]
+)
+def test_a_sampler_of_a_dataset_without_a_length_decides_what_is_read(arguments: dict[str, Any]) -> None:
+    loader = DataLoader(Unmeasured(), **arguments)
+    expected = theirs(**arguments)
+    assert len(loader) == len(expected)
+    batches = iter(loader)
+    first = plain(dict(next(batches)))
+    resumed = DataLoader(Unmeasured(), **arguments)
+    resumed.load_state_dict(loader.state_dict())
+    assert [first, *(plain(dict(batch)) for batch in resumed)] == expected
+    with pytest.raises(ConfigError, match=r"\[9223372036854775807\]\); an index is below 9223372036854775807"):
+        next(iter(DataLoader(Unmeasured(), sampler=[2**63 - 1])))
+
+
 @given(size=st.integers(1, 30), batch_size=st.integers(1, 12), drop_last=st.booleans(), seed=st.integers(0, 9))
 def test_each_pass_of_a_shuffled_loader_is_an_epoch_of_its_own(
     size: int, batch_size: int, drop_last: bool, seed: int

@@ -186,8 +186,10 @@ class ListedBatches(EpochPositions):
         low, high, last = int(listed.min()), int(listed.max()), np.iinfo(np.int64).max
         if low < 0:
             raise ConfigError(f"{what}; an index is at least 0")
-        if high >= (last if self._samples is None else self._samples):
+        if self._samples is not None and high >= self._samples:
             raise ConfigError(f"{what}, which names the index {high}; the dataset has {self._samples} samples")
+        if high >= last:
+            raise ConfigError(f"{what}; an index is below {last}")
         return listed.astype(np.int64)
 
     def _refuse(self, epoch: int, position: int) -> None:
@@ -350,14 +352,23 @@ def _digest(before: str, listed: np.ndarray) -> str:
     return hashlib.blake2b(before.encode() + listed.tobytes(), digest_size=8).hexdigest()
 
 
+def known_length(dataset: Any) -> int | None:
+    """`indexed_length`, or None if the dataset has no `__len__`: a sampler of indices needs none."""
+    return indexed_length(dataset) if _has_length(dataset) else None
+
+
+def _has_length(dataset: Any) -> bool:
+    # A class that was passed in place of its instance gets the error of `length_of`.
+    return hasattr(dataset, "__len__") or isinstance(dataset, type)
+
+
 def as_stream(batch_sampler: Any, dataset: Any = None) -> Any:
     """The sampler itself if it knows positions, else wrapped in `ListedBatches`."""
-    has_length = hasattr(dataset, "__len__") or isinstance(dataset, type)
-    samples = length_of(dataset) if has_length else None
     if isinstance(batch_sampler, (StreamSampler, ListedBatches)):
+        if _has_length(dataset):
+            length_of(dataset)
         return batch_sampler
-    if has_length:
-        indexed_length(dataset)
+    samples = known_length(dataset)
     if isinstance(batch_sampler, type) or not hasattr(batch_sampler, "__iter__"):
         kind = f"a {type(batch_sampler).__name__}"
         if callable(batch_sampler):
