@@ -20,14 +20,14 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Callable, NoReturn
 
-from libai_data.errors import MeshError, PeerError
+from libai_data.errors import MeshError
 from libai_data.launch.job_environment import seconds_from_environment
 from libai_data.launch.joining_pipe import tell_that_it_waits, tell_that_it_waits_no_more
 from libai_data.launch.ports import refuse_port_in_use
 from libai_data.mesh.peers.interrupts import deferring_interrupts, keeping_interrupt_handler
 from libai_data.mesh.peers.node_link import seconds_to_meet
 from libai_data.mesh.peers.standstill import BATCH, COLLECTIVE, FIRST_MEETING
-from libai_data.mesh.peers.watchdog import SECONDS_FOR_THE_CAUSE, Liveness, end_process
+from libai_data.mesh.peers.watchdog import SECONDS_FOR_THE_CAUSE, Liveness, end_after, end_process
 
 # The module that connects to the other ranks as it is loaded.
 _JOINS = "oneflow._oneflow_internal"
@@ -230,13 +230,10 @@ def watch_over_ranks() -> Liveness:
 
 
 def _end_after(print_exception: Callable[..., Any], rank: int, *exception: Any) -> None:
-    if not _forked and issubclass(exception[0], KeyboardInterrupt):
-        end_process(128 + signal.SIGINT, f"rank {rank} was interrupted")
-    print_exception(*exception)
+    if _forked or not issubclass(exception[0], KeyboardInterrupt):
+        print_exception(*exception)
     if not _forked:
-        # Another rank that ends the job is named as by the thread that watches, whichever of the two sees it first.
-        why = exception[1] if issubclass(exception[0], PeerError) else "see the exception above"
-        end_process(1, f"rank {rank} ends: {why}")
+        end_after(exception[1], rank)
 
 
 def _exit(liveness: Liveness, code: Any = None) -> NoReturn:

@@ -28,6 +28,7 @@ import logging
 import os
 import secrets
 import select
+import signal
 import socket
 import sys
 import threading
@@ -383,15 +384,24 @@ class Liveness:
         # If collectives followed, the program has caught the SystemExit.
         if code not in (None, 0) and collectives == self._collectives:
             end_process(code if isinstance(code, int) else 1, f"rank {self._rank} ends: it called sys.exit({code!r})")
-        if getattr(sys, "last_value", None) is not None:
-            # An exception that nobody caught, and that a handler of somebody else's has printed.
-            end_process(1, f"rank {self._rank} ends: see the exception above")
+        uncaught = getattr(sys, "last_value", None)
+        if uncaught is not None:
+            # A handler of somebody else's has printed it.
+            end_after(uncaught, self._rank)
         with self._changed:
             if self._rank in self._leaving.after:
                 return
             self._leaving.after[self._rank] = self._collectives
         self._tell(f"{_LEFT}{self._rank} {self._collectives}")
         os.write(self._ask, b"c")
+
+
+def end_after(error: BaseException, rank: int) -> NoReturn:
+    """End this process after an exception that nobody caught, and that is printed."""
+    if isinstance(error, KeyboardInterrupt):
+        end_process(128 + signal.SIGINT, f"rank {rank} was interrupted")
+    # Another rank that ends the job is named as by the thread that watches, whichever of the two sees it first.
+    end_process(1, f"rank {rank} ends: {error if isinstance(error, PeerError) else 'see the exception above'}")
 
 
 def end_process(code: int, message: str = "") -> NoReturn:
