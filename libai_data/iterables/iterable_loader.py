@@ -68,6 +68,12 @@ class IterableLoader(OfOneProcess):
         self._has_had_batches = False
         self.mixup_func = inner.mixup_func
 
+    def name_source(self, name: str) -> None:
+        """Give the iterable another name in errors than that of its class."""
+        self._name = name
+        if self._stream is not None:
+            self._stream.name_source(name)
+
     @property
     def global_batch_size(self) -> int | None:
         """Rows of a batch over all data-parallel ranks; None before the first batch is read."""

@@ -212,10 +212,19 @@ class RowReader:
             leaves: dict[str, Any] = {}
             skeleton = leaves_of_batch(named(item, self._options.names), leaves)
             self._check_shapes(leaves)
-            pieces = [BatchRow(leaves, skeleton, row) for row in range(rows_in(leaves))]
+            pieces = [BatchRow(leaves, skeleton, row) for row in range(self._rows_in(leaves))]
         first = self._next_index
         self._next_index += len(pieces)
         return [Row(self._epoch, first + number, piece) for number, piece in enumerate(pieces)]
+
+    def _rows_in(self, leaves: dict[str, Any]) -> int:
+        try:
+            return rows_in(leaves)
+        except SchemaError as error:
+            raise SchemaError(
+                f"{self._source.name} yields no batches: {error}. If it yields samples, make batches of them: "
+                "DataLoader(dataset, batch_size=...)"
+            ) from None
 
     def _check_shapes(self, leaves: dict[str, Any]) -> None:
         """Raise an error early if rows of other shapes would have to be joined to a short last batch."""

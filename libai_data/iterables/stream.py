@@ -272,6 +272,11 @@ class IterableStream(EpochPositions, StreamSampler):
             rows += [Row(row.epoch, row.number * self.data_parallel_size + shard, row.piece) for row in part]
         return 0, rows, size, size
 
+    def name_source(self, name: str) -> None:
+        """Name the iterable in errors."""
+        if self._rows is not None:
+            self._rows.source.name = name
+
     def taken_rows(self) -> tuple[int, int, int]:
         """Numbers that are equal on all ranks that read the same rows: a word for the last rows, and the epoch and row
         after them. The word is 0 on a reader of several shards, which is not compared."""

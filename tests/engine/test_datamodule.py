@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -156,8 +157,47 @@ def test_a_hook_that_returns_nothing_is_refused(hook: str) -> None:
     module = DataModule()
     setattr(module, hook, lambda *arguments: None)
     batch = next(iter(from_iterable([{"x": np.ones(2)}] * 4, 2)))
-    with pytest.raises(DataPipelineError, match=r"DataModule|NoneType"):
+    with pytest.raises(ConfigError, match=f"{hook} of DataModule returned None; return the batch, changed or not"):
         DataStages(module).inputs(batch)
+
+
+class Pairs:
+    """A dataset of samples."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"x": np.ones(3), "labels": index % 4}
+
+
+class IteratedPairs(Pairs):
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return (self[index] for index in range(4))
+
+
+@pytest.mark.parametrize("kind", ["train", "val"])
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        (Pairs(), r"{} returned the dataset Pairs; return a loader of it: DataLoader\(dataset, batch_size=\.\.\.\)"),
+        (Pairs, "{} returned the class Pairs; return an object of it"),
+        (
+            IteratedPairs(),
+            r"what {} returned \(IteratedPairs\) yields no batches: field 'labels' of the batch is a single number; .* "
+            r"DataLoader\(dataset, batch_size=\.\.\.\)",
+        ),
+        (lambda: iter(IteratedPairs()), r"what {} returned \(function\) yields no batches"),
+        (3, "{} returned int, not a loader or a list of loaders"),
+        ("digits", "{} returned str, not a loader or a list of loaders"),
+    ],
+    ids=["dataset", "class", "iterable dataset", "function", "int", "text"],
+)
+def test_what_is_no_loader_is_named_with_the_method_that_returned_it(kind: str, returned: Any, words: str) -> None:
+    module = DataModule()
+    setattr(module, f"{kind}_dataloader", lambda: returned)
+    with pytest.raises(DataPipelineError, match=words.format(f"{kind}_dataloader of DataModule")):
+        next(iter(DataStages(module, 2, 2).loaders(kind)[0]))
 
 
 NO_MAPPINGS: list[Any] = [None, 5, "x", []]

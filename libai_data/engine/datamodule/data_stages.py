@@ -190,7 +190,21 @@ class DataStages:
         ends = "cycle" if kind == "train" else "pad"
         # Each has names of its own, which remember to what they were given.
         names = None if self._names is None else ArgumentNames(self._names)
-        return from_iterable(loader, size, fields=names, batches=True, ends=ends)
+        whose = f"{kind}_dataloader of {type(self.datamodule).__name__}"
+        if isinstance(loader, type):
+            raise ConfigError(f"{whose} returned the class {loader.__name__}; return an object of it")
+        found = type(loader).__name__
+        if hasattr(loader, "__getitem__") and not hasattr(loader, "__iter__"):
+            raise ConfigError(
+                f"{whose} returned the dataset {found}; return a loader of it: DataLoader(dataset, batch_size=...), or "
+                "batch_size=None if each item is a batch"
+            )
+        try:
+            made = from_iterable(loader, size, fields=names, batches=True, ends=ends)
+        except ConfigError as error:
+            raise ConfigError(f"{whose} returned {found}, not a loader or a list of loaders: {error}") from error
+        made.name_source(f"what {whose} returned ({found})")
+        return made
 
     def inputs(self, batch: Any, device: str = "cpu", dataloader_idx: int = 0) -> dict[str, Any]:
         """Make the model's arguments from a batch of loader number `dataloader_idx`, by the module's hooks. Collective.
@@ -202,13 +216,11 @@ class DataStages:
             if overrides_hooks(self.datamodule):
                 batch = changed_by_hooks(self.datamodule, batch, dataloader_idx, self._names)
             return to_global(batch, device_type=device)
-        batch = self.datamodule.on_before_batch_transfer(batch, dataloader_idx)
-        arguments = self.datamodule.transfer_batch_to_device(batch, device, dataloader_idx)
-        changed: dict[str, Any] = self.datamodule.on_after_batch_transfer(arguments, dataloader_idx)
+        changed: dict[str, Any] = _by_hooks(self.datamodule, batch, device, dataloader_idx)
         if not isinstance(changed, abc.Mapping) or isinstance(changed, Instance):
             raise ConfigError(
                 f"the hooks of {type(self.datamodule).__name__} made a {type(changed).__name__} of a batch; "
-                "on_after_batch_transfer must return a dict of the model's arguments"
+                "transfer_batch_to_device and on_after_batch_transfer must return a dict of the model's arguments"
             )
         return changed
 
@@ -248,6 +260,19 @@ def overrides_hooks(datamodule: Any) -> bool:
     return any(not is_lightnings_own(getattr(datamodule, name).__module__) for name in _HOOKS)
 
 
+def _by_hooks(datamodule: Any, batch: Any, device: Any, dataloader_idx: int) -> Any:
+    """What the hooks make of a batch."""
+    for hook in _HOOKS:
+        arguments = (device, dataloader_idx) if hook == "transfer_batch_to_device" else (dataloader_idx,)
+        batch = getattr(datamodule, hook)(batch, *arguments)
+        if batch is None:
+            raise ConfigError(
+                f"{hook} of {type(datamodule).__name__} returned None; return the batch, changed or not (is a `return` "
+                "missing?)"
+            )
+    return batch
+
+
 def changed_by_hooks(datamodule: Any, batch: Instance, dataloader_idx: int, names: Sequence[str] | None) -> Instance:
     """Let the hooks of a LightningDataModule work on this rank's rows, in the order in which Lightning calls them.
 
@@ -257,9 +282,7 @@ def changed_by_hooks(datamodule: Any, batch: Instance, dataloader_idx: int, name
     """
     import torch
 
-    made = datamodule.on_before_batch_transfer(_torch_form(batch), dataloader_idx)
-    made = datamodule.transfer_batch_to_device(made, torch.device("cpu"), dataloader_idx)
-    made = datamodule.on_after_batch_transfer(made, dataloader_idx)
+    made = _by_hooks(datamodule, _torch_form(batch), torch.device("cpu"), dataloader_idx)
     return _own_form(made, batch, None if names is None else ArgumentNames(names))
 
 
