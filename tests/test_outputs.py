@@ -49,7 +49,7 @@ COMMANDS: dict[str, Callable[[str], Any]] = {
 @pytest.mark.parametrize(
     "path",
     ["s3://bucket/x.svg", Path("s3://bucket/x.svg"), "file:///x.svg", "./s3://bucket/x.svg", "~/x.svg"],
-    ids=repr,
+    ids=["address", "address as a Path", "file", "address below a folder", "home"],
 )
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_an_argument_that_is_written_to_is_a_path_on_this_machine(
