@@ -141,12 +141,19 @@ is_sound() {
         "$VENV/bin/python" -c 'import pip, sys; sys.exit(not (3, 9) <= sys.version_info[:2] <= (3, 10))' 2>/dev/null
 }
 
+# Makes the virtual environment $2 with the interpreter $1.
+new_venv() {
+    # The pip that Python 3.9 brings along leaves a file of certificates in the temporary folder.
+    mkdir -p "$2/tmp"
+    TMPDIR="$2/tmp" "$1" -m venv "$2" && rm -rf "$2/tmp"
+}
+
 make_venv() {
     local python
     python="$(find_python)"
     say "making $VENV with $python ($("$python" --version 2>&1))"
     rm -rf "$VENV"
-    "$python" -m venv "$VENV" || fail "$python could not make a virtual environment; see above"
+    new_venv "$python" "$VENV" || fail "$python could not make a virtual environment; see above"
 }
 
 install_packages() {
@@ -192,7 +199,7 @@ resolve() {
     folder="$(mktemp -d)"
     # Not local, so that it is known when the script ends.
     trap 'rm -rf "$folder"' EXIT
-    "$python" -m venv "$folder"
+    new_venv "$python" "$folder"
     "$folder/bin/python" -m pip install --disable-pip-version-check --quiet --dry-run \
         --constraint "$ROOT/tools/constraints-$1.txt" --editable "${ROOT}[dev]"
 }

@@ -41,6 +41,7 @@ case "$*" in
     *ensurepip*) exit {no_ensurepip} ;;
     "-m venv "*)
         mkdir -p "$3/bin"
+        touch "${{TMPDIR:-{root}}}/tmpcacert.pem"
         cp "$0" "$3/bin/python"
         if [[ -p "{root}/in_venv" ]]; then echo here >"{root}/in_venv"; sleep 1000; fi
         touch "$3/has_pip"
@@ -239,6 +240,10 @@ class TestRunningAgain:
         # The best of some: the machine may be busy.
         assert min(seconds) < 1
         assert len(machine.calls("--editable")) == 1
+
+    def test_what_pip_leaves_in_the_temporary_folder_is_removed(self, machine: Machine) -> None:
+        assert machine.set_up().returncode == 0
+        assert not list(machine.root.rglob("*cacert.pem"))
 
     @pytest.mark.parametrize("changed", ["setup.py", "tools/constraints-3.10.txt"])
     def test_a_change_of_what_is_needed_installs_with_the_constraints_into_the_same_environment(
