@@ -8,6 +8,9 @@ from oneflow import nn
 
 from configs.models import layers
 from libai_data.errors import ConfigError
+from libai_data.errors.argument_rules import check, whole
+
+_SIZES = ("image_size", "patch_size", "in_channels", "num_classes", "dim", "depth", "num_heads", "mlp_ratio")
 
 
 class VisionTransformer(nn.Module):
@@ -37,6 +40,7 @@ class VisionTransformer(nn.Module):
         mlp_ratio: int = 4,
         seed: int = 0,
     ) -> None:
+        check({**dict.fromkeys(_SIZES, whole(1)), "seed": whole(0)}, **locals())
         super().__init__()
         if image_size % patch_size:
             raise ConfigError(f"patch_size is {patch_size}, which does not divide image_size={image_size}.")

@@ -155,7 +155,7 @@ def _call(cfg: Any, args: tuple[Any, ...], extra: dict[str, Any], recursive: boo
     except (Exception, SystemExit) as error:
         if isinstance(error, DataPipelineError) and error.config_path is not None:
             raise  # an inner instantiate has said where
-        raise _named(error, target, path) from error
+        raise _named(error, target, path, built) from error
 
 
 def _check_required(target: Callable[..., Any], args: tuple[Any, ...], given: dict[str, Any], path: str) -> None:
@@ -171,10 +171,18 @@ def _check_required(target: Callable[..., Any], args: tuple[Any, ...], given: di
         )
 
 
-def _named(error: BaseException, target: Callable[..., Any], path: str) -> DataPipelineError:
-    """An error that says where in the config the call stands, of the same class when that is one of ours."""
+def _named(
+    error: BaseException, target: Callable[..., Any], path: str, arguments: abc.Mapping[str, Any]
+) -> DataPipelineError:
+    """An error that says where in the config the call stands, of the same class when that is one of ours.
+
+    Ours name the argument. Of another error it says what the plain arguments were.
+    """
     is_ours = isinstance(error, DataPipelineError)
     message = f"{path or 'The config'}: calling {describe(target)} failed: {error if is_ours else error_text(error)}"
+    plain = [f"{name}={value!r:.60}" for name, value in arguments.items() if isinstance(value, (int, float, str))]
+    if plain and not is_ours:
+        message += f" (called with {', '.join(plain):.300})"
     try:
         named: Any = type(error)(message) if is_ours else ConfigError(message)
     except TypeError:  # a class whose constructor wants more than a message

@@ -5,6 +5,7 @@ import functools
 from collections import OrderedDict
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -277,6 +278,13 @@ def test_numbers_flags_and_texts_must_have_the_type_of_their_argument(call: Any,
         check_targets(cfg)
     with pytest.raises(ConfigError, match=message):
         instantiate(cfg.a.b)
+
+
+def test_an_error_of_another_package_is_told_with_the_plain_arguments_of_the_call() -> None:
+    call = LazyCall(np.linspace)(start=0.5, stop=[1], num=-1, dtype="float32")
+    words = r"Number of samples, -1, .* \(called with start=0\.5, num=-1, dtype='float32'\)$"
+    with pytest.raises(ConfigError, match=words):
+        instantiate(call)
 
 
 def test_errors_of_ours_keep_their_class_and_others_are_named_with_the_key() -> None:

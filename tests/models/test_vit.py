@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
+from configs.models.gpt import GPT
 from configs.models.vit import VisionTransformer
 from libai_data.errors import ConfigError
 from tests.models.placing import placed
@@ -40,6 +43,12 @@ def test_an_image_does_not_depend_on_the_others_of_its_batch() -> None:
     both = model(placed(pictures))["prediction_scores"].numpy()
     alone = model(placed(pictures[1:]))["prediction_scores"].numpy()
     np.testing.assert_allclose(both[1:], alone, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("model", [VisionTransformer, GPT])
+def test_a_size_that_no_model_can_have_is_refused_before_oneflow_makes_a_tensor(model: Any) -> None:
+    with pytest.raises(ConfigError, match="dim is -1; it must be an int, at least 1"):
+        model(dim=-1)
 
 
 def test_a_patch_that_does_not_divide_the_image_is_refused_with_the_numbers() -> None:
