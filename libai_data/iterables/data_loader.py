@@ -15,7 +15,7 @@ from libai_data.errors import ConfigError, nearest
 from libai_data.errors.argument_rules import BATCH_SIZE, FLAG, Rule, check, or_none, takes_numpy_numbers
 from libai_data.iterables.from_iterable import from_iterable
 from libai_data.iterables.iterable_loader import IterableLoader
-from libai_data.iterables.kinds import dataset_name, is_map_style
+from libai_data.iterables.kinds import dataset_name, has_index
 from libai_data.loader.batch_loader import MOST_PREFETCHED, BatchLoader
 from libai_data.loader.collate import Collator
 from libai_data.loader.default_collate import default_collate
@@ -173,7 +173,7 @@ class DataLoader(_Made, metaclass=ABCMeta):
             "timeout": timeout,
             "seed": seed,
         }
-        if not is_map_style(dataset) and (callable(dataset) or hasattr(dataset, "__iter__")):
+        if not has_index(dataset) and (callable(dataset) or hasattr(dataset, "__iter__")):
             for name, value in (("sampler", sampler), ("batch_sampler", batch_sampler)):
                 if value is not None and not isinstance(value, StreamSampler):
                     raise ConfigError(

@@ -70,8 +70,13 @@ def is_own_loader(thing: Any) -> bool:
 
 
 def is_map_style(thing: Any) -> bool:
-    """Whether it gives samples by their index: it has a length and `[index]`, and is not a stream."""
-    if not hasattr(thing, "__len__") or not hasattr(thing, "__getitem__") or isinstance(thing, (str, bytes, dict)):
+    """Whether it gives samples by their index, and has a length."""
+    return hasattr(thing, "__len__") and has_index(thing)
+
+
+def has_index(thing: Any) -> bool:
+    """Whether it gives samples by their index: it has `[index]`, and is not a stream."""
+    if not hasattr(thing, "__getitem__") or isinstance(thing, (str, bytes, dict)):
         return False
     is_stream = any(derives_from(thing, package, "IterableDataset") for package in _DATA)
     return not is_stream and not yields_batches(thing)

@@ -82,7 +82,10 @@ def test_batches_are_those_of_pytorch(arguments: dict[str, Any], num_workers: in
 
 
 class Unmeasured:
-    """It has no `__len__`: the sampler knows which samples there are."""
+    """It has no `__len__`: the sampler knows which samples there are. That it can be iterated over does not matter."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
 
     def __getitem__(self, index: int) -> Any:
         return Pictures()[index]
@@ -339,6 +342,9 @@ def test_weights_take_the_place_of_a_weighted_sampler(caplog: pytest.LogCaptureF
         ({"batch_size": True}, "batch_size is True"),
         ({"shuffle": "yes"}, "shuffle is 'yes'"),
         ({"sampler": iter([0])}, "can be iterated only once"),
+        ({"sampler": 3}, r"sampler is 3 \(int\); pass CyclicSampler.* whose __iter__ yields indices, again"),
+        ({"sampler": list}, "sampler is the class list, which is not called"),
+        ({"batch_sampler": 3}, r"batch_sampler is 3 \(int\); pass .* yields lists of indices, again for each round"),
         ({"sampler": [0], "readers": "node"}, "readers='node'"),
         ({"no_such_argument": 1}, "no_such_argument"),
         *(({name: np.zeros(2)}, f"{name} is array") for name in ("pin_memory", "in_order", "ends", "timeout")),

@@ -309,6 +309,7 @@ class _Chunks:
     def __init__(self, sampler: Any, size: int, drop_last: bool, samples: int | None) -> None:
         if isinstance(sampler, abc.Iterator):
             raise ConfigError(_once(sampler, "sampler"))
+        _refuse_not_iterable("sampler", sampler, "indices")
         self._samples = samples
         self.sampler = sampler
         self._size = size
@@ -341,6 +342,19 @@ class _Chunks:
         return drawn
 
 
+def _refuse_not_iterable(argument: str, sampler: Any, yields: str) -> None:
+    if hasattr(sampler, "__iter__") and not isinstance(sampler, type):
+        return
+    kind = f"{sampler!r:.100} ({type(sampler).__name__})"
+    if callable(sampler):
+        name = getattr(sampler, "__name__", kind)
+        kind = f"the {'class' if isinstance(sampler, type) else 'function'} {name}, which is not called"
+    raise ConfigError(
+        f"{argument} is {kind}; pass CyclicSampler(...), SingleRoundSampler(...) or an object whose __iter__ yields "
+        f"{yields}, again for each round"
+    )
+
+
 def _once(batches: Any, argument: str = "batch_sampler") -> str:
     return (
         f"the {argument} ({type(batches).__name__}) can be iterated only once, but each round iterates over it again; "
@@ -369,13 +383,5 @@ def as_stream(batch_sampler: Any, dataset: Any = None) -> Any:
             length_of(dataset)
         return batch_sampler
     samples = known_length(dataset)
-    if isinstance(batch_sampler, type) or not hasattr(batch_sampler, "__iter__"):
-        kind = f"a {type(batch_sampler).__name__}"
-        if callable(batch_sampler):
-            name = getattr(batch_sampler, "__name__", kind)
-            kind = f"the {'class' if isinstance(batch_sampler, type) else 'function'} {name}, which is not called"
-        raise ConfigError(
-            f"batch_sampler is {kind}; pass CyclicSampler(...), SingleRoundSampler(...) or an object whose __iter__ "
-            "yields lists of indices, again for each round"
-        )
+    _refuse_not_iterable("batch_sampler", batch_sampler, "lists of indices")
     return ListedBatches(batch_sampler, samples)

@@ -302,7 +302,7 @@ def lists() -> Iterator[list[int]]:
             (once, r".*can be iterated only once.*pass a list, or an object whose __iter__")
             for once in (iter([[1]]), ([each] for each in range(3)), map(list, [[1]]), zip([1], [2]))
         ),
-        (3, "is a int"),
+        (3, r"is 3 \(int\); pass"),
         (CyclicSampler, "is the class CyclicSampler, which is not called"),
         (lists, "is the function lists, which is not called"),
     ],
