@@ -56,7 +56,7 @@ def test_an_argument_that_is_written_to_is_a_path_on_this_machine(
     name: str, path: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = f"{name.split()[0]} is {path!r}; it must be a path on this machine"
+    words = f"{name.split()[0]} is {path!r}; it must be a path "
     with pytest.raises(ConfigError, match=re.escape(words)):
         ARGUMENTS[name](path)
     assert not list(tmp_path.iterdir())
@@ -70,8 +70,26 @@ def test_a_command_refuses_an_output_that_is_no_path_on_this_machine_before_any_
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit):
         COMMANDS[name](path)
-    assert f"argument {name}: '{path}' must be a path on this machine" in capsys.readouterr().err
+    assert f"argument {name}: '{path}' must be a path " in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+FILES = ("output of train_tokenizer", "quarantine_file", "json_file", "filename")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_folder_in_place_of_a_file_to_write_is_refused_before_any_work(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"{name.split()[0]} is .*; it must be a path of a file on this machine"):
+        ARGUMENTS[name](tmp_path)
+
+
+@pytest.mark.parametrize("name", ["--output", "--picture", "--json"])
+def test_a_command_refuses_a_folder_in_place_of_a_file_to_write(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        COMMANDS[name](str(tmp_path))
+    assert "must be a path of a file on this machine (no folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("path", ["a:b/c", "./~/x", "/tmp/x~", "über"])

@@ -19,7 +19,7 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from libai_data.errors import ConfigError, nearest
-from libai_data.errors.argument_rules import output_path
+from libai_data.errors.argument_rules import output_file
 from tools.benchmarks import suites
 from tools.benchmarks.peer_process import versions as peer_versions
 from tools.benchmarks.results import report, table
@@ -70,7 +70,7 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument("--rounds", type=int, default=5, help="interleaved rounds (default 5)")
     arguments.add_argument("--quick", action="store_true", help="much less work, to see that everything runs")
     arguments.add_argument("--only", action="append", metavar="ROW", help="only this row; may be repeated")
-    arguments.add_argument("--json", type=output_path, metavar="FILE", help="write all raw numbers there")
+    arguments.add_argument("--json", type=output_file, metavar="FILE", help="write all raw numbers there")
     arguments.add_argument(
         "--peers-python",
         metavar="PATH",

@@ -15,7 +15,7 @@ from libai_data.commands.console import aligned, print_lines
 from libai_data.data.sources.indexed import IndexedSource
 from libai_data.data.text.tokenizer import TextTokenizer, load_tokenizer
 from libai_data.errors import ConfigError
-from libai_data.errors.argument_rules import output_path
+from libai_data.errors.argument_rules import output_file
 
 _COUNTED_AT_ONCE = 1 << 24
 _WIDEST_BAR = 40
@@ -84,7 +84,7 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument("prefix", help="path of .bin and .idx without their endings")
     arguments.add_argument("--tokenizer", metavar="PATH", help="also count the special tokens of this tokenizer")
     arguments.add_argument(
-        "--picture", type=output_path, metavar="FILE.svg", help="also draw a histogram of the lengths of documents"
+        "--picture", type=output_file, metavar="FILE.svg", help="also draw a histogram of the lengths of documents"
     )
     return arguments
 

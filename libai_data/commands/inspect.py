@@ -10,7 +10,7 @@ from libai_data.commands.inspection.inspection import inspect_config
 from libai_data.commands.inspection.page import page_of
 from libai_data.commands.one_rank import mesh_of
 from libai_data.config.lazy_config import load_config
-from libai_data.errors.argument_rules import output_path
+from libai_data.errors.argument_rules import output_file
 
 
 def parser() -> argparse.ArgumentParser:
@@ -24,7 +24,7 @@ def parser() -> argparse.ArgumentParser:
         "--checkpoint", metavar="DIR", help="use the data state of this checkpoint; shows its next step"
     )
     arguments.add_argument(
-        "--output", type=output_path, default="inspect.html", help="page to write (default: %(default)s)"
+        "--output", type=output_file, default="inspect.html", help="page to write (default: %(default)s)"
     )
     return arguments
 

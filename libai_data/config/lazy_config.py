@@ -15,7 +15,7 @@ from libai_data.config.overrides import apply_overrides
 from libai_data.config.python_text import to_py
 from libai_data.config.yaml_format import from_yaml, to_yaml
 from libai_data.errors import ConfigError, error_text, nearest
-from libai_data.errors.argument_rules import OUTPUT, check
+from libai_data.errors.argument_rules import OUTPUT_FILE, check
 
 Keys = Union[None, str, Sequence[str]]
 Path = Union[str, "os.PathLike[str]"]
@@ -90,7 +90,7 @@ class LazyConfig:
         Args:
             filename: the YAML file to write; its folder is made when needed.
         """
-        check({"filename": OUTPUT}, filename=filename)
+        check({"filename": OUTPUT_FILE}, filename=filename)
         path = os.path.abspath(os.fspath(filename))
         text = to_yaml(cfg)
         os.makedirs(os.path.dirname(path), exist_ok=True)

@@ -15,7 +15,7 @@ from typing import Any
 from libai_data.atomic_files import AppendFile, written_whole
 from libai_data.engine.events import EventStorage, get_event_storage
 from libai_data.engine.logging_setup import ON_BAR
-from libai_data.errors.argument_rules import OUTPUT, check
+from libai_data.errors.argument_rules import OUTPUT, OUTPUT_FILE, check
 
 SOURCE = "consumed_tokens/"
 """Begins the names of numbers that are the tokens of one dataset."""
@@ -78,7 +78,7 @@ class JSONWriter(_FileWriter):
     """
 
     def __init__(self, json_file: str, start_iter: int = 0) -> None:
-        check({"json_file": OUTPUT}, json_file=json_file)
+        check({"json_file": OUTPUT_FILE}, json_file=json_file)
         super().__init__(json_file, start_iter)
         self._has_begun = False
 

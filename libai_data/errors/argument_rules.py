@@ -126,6 +126,10 @@ FLAG = one_of(True, False)
 TEXT = Rule("a text", lambda value: isinstance(value, (str, os.PathLike)))
 PATH = Rule("a path, as text or a pathlib.Path", lambda value: TEXT.holds(value) and _is_path(os.fspath(value)))
 OUTPUT = Rule("a path on this machine (no '~', and no address such as s3://bucket/x)", _is_output)
+OUTPUT_FILE = Rule(
+    "a path of a file on this machine (no folder, no '~', and no address such as s3://bucket/x)",
+    lambda value: _is_output(value) and not os.path.isdir(value),
+)
 MAPPING = Rule("a mapping", lambda value: isinstance(value, Mapping))
 FUNCTION = Rule("a function", callable)
 FIELD_NAMES = Rule("a list of one or more names, each once", _are_field_names)
@@ -147,11 +151,16 @@ def check(rules: Mapping[str, Rule], **values: Any) -> None:
             raise ConfigError(rules[name].problem(name, value))
 
 
-def output_path(text: str) -> Path:
-    """The `type` of an argument of a command line that names a file or folder to write."""
-    if not OUTPUT.holds(text):
-        raise argparse.ArgumentTypeError(f"{text!r} must be {OUTPUT.allowed}")
+def output_path(text: str, rule: Rule = OUTPUT) -> Path:
+    """The `type` of an argument of a command line that names a folder to write, or a file or folder."""
+    if not rule.holds(text):
+        raise argparse.ArgumentTypeError(f"{text!r} must be {rule.allowed}")
     return Path(text)
+
+
+def output_file(text: str) -> Path:
+    """The `type` of an argument of a command line that names a file to write."""
+    return output_path(text, OUTPUT_FILE)
 
 
 def takes_numpy_numbers(function: Function) -> Function:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Callable
 
 from libai_data.errors import ConfigError, SampleError
-from libai_data.errors.argument_rules import OUTPUT, check, one_of, or_none, real
+from libai_data.errors.argument_rules import OUTPUT_FILE, check, one_of, or_none, real
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ SAMPLES_BEFORE_BUDGET = 1000
 _LONGEST_EXAMPLE = 300
 
 
-_RULES = {"quarantine_file": or_none(OUTPUT), "replacement_budget": real(0, 1, "a share; 0.01 is 1 %")}
+_RULES = {"quarantine_file": or_none(OUTPUT_FILE), "replacement_budget": real(0, 1, "a share; 0.01 is 1 %")}
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,11 @@ from libai_data.data.files.identity import key_of
 from libai_data.data.shard_work.process_pool import Work, WorkError, done_by_processes
 from libai_data.data.shard_work.work_folder import check_same_plan, keep_to_plan, own_folder, write_json
 from libai_data.data.sources.opening import open_source, source_format
+from libai_data.data.sources.remote import is_remote
 from libai_data.data.sources.shard_counts import MANIFEST
+from libai_data.data.sources.storage import listed
 from libai_data.errors import ConfigError, FormatError, SchemaError, nearest
-from libai_data.errors.argument_rules import OUTPUT, check, whole
+from libai_data.errors.argument_rules import OUTPUT, Rule, check, whole
 
 _UNFINISHED = ".libai_data_parts"
 _TELL_COLUMNS = 1000
@@ -30,6 +32,9 @@ _TELL_COLUMNS = 1000
 
 class ConversionError(WorkError):
     """A process could not write a shard."""
+
+
+_FILE_NAME = Rule("a name without '/'", lambda value: isinstance(value, str) and bool(value) and "/" not in value)
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,8 @@ class Conversion:
         name: that the names of the shards begin with.
 
     Raises:
-        ConfigError: There is no such format, a shard would have no record, or the output is no path on this machine.
+        ConfigError: There is no such format, a shard would have no record, the output is no path on this machine, or
+            the name has a '/'.
     """
 
     paths: Sequence[str]
@@ -58,7 +64,7 @@ class Conversion:
     def __post_init__(self) -> None:
         if self.to not in FORMATS:
             raise ConfigError(f"shards cannot be {self.to!r}, only {list(FORMATS)}.{nearest(self.to, FORMATS)}")
-        check({"records_per_shard": whole(1), "output": OUTPUT}, **vars(self))
+        check({"records_per_shard": whole(1), "output": OUTPUT, "name": _FILE_NAME}, **vars(self))
 
 
 @dataclass
@@ -86,7 +92,8 @@ def convert(
         progress: called after each shard with the number of finished records, and of all records.
 
     Raises:
-        ConfigError: There are no records, or shards of another conversion in the folder.
+        ConfigError: There are no records, shards of another conversion in the folder, or a shard would overwrite an
+            input.
         FormatError: The source cannot be read.
         ConversionError: A process failed: a record cannot be read or written, a shard is not what was written, or a
             file of the source changed meanwhile.
@@ -101,6 +108,7 @@ def convert(
     how = {name: value for name, value in asdict(conversion).items() if name not in ("output", "paths", "format")}
     plan = {**how, "records": len(source)}
     output = Path(conversion.output)
+    _refuse_overwriting(paths, _shards(conversion, len(source)))
     folder = output / _UNFINISHED
     with own_folder(folder):
         before = _manifest(output)
@@ -138,13 +146,28 @@ def _input(source: Any, first: int, stop: int, schema: Any) -> str:
 
 
 def _jobs(conversion: Conversion, source: Any, schema: Any) -> list[ShardJob]:
-    count = -(-len(source) // conversion.records_per_shard)
+    shards = _shards(conversion, len(source))
     jobs = []
-    for number in range(count):
-        name = f"{conversion.name}-{number:05d}-of-{count:05d}.{FORMATS[conversion.to].ending}"
-        first, stop = len(source) * number // count, len(source) * (number + 1) // count
-        jobs.append(ShardJob(str(Path(conversion.output) / name), first, stop, _input(source, first, stop, schema)))
+    for number, path in enumerate(shards):
+        first, stop = len(source) * number // len(shards), len(source) * (number + 1) // len(shards)
+        jobs.append(ShardJob(path, first, stop, _input(source, first, stop, schema)))
     return jobs
+
+
+def _shards(conversion: Conversion, records: int) -> list[str]:
+    count = -(-records // conversion.records_per_shard)
+    names = (f"{conversion.name}-{number:05d}-of-{count:05d}" for number in range(count))
+    return [str(Path(conversion.output) / f"{name}.{FORMATS[conversion.to].ending}") for name in names]
+
+
+def _refuse_overwriting(inputs: Sequence[str], shards: Sequence[str]) -> None:
+    there = {os.path.realpath(path) for path in shards if os.path.exists(path)}
+    local = [path for path in inputs if not is_remote(str(path))]
+    for path in listed(local) if there and local else ():
+        if os.path.realpath(path) in there:
+            raise ConfigError(
+                f"{path} is an input, which a shard would overwrite; give another folder (--output) or another --name"
+            )
 
 
 def _name(job: ShardJob) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from libai_data.data.text.encoders import as_bert, as_gpt2
 from libai_data.data.text.files import find_inputs
 from libai_data.data.text.parts import Cutting, cut_into_parts
 from libai_data.errors import ConfigError, installed
-from libai_data.errors.argument_rules import OUTPUT, check, whole
+from libai_data.errors.argument_rules import OUTPUT_FILE, check, whole
 
 logger = logging.getLogger(__name__)
 
@@ -85,12 +86,15 @@ def train_tokenizer(
         The number of tokens. A small corpus may give fewer than `vocab_size`, one with very many characters more.
 
     Raises:
-        ConfigError: No input, or no document in it, or the output is no path on this machine.
+        ConfigError: No input, or no document in it, or the output is an input, or no file's path on this machine.
     """
     cutting = cutting or Cutting()
-    check({"output": OUTPUT}, output=output)
+    check({"output": OUTPUT_FILE}, output=output)
     path = Path(output)
-    documents = _Texts(find_inputs(inputs, cutting.format, [path]), keys, cutting)
+    files = find_inputs(inputs, cutting.format, [path])
+    if os.path.realpath(path) in map(os.path.realpath, files):
+        raise ConfigError(f"output is {path}, which is an input too, and would be overwritten; give another path")
+    documents = _Texts(files, keys, cutting)
     inner = _inner_characters(documents, training) if training.model == WORDPIECE else []
     tokenizer, trainer = _untrained(training, training.vocab_size, inner)
     tokenizer.train_from_iterator(iter(documents), trainer)

@@ -19,6 +19,7 @@ from libai_data.commands.conversion.conversion import ConversionError, ShardJob,
 from libai_data.commands.conversion.shard_writers import FORMATS, schema_of
 from libai_data.commands.convert import main
 from libai_data.data.sources import open_source, unpack_record
+from libai_data.data.sources.shard_counts import MANIFEST
 from libai_data.errors import ConfigError, FormatError
 from tests.data.sources.record_files import ENDINGS, SOURCES, same, texts, write
 
@@ -218,6 +219,22 @@ def test_a_record_that_cannot_be_read_ends_the_run_and_is_named(tmp_path: Path) 
         ConversionError, match=r"(?s)records-00002-of-00004.tar .records 30 to 44.*record 30, offset 270"
     ):
         converted(tmp_path)
+
+
+def test_shards_never_overwrite_the_input(tmp_path: Path) -> None:
+    write("jsonl", tmp_path / "a.jsonl", texts(4))
+    convert(Conversion([str(tmp_path / "a.jsonl")], "parquet", tmp_path / "out", records_per_shard=2))
+    (tmp_path / "out" / MANIFEST).unlink()
+    before = {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    (tmp_path / "link").symlink_to(tmp_path / "out")
+    with pytest.raises(
+        ConfigError, match=r"out/records-00000-of-00002.parquet is an input, which a shard would overwr"
+    ):
+        convert(Conversion([str(tmp_path / "out")], "parquet", tmp_path / "link", records_per_shard=2))
+    assert {path: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+    for name in ("../b", ""):
+        with pytest.raises(ConfigError, match=f"name is '{name}'; it must be a name without '/'"):
+            Conversion(["a.jsonl"], "parquet", tmp_path, name=name)
 
 
 def test_the_command_tells_what_it_made_and_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

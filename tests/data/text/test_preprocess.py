@@ -243,6 +243,14 @@ def test_a_column_that_a_parquet_file_does_not_have_is_named_with_the_nearest(tm
         preprocess([str(tmp_path / "x.parquet")], str(tmp_path / "out"), Task(TokenizerFiles(tokenizer)))
 
 
+def test_a_tokenizer_never_overwrites_its_input(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("some words\n")
+    with pytest.raises(ConfigError, match=r"output is .*a\.txt, which is an input too, and would be overwritten"):
+        train_tokenizer([str(path)], str(path), Training())
+    assert path.read_text() == "some words\n"
+
+
 def test_a_key_that_is_given_twice_is_refused(tokenizer: str) -> None:
     with pytest.raises(ConfigError, match=r"keys of texts \(--json-keys\) are \['text', 'text'\]; give one or more"):
         Task(TokenizerFiles(tokenizer), ("text", "text"))
