@@ -61,6 +61,18 @@ class Counter:
         self.value = state["value"]
 
 
+@pytest.mark.parametrize("name", [".", "..", "", "../a", "a/b", "last_checkpoint", "a.partial", "a.replaced", None, 3])
+def test_a_name_that_would_harm_other_checkpoints_is_refused(name: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "run" / "checkpoints"
+    checkpointer = Checkpointer(new_model(), str(folder))
+    checkpointer.save("a.b-1_", 1)
+    with pytest.raises(CheckpointError, match=re.escape(f"a checkpoint cannot be called {name!r}: use letters")):
+        checkpointer.save(name, 2)
+    with pytest.raises(CheckpointError, match=re.escape(f"a checkpoint cannot be called {name!r}: use letters")):
+        checkpointer.remove(name)
+    assert Checkpointer(new_model(), str(folder)).get_checkpoint_file() == str(folder / "a.b-1_")
+
+
 @pytest.mark.parametrize("kind", ["adamw", "amsgrad", "sgd", "momentum"])
 def test_a_restored_optimizer_goes_on_bit_for_bit_whatever_its_groups(tmp_path: Path, kind: str) -> None:
     def optimizer_of(model: Any, groups: int) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import shutil
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -14,7 +13,7 @@ from typing import Any, Callable
 
 from libai_data.engine.checkpoint import optimizer_state
 from libai_data.engine.checkpoint.directory import CheckedFile, PendingDirectory
-from libai_data.engine.checkpoint.folder import STATE, CheckpointFolder
+from libai_data.engine.checkpoint.folder import STATE, CheckpointFolder, check_name
 from libai_data.engine.checkpoint.placement import fill, whole_on_rank0
 from libai_data.engine.checkpoint.random_state import RandomStates
 from libai_data.engine.checkpoint.tensor_file import TensorFile, tensor_header, write_tensor
@@ -82,8 +81,7 @@ class Checkpointer(CheckpointFolder):
         """
         if not self.save_to_disk:
             return
-        if not re.fullmatch(r"[\w.-]+", name):
-            raise CheckpointError(f"a checkpoint cannot be called {name!r}: use letters, digits, '_', '-' and '.'")
+        check_name(name)
         import oneflow as flow
 
         flow._oneflow_internal.eager.Sync()

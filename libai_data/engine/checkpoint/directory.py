@@ -23,6 +23,8 @@ MANIFEST = "manifest.json"
 FORMAT = "libai_data checkpoint 1"
 _PARTIAL = ".partial"
 _REPLACED = ".replaced"
+OWN_ENDINGS = (_PARTIAL, _REPLACED)
+"""Of names that `recover` removes."""
 _CHUNK = 1 << 22
 
 

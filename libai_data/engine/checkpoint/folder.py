@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from libai_data.engine.checkpoint.directory import recover, verify, write_small_file
+from libai_data.engine.checkpoint.directory import OWN_ENDINGS, recover, verify, write_small_file
 from libai_data.errors import CheckpointError
 from libai_data.errors.argument_rules import OUTPUT, check
 from libai_data.mesh.current import broadcast_py_object, is_main_process
@@ -18,6 +18,10 @@ logger = logging.getLogger(__name__)
 
 LAST = "last_checkpoint"
 STATE = "state.json"
+
+
+# ".", or "..", would be the folder of all checkpoints, or the one above.
+_NAME = re.compile(r"[\w-][\w.-]*")
 
 
 class CheckpointFolder:
@@ -46,6 +50,7 @@ class CheckpointFolder:
 
     def remove(self, name: str) -> None:
         """Delete a checkpoint, unless it is the last one."""
+        check_name(name)
         folder = Path(self.save_dir)
         if is_main_process() and _read_last(folder) != name:
             shutil.rmtree(folder / name, ignore_errors=True)
@@ -129,6 +134,15 @@ class CheckpointFolder:
         if path not in self.sound:
             verify(path)
             self.sound.add(path)
+
+
+def check_name(name: str) -> None:
+    """Refuse what no checkpoint may be called; a CheckpointError."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or name == LAST or name.endswith(OWN_ENDINGS):
+        raise CheckpointError(
+            f"a checkpoint cannot be called {name!r}: use letters, digits, '_', '-' and '.', but no '.' at the "
+            f"beginning, no {' or '.join(OWN_ENDINGS)} at the end, and not {LAST!r}"
+        )
 
 
 def _read_last(folder: Path) -> str:
