@@ -22,10 +22,9 @@ class BatchRow(NamedTuple):
     row: int
 
 
-def is_whole_batch(pieces: Sequence[BatchRow]) -> bool:
-    """Whether pieces are all rows of one batch that the iterable yielded."""
-    first, last = pieces[0], pieces[-1]
-    return first.leaves is last.leaves and len(pieces) == rows_in(first.leaves)
+def is_whole_batch(first: BatchRow, last: BatchRow, count: int) -> bool:
+    """Whether `count` rows from `first` to `last` are all rows of one batch that the iterable yielded."""
+    return first.leaves is last.leaves and count == rows_in(first.leaves)
 
 
 class PieceCollator:

@@ -249,7 +249,8 @@ class IterableStream(EpochPositions, StreamSampler):
         rows = self._readers[0].take(size)
         if not rows or (len(rows) < size and self.ends == "drop"):
             return 0, [], 0, 0
-        if self._keeps_batches and self._rows is not None and not is_whole_batch([row.piece for row in rows]):
+        first, last = rows[0].piece, rows[-1].piece
+        if self._keeps_batches and self._rows is not None and not is_whole_batch(first, last, len(rows)):
             tell_once(
                 f"{self._rows.source.name} yields batches of different sizes. The loader cuts them again, into batches "
                 f"of {size} rows, as the first one. If each step must use one of its batches, make them equally large"
