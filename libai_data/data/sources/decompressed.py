@@ -56,7 +56,9 @@ class DecompressedFile(LocalFile):
             version = look_up(self.source, kept.attempts).identity
             self.identity = zstd_key(self.source, version, size)
         else:
-            self.identity = key_of("zstd", file_identity(LocalFile(self.source).path), size)
+            local = LocalFile(self.source)
+            self.source = local.source
+            self.identity = key_of("zstd", file_identity(local.path), size)
         if identity and identity != self.identity:
             raise StorageError(
                 f"{self.source} has changed since it was first opened; start again with the current file"

@@ -51,14 +51,15 @@ class MDSSource(ShardedSource):
         described: Mapping[str, DescribedShard] | None = None,
     ) -> None:
         if isinstance(paths, MappedFile):
-            found, files = (described or described_shards([paths.source])), [paths]
+            found, files = [(described or described_shards([paths.source]))[paths.source]], [paths]
         else:
-            found = described_shards(listed(paths))
+            by_path = described_shards(listed(paths))
+            found = [*by_path.values()]
             files = [
                 MappedFile(path, decompressed(path, shard) if shard.is_packed(path) else None)
-                for path, shard in found.items()
+                for path, shard in by_path.items()
             ]
-        shards = [_Shard(file, found[file.source], columns) for file in files]
+        shards = [_Shard(file, shard, columns) for file, shard in zip(files, found)]
         super().__init__(files, shards, None if columns is None else list(columns))
 
 

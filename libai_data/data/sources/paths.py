@@ -13,12 +13,12 @@ from libai_data.errors.argument_rules import PATH, check
 
 
 def checked_path(name: str, path: Any) -> Path:
-    """A path of this machine."""
+    """A path of this machine, absolute: it stays the same if the process changes its folder."""
     check({name: PATH}, **{name: path})
     text = os.fspath(path)
     if is_remote(text):
         raise ConfigError(f"{name} is {text!r}, an address in a store; copy the files to a disk of this machine")
-    return Path(without_protocol(text))
+    return Path(without_protocol(text)).absolute()
 
 
 def is_file(path: PathLike) -> bool:
@@ -31,7 +31,7 @@ def why_missing(path: PathLike) -> str:
     try:
         os.stat(path)
     except FileNotFoundError:
-        if str(path).startswith("~"):
+        if any(part.startswith("~") for part in Path(path).parts):
             return " ('~' stays as it is here; give the whole path)"
         return " (a link has this path, which leads nowhere)" if os.path.islink(path) else ""
     except OSError as error:

@@ -80,7 +80,7 @@ class LocalFile:
         identity: what a file of a store must still have; by default any.
 
     Attributes:
-        source: path or address.
+        source: absolute path, or address.
         path: where it can be opened.
         identity: of a file of a store: changes when its content does; "" of a local one.
 
@@ -101,6 +101,9 @@ class LocalFile:
             self.path = Path(without_protocol(self.source))
             if not is_file(self.path):
                 raise ConfigError(f"there is no file {self.path}{why_missing(self.path)}")
+            # The process may change its folder before it opens the file, or sends this object to another one.
+            self.path = self.path.absolute()
+            self.source = str(self.path)
 
     def close(self) -> None:
         """Allow the cache to delete the copy. A copy that is open or mapped stays readable."""

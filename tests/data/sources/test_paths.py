@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from pathlib import Path
 from typing import Any, Callable
 
@@ -25,7 +26,8 @@ from libai_data.data.text.files import find_inputs
 from libai_data.data.text.tokenizer import TokenizerFiles
 from libai_data.errors import ConfigError, FormatError
 from tests.data.datasets.sentence_corpora import Tokenizer
-from tests.data.sources.record_files import SOURCES
+from tests.data.sources.record_files import ENDINGS, SOURCES
+from tests.data.sources.record_files import write as write_records
 
 LONG = "x" * 300
 NOT_PATHS: list[Any] = [5, 2.5, True, b"x", {"a": "b"}, {"x"}, object(), [None], [b"x"], [["a"]], ["a\0"], "a\0b", ""]
@@ -112,6 +114,25 @@ def test_the_reason_is_told(tmp_path: Path) -> None:
         "",
     ]
     assert why_missing("~/data") == " ('~' stays as it is here; give the whole path)"
+
+
+@pytest.mark.parametrize("kind", [*SOURCES, "images"])
+def test_a_relative_path_stays_when_the_process_changes_its_folder(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in (("one", "a"), ("two", "b")):
+        folder = tmp_path / name
+        (folder / "class").mkdir(parents=True)
+        (folder / "class" / "0.png").write_text(text)
+        if kind != "images":
+            write_records(kind, folder / f"data.{ENDINGS[kind]}", [text])
+    monkeypatch.chdir(tmp_path / "one")
+    path = "." if kind == "images" else f"data.{ENDINGS[kind]}"
+    source = ImageFolderSource(path) if kind == "images" else SOURCES[kind](path)
+    monkeypatch.chdir(tmp_path / "two")
+    for opened in (pickle.loads(pickle.dumps(source)), source):
+        found = opened.read(0)[0] if kind == "images" else opened[0]
+        assert "a" in repr(found) and "'b'" not in repr(found)
 
 
 def test_folders_are_read_through_links_each_of_them_once(tmp_path: Path) -> None:
