@@ -38,7 +38,7 @@ class ImageFolderSource:
 
     Each sub-folder is a class, except hidden ones. Classes are numbered from 0 in the order of their names. A class
     without images keeps its number, so that train and test folders agree. Images are in the order of their classes and
-    paths, which is the same on every machine.
+    paths, which is the same on every machine. Linked folders count as folders; within a class each folder counts once.
 
     A folder of many files is listed once, by one process of a node and with a progress bar. The list is kept and reused
     until a folder changes.
@@ -181,9 +181,10 @@ def _listing(
     folders, times = [""], [settled(os.stat(root).st_mtime_ns)]
     ends, entries = array("q", [0]), 0
 
-    def below(folder: str) -> Iterator[str]:
+    def below(folder: str, seen: set[str]) -> Iterator[str]:
         nonlocal entries
         folders.append(folder)
+        inner = []
         with _told(root / folder):
             times.append(settled(os.stat(root / folder).st_mtime_ns))
             with os.scandir(root / folder) as found:
@@ -192,14 +193,20 @@ def _listing(
                     if at_most is not None and entries > at_most:
                         raise _TooManyError
                     path = os.path.join(folder, entry.name)
-                    if entry.is_dir(follow_symlinks=False):
-                        yield from below(path)
+                    if entry.is_dir():
+                        inner.append(path)
                     elif path.lower().endswith(suffixes):
                         yield path
+        for path in sorted(inner):
+            real = os.path.realpath(root / path)
+            if real not in seen:
+                seen.add(real)
+                yield from below(path, seen)
 
     def names() -> Iterator[str]:
         for name in tqdm(classes, f"Listing {root}", unit=" classes", disable=None if at_most is None else True):
-            found = sorted((path[len(name) + 1 :] for path in below(name)), key=lambda path: path.split("/"))
+            seen = {os.path.realpath(root / name)}
+            found = sorted((path[len(name) + 1 :] for path in below(name, seen)), key=lambda path: path.split("/"))
             ends.append(ends[-1] + len(found))
             yield from found
 

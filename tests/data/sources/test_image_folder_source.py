@@ -53,6 +53,20 @@ def test_a_class_without_images_keeps_its_number(tmp_path: Path) -> None:
     assert [(path.name, label) for path, label in content(source)] == [("a.png", 0), ("b.png", 2), ("c.png", 3)]
 
 
+@pytest.mark.parametrize("few", [1, 100])
+def test_linked_folders_count_as_folders_each_once(tmp_path: Path, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("libai_data.data.sources.image_folder._FEW_FILES", few)
+    root = fill(tmp_path / "images", ["cat/1.png", "cat/old/3.png", "dog/1.png"])
+    fill(tmp_path / "elsewhere", ["2.png"])
+    for name, target in (("cat/more", "elsewhere"), ("cat/again", "elsewhere"), ("cat/old/loop", "images/cat")):
+        os.symlink(tmp_path / target, root / name)
+    with pytest.raises(ConfigError, match=r"cat/again/2\.png is in a folder within the class 'cat'"):
+        ImageFolderSource(root, cache_dir=tmp_path / "cache")
+    source = ImageFolderSource(root, cache_dir=tmp_path / "cache", nested="merge")
+    found = [str(path.relative_to(root)) for path, _ in content(source)]
+    assert found == ["cat/1.png", "cat/again/2.png", "cat/old/3.png", "dog/1.png"]
+
+
 def test_what_is_no_image_is_left_out(tmp_path: Path) -> None:
     names = ["a/1.png", "a/notes.txt", "a/2.png.part", "stray.png", ".cache/3.png", "a/folder.png/4.jpg"]
     source = ImageFolderSource(fill(tmp_path, names), nested="merge")
