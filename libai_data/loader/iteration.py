@@ -45,6 +45,7 @@ class Pass:
         self.stream = stream
         self.first = first
         self.take = take
+        self._cursor = first
         self._process = os.getpid()
         self._is_over = False
         self._is_taking = False
@@ -77,11 +78,20 @@ class Pass:
         except Exception as error:
             self._error = error
             raise
+        if self.stream.cursor is not self._cursor:
+            # The state of the loader would be that of the other one.
+            self._error = PassError(
+                f"the {type(self.stream).__name__} of this loader was moved during this pass: by another loader that "
+                "has the same sampler, or by its set_epoch or load_state_dict. Make a sampler of its own for each "
+                "loader, and move it between two passes, or by the loader's methods"
+            )
+            raise self._error
         if taken is None:
             self.stream.cursor = self.stream.after_pass()
             self._is_over = True
             raise StopIteration
         batch, cursor = taken
+        self._cursor = cursor
         return setattr(self.stream, "cursor", cursor) or setattr(self, "_is_taking", False) or batch  # type: ignore
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from libai_data.data.datasets import ConcatDataset, Subset
 from libai_data.data.samplers import CyclicSampler, SingleRoundSampler, StepSchedule
-from libai_data.errors import CheckpointError, ConfigError
+from libai_data.errors import CheckpointError, ConfigError, PassError
 from libai_data.loader import BatchLoader
 from libai_data.structures import DistTensorData, Instance
 
@@ -45,6 +45,25 @@ def loader_of(dataset: Any, workers: int = 0, **options: Any) -> BatchLoader:
 
 def numbers(loader: BatchLoader, count: int) -> list[list[int]]:
     return [batch.number.tensor.numpy().ravel().tolist() for batch in islice(iter(loader), count)]
+
+
+@pytest.mark.parametrize("end", [False, True])
+@pytest.mark.parametrize("kind", [CyclicSampler, SingleRoundSampler])
+def test_a_sampler_that_something_else_moves_during_a_pass_is_told(kind: Any, end: bool) -> None:
+    sampler = kind(Numbers(8), 4)
+    loader, other = (BatchLoader(Numbers(8), sampler) for _ in range(2))
+    state = sampler.state_dict()
+    for move in (lambda: next(iter(other)), lambda: sampler.set_epoch(3), lambda: sampler.load_state_dict(state)):
+        batches = iter(loader)
+        for _ in range(1 + end):
+            next(batches)
+        move()
+        for _ in range(2):
+            with pytest.raises(PassError, match=r"was moved during this pass.*a sampler of its own for each loader"):
+                next(batches)
+    sampler.set_epoch(5)
+    assert next(iter(loader)).number is not None
+    assert loader.state_dict()["position"] == 5 * 8 + 4
 
 
 @pytest.mark.parametrize("workers", [0, 2])
