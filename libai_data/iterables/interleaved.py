@@ -11,8 +11,9 @@ from typing import Any, Callable, NamedTuple
 
 from libai_data.iterables.digest import running_digest
 from libai_data.iterables.failed_rows import FailedRow
-from libai_data.iterables.iterable_source import Opened, Source
+from libai_data.iterables.iterable_source import Source
 from libai_data.iterables.plain_state import saved_in
+from libai_data.iterables.shared_use import Opened
 
 _SHARDS = "__shards__"
 _ROWS_COMPARED = 8

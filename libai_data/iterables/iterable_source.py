@@ -8,7 +8,7 @@ import logging
 import weakref
 from collections import abc
 from collections.abc import Iterable, Iterator
-from typing import Any, Callable, Optional
+from typing import Any, Callable
 
 import numpy as np
 
@@ -26,15 +26,10 @@ from libai_data.iterables.kinds import (
     yields_batches,
 )
 from libai_data.iterables.plain_state import decoded, encoded
+from libai_data.iterables.shared_use import Alone, Opened, SaveState, uses_of
 from libai_data.loader.worker_info import get_worker_info
 
 logger = logging.getLogger(__name__)
-
-SaveState = Callable[[], Optional[str]]
-"""Gives the state of what is being iterated over, as JSON text; None as long as it cannot be told."""
-
-Opened = tuple[Iterator[Any], Optional[SaveState]]
-"""A round: its rows, and what gives their state if it can be told."""
 
 Arrays = tuple[np.ndarray, ...]
 
@@ -83,8 +78,7 @@ class Source:
         self._takes_epoch = "epoch" in accepted
         self._rounds_begun = 0
         self._last_iterator: Callable[[], Any] = lambda: None
-        self._is_broken_off = False
-        self._fresh_state: str | None = None
+        self._uses = uses_of(thing)
 
     def length(self) -> int:
         """How many items an epoch says that it has; a TypeError if it does not say."""
@@ -111,6 +105,12 @@ class Source:
         A ConfigError if it can be iterated only once, or if it continues in the middle after a break.
         """
         thing = self._made(epoch, shard, num_shards)
+        if thing is not self._thing or not _is_for_one(thing):
+            return self._opened(thing, epoch, state)
+        alone = Alone(self._uses, self.name)
+        return alone.reading(*self._opened(thing, epoch, state))
+
+    def _opened(self, thing: Any, epoch: int, state: str | None) -> Opened:
         self._rounds_begun = max(self._rounds_begun, epoch + 1)
         keeps_state = _keeps_state(thing)
         if keeps_state and hasattr(thing, "set_epoch"):
@@ -145,14 +145,16 @@ class Source:
         """Reset an iterable whose epoch was interrupted; many would continue in the middle."""
         if thing is not self._thing:
             return
-        if self._fresh_state is None:
-            self._fresh_state = _state_of(thing)
-        elif self._is_broken_off:
-            thing.load_state_dict(decoded(self._fresh_state))
+        if self._uses.fresh_state is None:
+            self._uses.fresh_state = _state_of(thing)
+        elif self._uses.is_broken_off:
+            thing.load_state_dict(decoded(self._uses.fresh_state))
 
     def _noting_the_end(self, thing: Any, state: str | None) -> Iterator[Any]:
         """Iterate over an iterable with a state, and note whether it reaches its end."""
-        must_move = thing is self._thing and self._is_broken_off and state is None and not hasattr(thing, "set_epoch")
+        must_move = (
+            thing is self._thing and self._uses.is_broken_off and state is None and not hasattr(thing, "set_epoch")
+        )
         stood_at = _state_of(thing) if must_move else None
         iterator = iter(thing)
         if stood_at is not None and stood_at == _state_of(thing):
@@ -163,9 +165,9 @@ class Source:
             )
 
         def to_the_end() -> Iterator[Any]:
-            self._is_broken_off = True
+            self._uses.is_broken_off = True
             yield from self._guarded(iterator)
-            self._is_broken_off = False
+            self._uses.is_broken_off = False
 
         return to_the_end()
 
@@ -191,7 +193,7 @@ class Source:
             if self.takes_shard:
                 arguments.update(shard=shard, num_shards=num_shards)
             return self._thing(**arguments)
-        if hasattr(self._thing, "__next__") and self._rounds_begun:
+        if hasattr(self._thing, "__next__") and (self._rounds_begun or self._uses.newest()):
             if not hasattr(self._thing, "reset"):
                 raise self.goes_once()
             self._thing.reset()
@@ -209,6 +211,12 @@ class Source:
             # It writes each batch over an older one, which may still be in use.
             return map(copy.deepcopy, iterator)
         return iterator
+
+
+def _is_for_one(thing: Any) -> bool:
+    """Whether two loops over an iterable at the same time change what each of them gets."""
+    begins_anew = getattr(thing, "persistent_workers", False)
+    return bool(begins_anew) or hasattr(thing, "set_epoch") or hasattr(thing, "__next__") or _keeps_state(thing)
 
 
 def _state_of(thing: Any) -> str | None:

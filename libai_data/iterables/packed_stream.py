@@ -16,9 +16,10 @@ from libai_data.data.datasets.stream_transform import start_of
 from libai_data.errors import CheckpointError, ConfigError
 from libai_data.errors.argument_rules import FUNCTION, check
 from libai_data.iterables.failed_rows import FailedRow, Skipping
-from libai_data.iterables.iterable_source import Opened, SaveState, Source
+from libai_data.iterables.iterable_source import Source
 from libai_data.iterables.kinds import is_map_style
 from libai_data.iterables.plain_state import saved_in
+from libai_data.iterables.shared_use import Opened, SaveState
 
 _END = object()
 

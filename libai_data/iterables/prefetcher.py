@@ -13,7 +13,7 @@ from typing import Any, Callable, Optional
 
 from libai_data.data.items import ReuseCheck
 from libai_data.errors import SampleError, error_text
-from libai_data.iterables.iterable_source import SaveState
+from libai_data.iterables.shared_use import SaveState
 from libai_data.loader.resumable import finish
 
 _LOOK_SECONDS = 0.2  # how long either side waits before it looks whether it still should

@@ -24,10 +24,10 @@ from libai_data.data.random.sample_random import become_worker_process
 from libai_data.data.shard_work.process_pool import Work
 from libai_data.errors import ConfigError, SchemaError, error_text
 from libai_data.iterables.interleaved import Interleaved, ShardPart, ShardPlace, open_round, part_read, places_in
-from libai_data.iterables.iterable_source import Opened, SaveState
 from libai_data.iterables.packed_stream import WrappedSource, source_of
 from libai_data.iterables.plain_state import saved_in
 from libai_data.iterables.shard_lanes import ShardLanes
+from libai_data.iterables.shared_use import Opened, SaveState
 from libai_data.iterables.shuffle_buffer import ShuffleBuffer
 from libai_data.loader.same_dataset import are_same, attributes_of
 from libai_data.loader.worker import JOB_VARIABLES

@@ -12,8 +12,8 @@ import numpy as np
 
 from libai_data.data.random.hashing import combine64, mix64_array
 from libai_data.errors import CheckpointError
-from libai_data.iterables.iterable_source import SaveState
 from libai_data.iterables.plain_state import saved_in
+from libai_data.iterables.shared_use import SaveState
 
 _END = object()
 _DRAWN_AT_ONCE = 256

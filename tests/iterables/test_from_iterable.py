@@ -399,6 +399,62 @@ def test_an_iterator_can_be_gone_through_once() -> None:
     loader.close()
 
 
+class KnowsItsEpoch:
+    """Reads its epoch while it is iterated over."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[dict[str, int]]:
+        return ({"x": 100 * self.epoch + number} for number in range(24))
+
+
+class KnowsItsPlace(KnowsItsEpoch):
+    """Continues where its state says, and tells the place of its newest iterator."""
+
+    place = 0
+
+    def __iter__(self) -> Iterator[dict[str, int]]:
+        while self.place < 24:
+            self.place += 1
+            yield {"x": self.place - 1}
+        self.place = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.place = state["place"]
+
+
+@pytest.mark.parametrize("source", [KnowsItsEpoch, KnowsItsPlace, partial(map, sample, range(24))])
+def test_what_one_loader_reads_at_a_time_is_not_read_by_two(source: Any) -> None:
+    shared = source()
+    loaders = [from_iterable(shared, 2, prefetch=1) for _ in range(2)]
+    first, second = loaders
+    second_epoch = 0 if hasattr(shared, "__next__") else 3
+    second.set_epoch(second_epoch)
+    older = iter(first)
+    next(older)
+    with pytest.raises(SampleError, match=r"another loader has begun to read the same|can be iterated only once"):
+        for _ in iter(second):
+            list(older)
+    for loader in loaders:
+        loader.close()
+
+
+@pytest.mark.parametrize("source", [KnowsItsEpoch(), KnowsItsPlace(), [{"x": 1}] * 6])
+def test_what_one_loader_reads_at_a_time_is_read_by_two_in_turn(source: Any) -> None:
+    next(iter(from_iterable(source, 2, prefetch=1)))
+    loaders = [from_iterable(source, 2, prefetch=1) for _ in range(2)]
+    next(iter(loaders[0]))
+    for loader in reversed(loaders):
+        assert len(list(loader)) == (3 if isinstance(source, list) else 12)
+        loader.close()
+
+
 @pytest.mark.parametrize(
     ("source", "options", "message"),
     [

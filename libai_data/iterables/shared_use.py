@@ -1,0 +1,86 @@
+"""One iterable in several loaders: they may read it in turn, but not at the same time."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from typing import Any, Callable, Optional
+
+from libai_data.errors import PassError
+
+SaveState = Callable[[], Optional[str]]
+"""Gives the state of what is being iterated over, as JSON text; None as long as it cannot be told."""
+
+Opened = tuple[Iterator[Any], Optional[SaveState]]
+"""A round: its rows, and what gives their state if it can be told."""
+
+
+class Uses:
+    """What the loaders of one iterable know of each other.
+
+    Attributes:
+        fresh_state: of the iterable before the first epoch, as JSON text; None if it is not known.
+        is_broken_off: an epoch was begun and has not come to its end.
+        newest: gives the rows that were begun last, as long as somebody has them.
+    """
+
+    fresh_state: str | None = None
+    is_broken_off = False
+
+    def __init__(self) -> None:
+        self.newest: Callable[[], Alone | None] = lambda: None
+
+
+_uses: weakref.WeakValueDictionary[int, Uses] = weakref.WeakValueDictionary()
+
+
+def uses_of(thing: Any) -> Uses:
+    """What the loaders of an iterable know; it lasts as long as the iterable, or its loaders."""
+    found = _uses.get(id(thing))
+    if found is None:
+        _uses[id(thing)] = found = Uses()
+        with suppress(TypeError):  # Not everything can be referred to weakly.
+            weakref.finalize(thing, id, found).atexit = False
+    return found
+
+
+class Alone:
+    """The rows of an iterable that only one loader can read at a time, until another loader begins to read them.
+
+    Args:
+        uses: of the iterable.
+        name: of the iterable, for the error.
+    """
+
+    def __init__(self, uses: Uses, name: str) -> None:
+        self._uses, self._name = uses, name
+        self._rows: Iterator[Any] = iter(())
+        uses.newest = weakref.ref(self)
+
+    def reading(self, rows: Iterator[Any], save: SaveState | None) -> Opened:
+        """These rows, and what saves their state."""
+        self._rows = rows
+        return self, None if save is None else partial(self._saved, save)
+
+    def __iter__(self) -> Alone:
+        return self
+
+    def __next__(self) -> Any:
+        self._check()
+        row = next(self._rows)
+        self._check()
+        return row
+
+    def _saved(self, save: SaveState) -> str | None:
+        state = save()
+        self._check()
+        return state
+
+    def _check(self) -> None:
+        if self._uses.newest() is not self:
+            raise PassError(
+                f"another loader has begun to read the same {self._name}, which keeps its epoch or its place within "
+                "itself. Give each loader an object of its own, or the function that makes it"
+            )
