@@ -226,6 +226,17 @@ class ReuseCheck:
         self._last, self._places = sample, places
 
 
+def first_in_one_place(samples: Sequence[Any], indices: Sequence[int]) -> int | None:
+    """The first of some samples, all of them held, that lies where a sample of another index lies; None without one."""
+    owners: dict[Any, int] = {}
+    for row, sample in enumerate(samples):
+        for place in _places_of(sample).items():
+            owner = owners.setdefault(place, row)
+            if indices[owner] != indices[row]:
+                return owner
+    return None
+
+
 def _places_of(sample: Any) -> dict[Any, int]:
     """Where the arrays of a sample lie, and the sample itself if it can change."""
     places: dict[Any, int] = {_ITSELF: id(sample)} if isinstance(sample, (dict, list, Instance)) else {}

@@ -71,6 +71,7 @@ class TakenRows:
     """The dataset of a loader over an iterable: returns the rows that the sampler has read, in its order."""
 
     seeds_generators = True  # Those of a stream decide its order; digests of the rows notice what does not replay.
+    reads_once = True
 
     def __init__(self, source: Source, options: ReadingOptions) -> None:
         self.source = source

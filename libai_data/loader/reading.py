@@ -103,7 +103,7 @@ class SampleReader(WatchedDataset):
 
     def samples_to_collate(self, epochs: np.ndarray, indices: np.ndarray) -> list[Any]:
         """Read some samples, in this order, with the fields that were asked for."""
-        samples = self._samples(epochs, indices, self._reuse)
+        samples = self._samples(epochs, indices)
         if self._names is None:
             return samples
         return [self._selected(sample, index) for sample, index in zip(samples, indices.tolist())]
@@ -114,7 +114,7 @@ class SampleReader(WatchedDataset):
         except SchemaError as error:
             raise SchemaError(f"sample {index} of {type(self.dataset).__name__}: {error}") from error
 
-    def _samples(self, epochs: np.ndarray, indices: np.ndarray, reuse: ReuseCheck | None = None) -> list[Any]:
+    def _samples(self, epochs: np.ndarray, indices: np.ndarray) -> list[Any]:
         if self._get_items is not None and self._may_read_together(indices):
             try:
                 return self._get_together(epochs, indices)
@@ -124,10 +124,8 @@ class SampleReader(WatchedDataset):
         samples: list[Any] = []
         for epoch, index in zip(epochs.tolist(), indices.tolist()):
             samples.append(self.sample(epoch, index))
-            if reuse is not None:
-                reuse.see(samples[-1])
-        if reuse is not None:
-            reuse.begin()
+            self._reuse.see(samples[-1])
+        self._reuse.begin()
         return samples
 
     def read_into(self, schema: SampleSchema, rows: Rows, epochs: np.ndarray, indices: np.ndarray) -> None:

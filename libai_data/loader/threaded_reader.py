@@ -8,7 +8,7 @@ from typing import Any, Callable, TypeVar
 
 import numpy as np
 
-from libai_data.data.items import ReuseCheck, check_kept, contents_of
+from libai_data.data.items import check_kept, contents_of
 from libai_data.data.random.global_generators import share_generators, take_doubt
 from libai_data.loader.failures import ErrorPolicy
 from libai_data.loader.reading import SampleReader, row_slices
@@ -31,23 +31,21 @@ class ThreadedReader(SampleReader):
         self._doubts_left = _MOST_DOUBTS
         self._has_compared = False
 
-    def _samples(self, epochs: np.ndarray, indices: np.ndarray, reuse: ReuseCheck | None = None) -> list[Any]:
-        if reuse is not None and not self._has_compared and len(indices) > 1:
+    def _samples(self, epochs: np.ndarray, indices: np.ndarray) -> list[Any]:
+        if not self._has_compared and len(indices) > 1:
             # Of several threads: whether the first sample is kept while the others are read.
             self._has_compared = True
             first = super()._samples(epochs[:1], indices[:1])
             before = contents_of(first[0])
-            others = self._samples(epochs[1:], indices[1:], reuse)
+            others = self._samples(epochs[1:], indices[1:])
             check_kept(first[0], before, others[-1], type(self.dataset).__name__)
             return [*first, *others]
 
         def read(reader: SampleReader, part: slice) -> list[Any]:
-            return reader._samples(epochs[part], indices[part], None if reuse is None else reader._reuse)
+            return reader._samples(epochs[part], indices[part])
 
         parts = self._by_threads(read, len(indices))
-        return (
-            super()._samples(epochs, indices, reuse) if parts is None else [sample for part in parts for sample in part]
-        )
+        return super()._samples(epochs, indices) if parts is None else [sample for part in parts for sample in part]
 
     def _read_rows(self, schema: SampleSchema, rows: Rows, epochs: np.ndarray, indices: np.ndarray) -> None:
         def read(reader: SampleReader, part: slice) -> None:

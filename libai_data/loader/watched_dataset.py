@@ -8,6 +8,7 @@ from typing import Any, Callable, TypeVar
 
 import numpy as np
 
+from libai_data.data.items import check_kept, contents_of, first_in_one_place
 from libai_data.data.random.global_generators import GlobalDraws
 from libai_data.data.random.sample_random import SampleKeys, reading_samples
 from libai_data.data.transforms.timing import take_transform_time
@@ -16,6 +17,9 @@ from libai_data.loader.failures import SkippedSample
 from libai_data.loader.stage_times import StageTimes
 
 Result = TypeVar("Result")
+
+_TIMES_COMPARED = 8
+"""Lists of samples that are looked at for samples in one place; of later ones, ever fewer are."""
 
 
 class WatchedDataset:
@@ -31,6 +35,7 @@ class WatchedDataset:
         self.seed = seed
         self.draws = GlobalDraws(type(dataset).__name__)
         self._get_items: Callable[..., Any] | None = getattr(dataset, "__getitems__", None)
+        self._times_together = 0
         self._skipped: list[SkippedSample] = []
         self._times = StageTimes()
 
@@ -113,7 +118,21 @@ class WatchedDataset:
                 raise self._failure(f"samples {asked}", wrong)
             return samples
 
-        return [sample for samples in self._together(get, epochs, indices) for sample in samples]
+        def get_all(rows: slice) -> list[Any]:
+            found = self._together(get, epochs[rows], indices[rows])
+            return [sample for samples in found for sample in samples]
+
+        all_samples = get_all(slice(None))
+        self._times_together += 1
+        is_due = self._times_together <= _TIMES_COMPARED or not self._times_together & (self._times_together - 1)
+        if not is_due or getattr(self.dataset, "reads_once", False):
+            return all_samples
+        row = first_in_one_place(all_samples, indices.tolist())
+        if row is not None:
+            before = contents_of(all_samples[row])
+            [again] = get_all(slice(row, row + 1))
+            check_kept(all_samples[row], before, again, type(self.dataset).__name__)
+        return all_samples
 
     def _count_source(self, start: float, samples: int) -> None:
         self._count(perf_counter() - start, 0.0, samples)

@@ -442,6 +442,16 @@ class Reusing:
         return {"x": self._array, "index": np.array(index)}
 
 
+class ReusingTogether(Reusing):
+    """The same through `__getitems__`, and with numbers that it draws."""
+
+    def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
+        return [{**self[index], "drawn": np.random.rand()} for index in indices]
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {**super().__getitem__(index), "drawn": np.random.rand()}
+
+
 class ReusingCollator(threading.local):
     """Makes each batch in the same memory, which is another one in each thread."""
 
@@ -461,6 +471,16 @@ def test_a_dataset_that_overwrites_its_samples_is_refused_where_a_collator_gets_
         batch_of(Reusing(overwrites=True), collate_fn=stack_dicts, **workers)
     assert batch_of(Reusing(overwrites=True), **workers)["x"].shape == (4, 2)
     assert not batch_of(Reusing(overwrites=False), collate_fn=stack_dicts, **workers)["x"].any()
+
+
+@pytest.mark.parametrize("options", [{}, {"collate_fn": stack_dicts}, {"on_error": "skip"}])
+def test_samples_read_together_that_overwrite_each_other_are_refused(options: dict[str, Any]) -> None:
+    with (
+        pytest.raises(DataPipelineError, match=r"field 'x' of a sample of ReusingTogether overwrites"),
+        loading(ReusingTogether(overwrites=True), **options) as loader,
+    ):
+        list(islice(loader, 8))
+    assert not batch_of(ReusingTogether(overwrites=False), **options)["x"].any()
 
 
 @pytest.mark.parametrize("nested", [False, True])
