@@ -162,6 +162,7 @@ class BatchLoader(ResumableLoader):
         self.mixup_func = mixup_func
         self.stream = as_stream(batch_sampler, dataset)
         self._samples = self._samples_now()
+        self._refuse_other_sampler()
         self.num_workers = num_workers
         self._worker_type = worker_type
         self._ahead = prefetch if num_workers else 0
@@ -212,6 +213,15 @@ class BatchLoader(ResumableLoader):
         # Not a generator, which would hold on to the last batch while the trainer has let go of it; and a bound method,
         # so that whoever has the iterator has the loader.
         return Pass(self.stream, first, partial(self._take, iteration, agreement, as_numpy))
+
+    def _refuse_other_sampler(self) -> None:
+        theirs: Any = getattr(self.stream, "dataset", None)
+        if self._samples is None or not hasattr(theirs, "__len__") or len(theirs) == self._samples:
+            return
+        raise ConfigError(
+            f"batch_sampler ({type(self.stream).__name__}) is for a dataset of {len(theirs)} samples, and "
+            f"{type(self.dataset).__name__} has {self._samples}; make the sampler of the dataset that is loaded"
+        )
 
     def _samples_now(self) -> int | None:
         """How many samples the dataset has; None if an own sampler of the user's decides what is read."""

@@ -66,6 +66,13 @@ def test_a_sampler_that_something_else_moves_during_a_pass_is_told(kind: Any, en
     assert loader.state_dict()["position"] == 5 * 8 + 4
 
 
+@pytest.mark.parametrize("kind", [CyclicSampler, SingleRoundSampler])
+@pytest.mark.parametrize("length", [7, 9])
+def test_a_sampler_of_a_dataset_of_another_length_is_refused(kind: Any, length: int) -> None:
+    with pytest.raises(ConfigError, match=f"is for a dataset of 8 samples, and Numbers has {length}"):
+        BatchLoader(Numbers(length), kind(Numbers(8), 4))
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_read_ahead_are_not_counted_at_any_cut_point(workers: int) -> None:
     with closing(loader_of(Numbers(), workers, prefetch=6)) as loader:
