@@ -21,11 +21,12 @@ from libai_data.data.datasets.shard_lengths import shard_lengths_of
 from libai_data.data.datasets.stream_transform import StreamTransform
 from libai_data.data.datasets.streamed_shards import StreamedShards
 from libai_data.data.samplers.lane_order import LaneOrder
-from libai_data.data.shard_use import ShardPlan, bytes_a_batch, most_in_use
+from libai_data.data.shard_use import BESIDE_AHEAD, ShardPlan, bytes_a_batch, cache_for, share_of_node
 from libai_data.delivery.read_plan import READERS, FieldSize, NodeTraffic, ReadPlan, node_traffic, read_mode, times_read
 from libai_data.engine.models import build_configured_tokenizer
 from libai_data.errors import ConfigError, bytes_in_words, numbers_in_words
 from libai_data.iterables.iterable_loader import indexed_dataset_of
+from libai_data.loader.batch_loader import PREFETCH
 from libai_data.loader.reading import reads_parts
 from libai_data.loader.schema import Layout
 from libai_data.mesh.global_tensor import split_dims
@@ -61,10 +62,14 @@ def _plan(asked: argparse.Namespace) -> list[str]:
     fields = tuple(
         PlannedField(name, values[0].dtype, values[0].shape, rows.layouts[name]) for name, values in rows.values.items()
     )
+    asked_for = {
+        key: try_get_key(cfg, f"dataloader.train.{key}") for key in ("num_workers", "prefetch", "prefetch_factor")
+    }
+    ahead = asked_for["prefetch"] or (asked_for["prefetch_factor"] or 1) * (asked_for["num_workers"] or 0) or PREFETCH
     first = opened.plan.first
     job = JobPlan(mesh, first.micro_batch_size, fields, reads_parts(dataset))
     readers = read_mode(try_get_key(cfg, "dataloader.train.readers") or "every_rank")
-    streamed = streaming_report(dataset, order, mesh, first.micro_batch_size, readers)
+    streamed = streaming_report(dataset, order, mesh, first.micro_batch_size, readers, max(ahead, PREFETCH))
     return report(job, first.num_accumulation_steps, readers) + streamed
 
 
@@ -239,11 +244,14 @@ def _bytes(count: float) -> str:
     return bytes_in_words(count) if count else "-"
 
 
-def streaming_report(dataset: Any, order: Any, mesh: ParallelMesh, rows: int, readers: str) -> list[str]:
+def streaming_report(
+    dataset: Any, order: Any, mesh: ParallelMesh, rows: int, readers: str, ahead: int = 0
+) -> list[str]:
     """Lines about the first epoch; none for a dataset that is not streamed.
 
     Args:
         rows: of a batch, of each data-parallel rank.
+        ahead: batches that workers read ahead.
     """
     shards = StreamedShards(dataset)
     if not shards.sources:
@@ -254,33 +262,41 @@ def streaming_report(dataset: Any, order: Any, mesh: ParallelMesh, rows: int, re
         return ["", f"{title} Without lanes, each node fetches what its ranks read, when they read it."]
     room, lengths = shards.sources[0].storage.size // 2, shard_lengths_of(dataset)
     plan, batch_size = ReadPlan(mesh, readers), rows * mesh.data_parallel_size
-    batches = -(-order.epoch_size // batch_size)
+    batches, own_sizes = -(-order.epoch_size // batch_size), shards.sizes_of(lengths)
     costs: dict[tuple[str, ...], list[int]] = {}
     for node in range(mesh.num_nodes):
-        parts = sorted({part for rank in plan.ranks_of(node) for part in plan.shards_read_by(rank)})
-        if not parts:
+        of_readers = [parts for rank in plan.ranks_of(node) if (parts := plan.shards_read_by(rank))]
+        if not of_readers:
             continue
-        span = range(parts[0] * rows, (parts[-1] + 1) * rows)
+        spans = [range(parts[0] * rows, (parts[-1] + 1) * rows) for parts in of_readers]
         if getattr(dataset, "reads_to_measure", False):  # samples of all lanes
-            span = range(batch_size)
+            spans = [range(batch_size)] * len(spans)
+        span = range(min(each.start for each in spans), max(each.stop for each in spans))
         in_lanes = ShardPlan(order.shard_uses(span, batch_size), lambda shard, batch: batch)
         of_epoch = takewhile(lambda use: use.first < batches, shards.plan_of(in_lanes, lengths).uses)
         uses = [use for use in of_epoch if use.shard != shards.none]
         needed = {use.shard for use in uses}
         # How many samples a batch of a filter or packer takes is not known in advance.
         rate = inf if isinstance(dataset, StreamTransform) else bytes_a_batch(uses, sizes, room)
+        enough = max(
+            cache_for(
+                order.most_bytes(each, batch_size, ahead + BESIDE_AHEAD, own_sizes),
+                share_of_node(len(parts), mesh.data_parallel_size, mesh.num_nodes),
+            )
+            for each, parts in zip(spans, of_readers)
+        )
         costs.setdefault(
             (
                 f"{len(needed):,}",
                 bytes_in_words(int(sizes[list(needed)].sum())),
                 bytes_in_words(sum(int(sizes[use.shard]) for use in uses)),
-                bytes_in_words(2 * most_in_use(uses, sizes)),
+                f"{enough:,} bytes",
                 bytes_in_words(rate) if isfinite(rate) else "-",
             ),
             [],
         ).append(node)
     lines: list[Sequence[str]] = [
-        ("nodes", "shard files", "bytes an epoch, at least", "at most", "cache needed", "a batch")
+        ("nodes", "shard files", "bytes an epoch, at least", "at most", "cache that is enough", "a batch")
     ]
     lines += [(numbers_in_words(nodes), *cost) for cost, nodes in costs.items()]
     head = ["", f"{title} What the first epoch costs each of these nodes:", *with_ruled_head(lines)]

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
+from math import ceil
 from typing import Callable, NamedTuple
 
 import numpy as np
+
+BESIDE_AHEAD = 2
+"""Batches that are read at once beside those that workers read ahead: the one in use, and the one asked for next."""
 
 
 class ShardUse(NamedTuple):
@@ -56,6 +60,37 @@ def most_in_use(uses: Iterable[ShardUse], sizes: np.ndarray) -> int:
         heappush(ends, (use.last, use.shard))
         most = max(most, now)
     return most
+
+
+def most_of_turns(turns: int, block: int, lengths: np.ndarray, sizes: np.ndarray) -> int:
+    """The most bytes of shards that some samples in a row lie in, in whatever order the shards are visited.
+
+    The first and the last block may be used in part; of the shards between them all samples are used.
+
+    Args:
+        turns: number of samples.
+        block: shards that are shuffled together, at most.
+        lengths: int64 [shards], samples.
+        sizes: int64 [shards], bytes.
+    """
+    between = int(np.searchsorted(np.cumsum(np.sort(lengths)), turns - 2, side="right"))
+    count = min(2 * block + between if turns > 1 else block, len(sizes))
+    return int(np.sort(sizes)[len(sizes) - count :].sum())
+
+
+def share_of_node(parts: int, data_parallel_size: int, nodes: int) -> float:
+    """Of the cache of a node, the part of a reader of so many data-parallel ranks, if all nodes read equally many."""
+    return min(1.0, parts / data_parallel_size * nodes)
+
+
+def cache_for(needed: int, share: float) -> int:
+    """The size of a cache that is enough for a reader.
+
+    Args:
+        needed: bytes of shards at once.
+        share: of the cache, which the reader may use; see `share_of_node`.
+    """
+    return ceil((2 * needed + 1) / share)
 
 
 def bytes_a_batch(uses: Iterable[ShardUse], sizes: np.ndarray, room: int) -> float:

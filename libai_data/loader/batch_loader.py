@@ -14,8 +14,10 @@ from libai_data.data.datasets.streamed_shards import StreamedShards
 from libai_data.data.fork_lock import ForkLock
 from libai_data.data.random.global_generators import warn_of_own_generators
 from libai_data.data.samplers.cursor import Cursor
+from libai_data.data.samplers.lane_order import LaneOrder
 from libai_data.data.samplers.listed import as_stream
 from libai_data.data.samplers.sampler import StreamSampler, order_in_words
+from libai_data.data.shard_use import BESIDE_AHEAD
 from libai_data.data.transforms.batch import BatchTransform, check_rows_together, rows_together
 from libai_data.errors import ConfigError
 from libai_data.errors.argument_rules import (
@@ -52,6 +54,8 @@ from libai_data.structures import Agreement, Instance, Origin, RowIndices
 
 WORKER_TYPES = ("process", "thread")
 MOST_PREFETCHED = 256
+PREFETCH = 4
+"""Batches that workers read ahead if nothing else is said."""
 RULES = {
     "num_workers": whole(0, 1024),
     "prefetch": whole(1, MOST_PREFETCHED),
@@ -125,7 +129,7 @@ class BatchLoader(ResumableLoader):
         *,
         num_workers: int = 0,
         worker_type: str = "process",
-        prefetch: int = 4,
+        prefetch: int = PREFETCH,
         collate_fn: Collator | None = None,
         seed: int = 0,
         layouts: Overrides | None = None,
@@ -292,11 +296,12 @@ class BatchLoader(ResumableLoader):
         if self._streamed is None:
             return
         order = self.stream.order
-        if order.lanes == 1 and (order.shuffle or self._streamed.is_shuffled):
+        if not isinstance(order, LaneOrder) and (order.shuffle or self._streamed.is_shuffled):
             self._streamed.check_holds_all()
         plan = self.stream.shard_plan(position, self._streamed)
         if plan is not None:
-            self._streamed.read_ahead(plan)
+            at_once = self._ahead + BESIDE_AHEAD
+            self._streamed.read_ahead(plan, partial(self.stream.most_bytes, at_once, self._streamed))
 
     @property
     def collates(self) -> bool:

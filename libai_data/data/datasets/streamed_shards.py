@@ -13,7 +13,7 @@ from libai_data.data.datasets.combine import ConcatDataset, RandomPart, Subset
 from libai_data.data.datasets.mapped import Map
 from libai_data.data.datasets.one_round import OneRound
 from libai_data.data.datasets.stream_transform import StreamTransform
-from libai_data.data.shard_use import ShardPlan, ShardUse, most_in_use
+from libai_data.data.shard_use import ShardPlan, ShardUse, cache_for, most_in_use, most_of_turns
 from libai_data.data.sources.fetch_log import FetchLog
 from libai_data.data.sources.last_used import LastUsed
 from libai_data.data.sources.read_ahead import ReadAhead
@@ -51,7 +51,7 @@ class StreamedShards:
         self.sources = list(self._firsts)
         self.sizes = np.concatenate([np.empty(0, np.int64), *(source.table.sizes for source in self.sources)])
         self.none = len(self.sizes)
-        self._budget = 0
+        self._share, self._budget = 1.0, 0
         self._ahead: ReadAhead | None = None
         self._log: FetchLog | None = None
 
@@ -102,6 +102,7 @@ class StreamedShards:
             is_kept: shards that are open stay so, if the part is the same. Not if workers are forked now, which would
                 hold them too.
         """
+        self._share = share
         self._budget = int(min(source.storage.size for source in self.sources) * share) // 2
         opened = self.sources[0].opened
         if not is_kept or opened.limit != self._budget or any(source.opened is not opened for source in self.sources):
@@ -116,13 +117,29 @@ class StreamedShards:
             lane_plan: of the order.
             lengths: `shard_lengths_of` the dataset, int64 [shards].
         """
-        firsts = np.minimum(np.cumsum(lengths) - lengths, lengths.sum() - 1)
-        streamed = self.at(firsts)
+        streamed = self._streamed(lengths)
         own = np.zeros(self.none + 1, np.int64)
         full = np.flatnonzero(lengths)
         own[streamed[full]] = full
         uses = (use._replace(shard=int(streamed[use.shard])) for use in lane_plan.uses)
         return ShardPlan(uses, lambda shard, batch: lane_plan.next_use(int(own[shard]), batch))
+
+    def _streamed(self, lengths: np.ndarray) -> np.ndarray:
+        return self.at(np.minimum(np.cumsum(lengths) - lengths, lengths.sum() - 1))
+
+    def sizes_of(self, lengths: np.ndarray) -> np.ndarray:
+        """The bytes of all shards of the dataset, 0 of those that are not streamed, int64 [shards]."""
+        return np.append(self.sizes, 0)[self._streamed(lengths)]
+
+    def most_in_order(self, samples: int, orders: int) -> int:
+        """The most bytes of shards at once, if they are read from first to last sample.
+
+        Args:
+            samples: that are read at once.
+            orders: datasets of a blend, which are read so side by side.
+        """
+        lengths = np.concatenate([np.empty(0, np.int64), *(source.shard_lengths for source in self.sources)])
+        return orders * most_of_turns(samples, 1, lengths, self.sizes)
 
     def uses_in(self, samples: Iterable[tuple[np.ndarray, np.ndarray]]) -> Iterator[ShardUse]:
         """The uses of shards, in the order of their first batch.
@@ -138,8 +155,12 @@ class StreamedShards:
             for row in np.argsort(firsts, kind="stable").tolist():
                 yield ShardUse(int(found[row]), int(batches[firsts[row]]), int(batches[lasts[row]]))
 
-    def read_ahead(self, plan: ShardPlan) -> None:
+    def read_ahead(self, plan: ShardPlan, most_bytes: Callable[[], int]) -> None:
         """Fetch shards before they are needed, in the order of a plan.
+
+        Args:
+            plan: of this process.
+            most_bytes: gives what this process, and any other that reads an equal part, may need at once.
 
         Raises:
             ConfigError: The cache is smaller than the shards that are needed at once.
@@ -149,7 +170,7 @@ class StreamedShards:
         first = _first_uses(plan.uses)
         needed = most_in_use(first, sizes)
         if needed > self._budget:
-            self._refuse(needed, "use fewer lanes, smaller blocks or smaller shards")
+            self._refuse(needed, max(needed, most_bytes()), "use fewer lanes, smaller blocks or smaller shards")
         hour = (time.time_ns() // _HOUR + 1) * _HOUR
 
         def done(shard: int, batch: int) -> None:
@@ -187,17 +208,17 @@ class StreamedShards:
         if needed > self._budget:
             self._refuse(
                 needed,
+                needed,
                 "give lanes (lanes=64), which keep samples of one shard close together. Random parts, and epochs of "
                 "filters and packers, have no lanes: read these with shuffle=False",
             )
 
-    def _refuse(self, needed: int, advice: str) -> None:
+    def _refuse(self, needed: int, enough: int, advice: str) -> None:
         storage = self.sources[0].storage
-        size = -(-needed * storage.size // max(self._budget, 1))
         raise ConfigError(
             f"the cache {storage.directory} of {storage.size} bytes is too small to stream {self.name}: "
             f"the order needs shards of {needed} bytes at once, and this process may keep {self._budget}; set "
-            f"LIBAI_DATA_CACHE_SIZE to at least {size} bytes, or {advice}"
+            f"LIBAI_DATA_CACHE_SIZE to at least {cache_for(enough, self._share)} bytes, or {advice}"
         )
 
     @property

@@ -26,6 +26,7 @@ from libai_data.errors import ConfigError
 
 _OF_ONE_SAMPLE = Blend((1,), ((0, (1,)),))
 _NEVER = 1 << 62
+_LOOKED_AT = 8
 
 
 @dataclass(frozen=True)
@@ -242,12 +243,28 @@ class LanedBlendOrder(BlendOrder, LaneOrder):
             end = self._place_of(number, last) if end < 0 else end
             yield ShardUse(self._shards[number].start + shard, first // batch_size, end // batch_size)
 
+    def most_bytes(self, rows: range, batch_size: int, batches: int, sizes: np.ndarray) -> int:
+        full = np.flatnonzero(self.blend.sizes).tolist()
+        of_members = [(self._members[number][1], sizes[self._shards[number]]) for number in full]
+        return sum(order.most_bytes(rows, batch_size, batches, own) for order, own in of_members)
+
     def next_use(self, shard: int, batch_size: int, batch: int) -> int:
-        number, index = self._own(int(self._shard_ends[shard - 1]) if shard else 0)
-        taken, size = self._taken_in_lanes(number, (batch + 1) * batch_size), self.blend.sizes[number]
-        own = self._members[number][1].find(int(taken.max()) * self.lanes // size + 1, np.array([index]))
-        place = self._place_of(number, int(own[0]))
-        return _NEVER if place < 0 else place // batch_size
+        start = (batch + 1) * batch_size
+        found = []
+        for number, shards in enumerate(self._shards):
+            if self.blend.sizes[number] and shards.start <= shard < shards.stop:
+                # A lane that begins a block after the place may have taken fewer samples than another one.
+                taken = self._taken_in_lanes(number, start)
+                own = int(taken.min()) * self.lanes
+                order = self._members[number][1]
+                for _ in range(_LOOKED_AT):
+                    own = order.next_begin(shard - shards.start, own)
+                    place = self._place_of(number, own)
+                    if not 0 <= place < start:
+                        break
+                    own += 1
+                found.append(place)
+        return min((place for place in found if place >= 0), default=_NEVER * batch_size) // batch_size
 
 
 def order_over(dataset: Any, seed: int, shuffle: bool, laned: LaneOrder | None = None) -> Order:

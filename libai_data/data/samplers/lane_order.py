@@ -22,9 +22,9 @@ from libai_data.data.datasets.combine import length_of
 from libai_data.data.datasets.shard_lengths import shard_lengths_of
 from libai_data.data.datasets.stream_transform import remember
 from libai_data.data.random.permutation import permuted_each, places_in_each
-from libai_data.data.samplers.lane_visits import VISITS_VERSION, LaneVisits, ShardRow
+from libai_data.data.samplers.lane_visits import VISITS_VERSION, LaneVisits, ShardRow, Visits
 from libai_data.data.samplers.order import Order
-from libai_data.data.shard_use import ShardUse
+from libai_data.data.shard_use import ShardUse, most_of_turns
 from libai_data.errors import CheckpointError, ConfigError
 from libai_data.errors.argument_rules import check, or_none, whole
 
@@ -144,6 +144,18 @@ class LaneOrder(Order):
         return np.array([self._place_of(epoch, index) for index in indices.tolist()], dtype=np.int64)
 
     def _place_of(self, epoch: int, index: int) -> int:
+        visits, block, within, first = self._visit_of(epoch, index)
+        begin = int(visits.block_begins[block])
+        inner = within - begin
+        if self.shuffle:
+            size = np.array([int(visits.block_ends[block]) - begin], dtype=np.uint64)
+            inner = int(places_in_each(size, visits.block_keys[block : block + 1], np.array([inner]))[0])
+        place = first + (visits.start + begin + inner) * self.lanes
+        return place if place < (epoch + 1) * self.epoch_size else -1
+
+    def _visit_of(self, epoch: int, index: int) -> tuple[Visits, int, int, int]:
+        """Where a sample lies: its group's visits, its block there, samples of the group before the sample when they
+        are not shuffled, and the first place of the lane in the epoch."""
         row = self._visits.row
         shard = int(np.searchsorted(row.starts, index, side="right")) - 1
         in_row = int(self._row_places[shard])
@@ -156,13 +168,7 @@ class LaneOrder(Order):
         piece = int(np.flatnonzero(visits.places == in_row)[0])
         within = int(visits.begins[piece]) + index - int(visits.firsts[piece])
         block = int(np.searchsorted(visits.block_ends, within, side="right"))
-        begin = int(visits.block_begins[block])
-        inner = within - begin
-        if self.shuffle:
-            size = np.array([int(visits.block_ends[block]) - begin], dtype=np.uint64)
-            inner = int(places_in_each(size, visits.block_keys[block : block + 1], np.array([inner]))[0])
-        place = self._first_place(epoch, lane) + (visits.start + begin + inner) * self.lanes
-        return place if place < (epoch + 1) * self.epoch_size else -1
+        return visits, block, within, self._first_place(epoch, lane)
 
     def _first_place(self, epoch: int, lane: int) -> int:
         start = epoch * self.epoch_size
@@ -225,11 +231,49 @@ class LaneOrder(Order):
                         for shard in shards[slice(*visits.block_shards[block : block + 2])].tolist():
                             yield shard, low, high
 
+    def most_bytes(self, rows: range, batch_size: int, batches: int, sizes: np.ndarray) -> int:
+        """The most bytes of shards that a reader may need for some batches in a row, wherever they begin.
+
+        Args:
+            rows: those of each global batch that the reader reads, contiguous.
+            batch_size: rows of a global batch.
+            batches: how many.
+            sizes: int64 [shards], bytes.
+        """
+        row, (share, more) = self._visits.row, divmod(self.size, self.lanes)
+        turns, found = -(-batches * batch_size // self.lanes), 0
+        for lane in self.lanes_of(rows, batch_size).tolist():
+            # Between which samples of the row the span begins and ends, in all epochs.
+            low, high = (
+                (end * share + max(0, more - (self.lanes - end)), end * share + min(end, more))
+                for end in (lane, lane + 1)
+            )
+            first = np.searchsorted(row.edges, low[0], side="right") - 1
+            behind = np.searchsorted(row.edges, high[1], side="left")
+            lengths = np.diff(np.clip(row.edges[first : behind + 1], low[1], high[0]))
+            found += most_of_turns(turns, self.block, lengths, sizes[row.shards[first:behind]])
+        return found
+
     def next_use(self, shard: int, batch_size: int, batch: int) -> int:
-        """The first batch after this one that may need a shard: the beginning of its block in the next epoch."""
-        epoch = (batch + 1) * batch_size // self.epoch_size + 1
-        index = np.array([self._visits.row.starts[shard]])
-        return int(self.find(epoch, index)[0]) // batch_size
+        """The first batch after this one in which a block with this shard begins, in any lane."""
+        return self.next_begin(shard, (batch + 1) * batch_size) // batch_size
+
+    def next_begin(self, shard: int, start: int) -> int:
+        """The first place from this one on at which a block with this shard begins, in any lane."""
+        row, in_row, epoch = self._visits.row, int(self._row_places[shard]), start // self.epoch_size
+        low, high = row.edges[in_row : in_row + 2].tolist()
+        for each in (epoch, epoch + 1, epoch + 2):
+            # A shard may belong to several lanes, which read it at different times.
+            edges = self._span_edges(each)
+            firsts = {low, *edges[(edges > low) & (edges < high)].tolist()}
+            visits = [self._visit_of(each, int(row.starts[shard]) + first - low) for first in firsts]
+            begins = [
+                first + (own.start + int(own.block_begins[block])) * self.lanes for own, block, _, first in visits
+            ]
+            found = [place for place in begins if start <= place < (each + 1) * self.epoch_size]
+            if found:
+                return min(found)
+        return (epoch + 3) * self.epoch_size
 
     def in_words(self) -> str:
         return f"in {self.lanes} lanes, blocks of {self.block} shards, {super().in_words()}"

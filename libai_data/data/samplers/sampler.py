@@ -20,7 +20,7 @@ from libai_data.data.samplers.resuming import reconcile
 from libai_data.data.samplers.schedule import LeftOut, StepSchedule
 from libai_data.data.samplers.stream_state import StreamState
 from libai_data.data.samplers.walk import UNKNOWN, Walk
-from libai_data.data.shard_use import ShardPlan
+from libai_data.data.shard_use import ShardPlan, share_of_node
 from libai_data.errors import ConfigError
 from libai_data.errors.argument_rules import BATCH_SIZE, EPOCH, check, whole
 from libai_data.structures import BatchInfo
@@ -227,7 +227,7 @@ class StreamSampler:
         Args:
             nodes: that read.
         """
-        return min(1.0, len(self._shards) / self.data_parallel_size * nodes)
+        return share_of_node(len(self._shards), self.data_parallel_size, nodes)
 
     def shard_plan(self, position: int, shards: StreamedShards) -> ShardPlan | None:
         """The streamed shards that this reader needs from a position on; None if nobody knows what is there.
@@ -238,14 +238,32 @@ class StreamSampler:
         if first is None:
             return None
         if isinstance(order, LaneOrder):
-            # To measure samples, a reader goes through those of all lanes.
-            all_lanes = self.makes_outputs and getattr(self.dataset, "reads_to_measure", False)
-            rows = np.arange(size) if all_lanes else self._rows_of(size)
+            rows = np.arange(size) if self._reads_all_lanes else self._rows_of(size)
             uses = order.shard_uses(range(int(rows[0]), int(rows[-1]) + 1), size, first)
             plan = ShardPlan(uses, lambda shard, batch: order.next_use(shard, size, batch))
             return shards.plan_of(plan, shard_lengths_of(self.dataset))
         epoch = -(-order.epoch_size // size)
         return ShardPlan(shards.uses_in(self._samples_ahead(first)), lambda shard, batch: batch + epoch)
+
+    def most_bytes(self, batches: int, shards: StreamedShards) -> int:
+        """The most bytes of streamed shards that this reader, or another one of equally many rows, may need at once.
+
+        Args:
+            batches: in a row, that are read at once.
+        """
+        order, size, rows = self.order, self.global_batch_size, len(self._rows_of(self.global_batch_size))
+        if not isinstance(order, LaneOrder):
+            blend = getattr(self.dataset, "blend", None)
+            return shards.most_in_order(batches * size, 1 if blend is None else len(blend.sizes))
+        sizes = shards.sizes_of(shard_lengths_of(self.dataset))
+        rows = size if self._reads_all_lanes else rows
+        firsts = range(0, size, rows)
+        return max(order.most_bytes(range(first, first + rows), size, batches, sizes) for first in firsts)
+
+    @property
+    def _reads_all_lanes(self) -> bool:
+        """Whether this reader goes through the samples of all lanes, to measure them."""
+        return self.makes_outputs and bool(getattr(self.dataset, "reads_to_measure", False))
 
     def _samples_ahead(self, first: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """The samples that this reader may read, some batches after the other, from this batch on without end.

@@ -43,15 +43,38 @@ class LastUsed:
         with self._lock:
             self._bytes += size - self._values.pop(key, (None, 0))[1]
             self._values[key] = value, size
-            while self._bytes > self.limit and len(self._values) > 1:
-                self._bytes -= self._values.popitem(last=False)[1][1]
+            self._make_room(1)
         return value
+
+    def opened(self, key: Hashable, size: int, open_it: Callable[[], Any]) -> Any:
+        """The value of a key. If it is not kept, others are let go of before it is opened, so that all have room."""
+        found = self.get(key)
+        if found is not None:
+            return found
+        with self._lock:
+            self._bytes += size
+            self._make_room(0)
+        try:
+            value = open_it()
+        finally:
+            with self._lock:
+                self._bytes -= size
+        return self.put(key, value, size)
+
+    def _make_room(self, left: int) -> None:
+        while self._bytes > self.limit and len(self._values) > left:
+            self._bytes -= self._values.popitem(last=False)[1][1]
+
+    def forget(self, key: Hashable) -> None:
+        """Let go of a value."""
+        with self._lock:
+            self._bytes -= self._values.pop(key, (None, 0))[1]
 
     def clear(self) -> None:
         """Let go of all values."""
         with self._lock:
+            self._bytes -= sum(size for _, size in self._values.values())
             self._values.clear()
-            self._bytes = 0
 
     def made(self, key: Hashable, make: Callable[[], tuple[Any, int]]) -> Any:
         """The value of a key; `make` gives it with its bytes if it is not kept."""

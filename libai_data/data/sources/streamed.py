@@ -113,9 +113,7 @@ class StreamedSource:
     __getitems__ = read_many
 
     def _shard(self, number: int) -> Any:
-        key = (self.identity, number)
-        found = self.opened.get(key)
-        return self.opened.put(key, self._opened(number), int(self.table.sizes[number])) if found is None else found
+        return self.opened.opened((self.identity, number), int(self.table.sizes[number]), lambda: self._opened(number))
 
     def _opened(self, number: int) -> Any:
         remote = self.table.remote(self.folder, number)
@@ -178,7 +176,8 @@ class StreamedSource:
         return key_of(remote.url, remote.identity)
 
     def expect(self, number: int, when: int) -> None:
-        """Note when a shard is needed again; see `LocalCache.expect`."""
+        """Let go of a shard, and note when it is needed again; see `LocalCache.expect`."""
+        self.opened.forget((self.identity, number))
         self._cache.expect(self._key(self.table.remote(self.folder, number)), when)
 
 
