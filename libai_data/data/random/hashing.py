@@ -36,5 +36,6 @@ def combine64(*parts: int) -> int:
     """Mix several integers, of up to 128 bits and any sign, into one of 64 bits; the order of the parts matters."""
     mixed = len(parts)
     for part in parts:
-        mixed = mix64(mixed + _GOLDEN + mix64(part ^ mix64(part >> 64)))
+        high = part >> 64
+        mixed = mix64(mixed + _GOLDEN + mix64(part ^ mix64(high) if high else part))
     return mixed

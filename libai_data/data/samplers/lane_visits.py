@@ -156,7 +156,7 @@ class LaneVisits:
 
     def _order(self, count: int, *what: int) -> np.ndarray:
         numbers = np.arange(count, dtype=np.int64)
-        if not self._shuffle:
+        if not self._shuffle or count == 1:
             return numbers
         return permuted(count, combine64(VISITS_VERSION, self._seed, *what), 0, numbers)
 
