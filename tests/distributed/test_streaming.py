@@ -104,7 +104,8 @@ def check_taken(folder: Path, steps: int) -> None:
 
 
 WHOLE_CACHE = 100
-IN_LANES = "plain,blend-lanes,filter-lanes,packer-lanes"
+LANED = "blend-lanes,filter-lanes,packer-lanes"
+IN_LANES = f"plain,{LANED}"
 ALL_KINDS = f"{IN_LANES},blend,filter,packer"
 
 
@@ -137,10 +138,15 @@ def test_ranks_stream_the_batches_of_local_files_and_resume(
     found = json.loads((tmp_path / "taken.json").read_text())
     assert len(found) == (meshes.count(",") + 1) * (readers.count(",") + 1) * (kinds.count(",") + 1)
     for case, taken in found.items():
-        with closing(loader_of(case.split()[-1], open_source(tmp_path / "local"))) as loader:
-            assert taken == [
-                {name: field.numpy().tolist() for name, field in batch.items()} for batch in islice(loader, BATCHES)
-            ], case
+        check_rows(case, taken, tmp_path)
+
+
+def check_rows(case: str, taken: Any, folder: Path) -> None:
+    """The rows are those of local files in one process."""
+    with closing(loader_of(case.split()[-1], open_source(folder / "local"))) as loader:
+        assert taken == [
+            {name: field.numpy().tolist() for name, field in batch.items()} for batch in islice(loader, BATCHES)
+        ], case
 
 
 def kill(folder: Path, rank: int, worker: int | None) -> bool:
@@ -231,15 +237,18 @@ class TwoNodes:
 
     def start(self, job: Job, ranks: int, readers: str, steps: int, cached: int) -> None:
         """Start the ranks of each node, with a cache for so many shards."""
+        self.run(job, ranks, cached, RESUMING, self.address, str(self.folder), readers, "1", str(steps))
+
+    def run(self, job: Job, ranks: int, cached: int, script: Path, *arguments: str) -> None:
+        """Start a script on the ranks of each node, with a cache for so many shards."""
         meeting = str(free_port())
         for number, node in enumerate(self.nodes):
             where = ["--nnodes", "2", "--node_rank", str(number), "--master_addr", self.nodes[0].address]
-            command = [*launch_command(ranks, *where, "--master_port", meeting), str(BOOTSTRAP), str(RESUMING)]
+            command = [*launch_command(ranks, *where, "--master_port", meeting), str(BOOTSTRAP), str(script)]
             own = {
                 "LIBAI_DATA_CACHE_DIR": str(self.folder / f"cache{number}"),
                 "LIBAI_DATA_CACHE_SIZE": str(cached * self.size),
             }
-            arguments = (self.address, str(self.folder), readers, "1", str(steps))
             job.start(node.command(*command, *arguments), ranks_environment(own))
 
 
@@ -263,6 +272,23 @@ def test_two_nodes_stream_the_batches_of_local_files_and_share_the_shards(served
         gets = re.findall(r'"GET /(\d+)\.parquet HTTP/1.1" 200', served.servers._outputs()[0][begun:])
     check_taken(tmp_path, steps)
     assert len(gets) <= 1.1 * SHARDS, "a node fetches its own shards, once, and keeps them"
+
+
+@pytest.mark.slow
+@on_two_nodes
+@pytest.mark.parametrize(("ranks", "readers"), [(1, "every_rank"), (2, "node")])
+def test_two_nodes_stream_blends_filters_and_packers_in_lanes_as_one_process_reads_local_files(
+    ranks: int, readers: str, served: TwoNodes, tmp_path: Path
+) -> None:
+    found = tmp_path / "taken.json"
+    with Job() as job:
+        served.run(job, ranks, 36, SCRIPT, served.address, str(found), str(2 * ranks), readers, LANED)
+        ended = job.wait(WATCHDOG)
+    assert ended.codes == [0, 0], ended.output
+    taken = json.loads(found.read_text())
+    assert len(taken) == LANED.count(",") + 1
+    for case, rows in taken.items():
+        check_rows(case, rows, tmp_path)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Reads a streamed epoch on these ranks: `stream_shards.py FOLDER OUTPUT.json DATA,... READERS,... [KIND,...]`.
+"""Reads a streamed epoch on these ranks: `stream_shards.py ADDRESS OUTPUT.json DATA,... READERS,... [KIND,...]`.
 
 Each epoch is stopped after half of it, and resumed. Rank 0 writes the rows of each global batch.
 """
@@ -66,7 +66,7 @@ def main() -> None:
     results: dict[str, Any] = {}
     for data in map(int, sys.argv[3].split(",")):
         set_mesh(None)
-        set_mesh(ParallelMesh(data, size // data, 1, rank=rank))
+        set_mesh(ParallelMesh(data, size // data, 1, rank=rank, num_nodes=flow.env.get_node_size()))
         for readers in sys.argv[4].split(","):
             for kind in kinds.split(","):
                 taken: list[Any] = []
