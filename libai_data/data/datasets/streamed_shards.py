@@ -168,7 +168,8 @@ class StreamedShards:
         self.end_read_ahead()
         sizes = np.append(self.sizes, 0)
         first = _first_uses(plan.uses)
-        needed = most_in_use(first, sizes)
+        # A later batch may need the largest shard, and any other one is still open then.
+        needed = max(most_in_use(first, sizes), int(sizes.max()))
         if needed > self._budget:
             self._refuse(needed, max(needed, most_bytes()), "use fewer lanes, smaller blocks or smaller shards")
         hour = (time.time_ns() // _HOUR + 1) * _HOUR

@@ -187,6 +187,14 @@ def test_the_size_that_an_error_names_is_enough_for_each_reader_in_each_epoch(
         assert shards.times_fetched <= uses, "a shard is fetched again while it is in use"
 
 
+def test_a_cache_without_room_for_a_shard_that_comes_late_is_refused_at_the_start() -> None:
+    order: dict[str, Any] = {"shuffle": False, "lanes": 1, "block": 1}
+    with shards_of([5] * 8, [9] * 7 + [900]) as shards:
+        size = named_size(shards, 1, 2, False, **order)
+        assert size >= 2 * shards.sizes.max()
+        assert read(shards, size, 1, 2, False, **order)
+
+
 @settings(max_examples=examples(40), deadline=None)
 @given(st.integers(12, 40), st.integers(4, 20), st.fixed_dictionaries({**orders, "ranks": st.integers(1, 2)}))
 def test_with_the_named_size_shards_are_fetched_no_more_often_than_half_of_it_needs(
