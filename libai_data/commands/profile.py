@@ -110,7 +110,6 @@ def measure(
 
     Args:
         workers: that it has. Without workers the trainer reads the samples, which is no part of the fixed cost.
-        rows_of: samples of a batch.
         busy: seconds of processor time of the trainer's thread.
     """
     if not callable(getattr(loader, "stats", None)):

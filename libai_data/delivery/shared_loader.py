@@ -78,7 +78,6 @@ class SharedLoader(ResumableLoader):
     pass, and taking a batch.
 
     Args:
-        plan: who reads what; "node" or "rank0".
         open_dataset: makes the dataset; called on the ranks that read, and on no others.
         make_stream: makes the sampler of these shards over a dataset, or over `DatasetSummary`.
         make_loader: makes the loader of a dataset and a sampler.

@@ -41,25 +41,14 @@ class Arena:
         self.descriptor: int = self._close_descriptor.peek()[2][0]  # type: ignore[index]
 
     def allocate(self, size: int) -> tuple[int, int]:
-        """Add memory at the end.
-
-        Returns:
-            Offset and size of the new range, whole pages.
-
-        Raises:
-            OSError: There is no memory left.
-        """
+        """Add memory at the end; returns offset and size of the new range, whole pages."""
         offset = os.fstat(self.descriptor).st_size
         size = -(-max(size, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
         os.ftruncate(self.descriptor, offset + size)
         return offset, size
 
     def lease(self, offset: int, size: int) -> np.ndarray:
-        """The bytes of a range, uint8 [size]; each call returns another array over the same memory.
-
-        Raises:
-            OSError: The arena is closed, or there is no room for the mapping.
-        """
+        """The bytes of a range, uint8 [size]; each call returns another array over the same memory."""
         return np.frombuffer(self._map(offset, size), dtype=np.uint8)
 
     def private_lease(self, offset: int, size: int) -> np.ndarray:

@@ -50,25 +50,16 @@ class PendingBatch:
 
 
 class ReadyBatch(NamedTuple):
-    """A batch that has been read.
+    """A batch that has been read."""
 
-    Args:
-        index_batch: what it holds.
-        arrays: of each field; views of the slot, which returns to the list of slots with the last of them.
-        layouts: of each field.
-        skeleton: how the batch is nested; None if all its fields are tensors.
-        slot: where it lies; None if a collator of this process made it elsewhere.
-        specs: where each array lies within the slot.
-        parts: fields of which only this tensor-parallel rank's part was read.
-    """
-
-    index_batch: IndexBatch
+    index_batch: IndexBatch  # what it holds
+    # Of each field; views of the slot, which returns to the list of slots with the last of them.
     arrays: dict[str, np.ndarray]
-    layouts: dict[str, Layout]
-    skeleton: Skeleton | None
-    slot: Slot | None
-    specs: tuple[ArraySpec, ...]
-    parts: frozenset[str] = frozenset()
+    layouts: dict[str, Layout]  # of each field
+    skeleton: Skeleton | None  # how the batch is nested; None if all its fields are tensors
+    slot: Slot | None  # where it lies; None if a collator of this process made it elsewhere
+    specs: tuple[ArraySpec, ...]  # where each array lies within the slot
+    parts: frozenset[str] = frozenset()  # fields of which only this tensor-parallel rank's part was read
 
 
 class BatchReader:
@@ -77,15 +68,10 @@ class BatchReader:
     `is_torn` says that its books may not be right any more, so that it must not be used again.
 
     Args:
-        executor: does the reading.
-        ring: the slots to read into.
         layouts: field name -> changed entries of its layout.
         collates: whether the executor collates whole batches, instead of writing samples into slots.
         parts: tasks that a batch is cut into at most, so that one slow sample does not hold up the others.
-        failures: takes note of skipped samples.
-        times: where the time of reading is counted.
         tensor_part: this rank's place on the tensor axis, if the dataset can read parts of samples.
-        batch_transform: what the executor applies to the rows of a task.
         shards: data-parallel ranks that a global batch is cut into.
 
     Attributes:
@@ -251,11 +237,7 @@ class BatchReader:
         return not pending.tasks_left
 
     def finish(self, pending: PendingBatch) -> ReadyBatch:
-        """Wait for a batch; its memory returns to the list of slots when the last view of its arrays is gone.
-
-        Raises:
-            Exception: What a task of the batch failed with.
-        """
+        """Wait for a batch; its memory returns to the list of slots when the last view of its arrays is gone."""
         self.wait(pending)
         if isinstance(pending.error, SchemaMismatch):
             alike = self._rows_delivered + pending.rows - pending.error.looked_at
@@ -343,15 +325,7 @@ def assemble(
     origin: Origin,
     as_numpy: bool = False,
 ) -> Instance:
-    """Make a rank's batch: OneFlow tensors over the arrays' own memory.
-
-    Args:
-        arrays: of each field, this rank's rows.
-        layouts: of each field.
-        skeleton: how the batch is nested; None if all its fields are tensors.
-        origin: what the batch carries besides.
-        as_numpy: leave the arrays as they are.
-    """
+    """Make a rank's batch: OneFlow tensors over the arrays' own memory, or with `as_numpy` the arrays as they are."""
 
     def field_of(name: str) -> DistTensorData:
         try:

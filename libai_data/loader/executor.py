@@ -31,46 +31,28 @@ _DRAWS_OF_BATCHES = 1
 
 
 class Task(NamedTuple):
-    """Some samples of one batch to read.
+    """Some samples of one batch to read."""
 
-    Args:
-        number: unique within a loader.
-        epochs: int64 [n].
-        indices: int64 [n].
-        first_row: the batch's row of the first of these samples.
-        batch_rows: rows of the whole batch.
-        slot: the slot to read into; None where an executor collates into memory of its own.
-        hopeless: workers have ended over these samples; others are to take their place untried.
-        position: of the global batch's first sample, in the stream.
-    """
-
-    number: int
-    epochs: np.ndarray
-    indices: np.ndarray
-    first_row: int
-    batch_rows: int
-    slot: Slot | None = None
-    hopeless: bool = False
-    position: int = 0
+    number: int  # unique within a loader
+    epochs: np.ndarray  # int64 [n]
+    indices: np.ndarray  # int64 [n]
+    first_row: int  # the batch's row of the first of these samples
+    batch_rows: int  # rows of the whole batch
+    slot: Slot | None = None  # the slot to read into; None where an executor collates into memory of its own
+    hopeless: bool = False  # workers have ended over these samples; others are to take their place untried
+    position: int = 0  # of the global batch's first sample, in the stream
 
 
 @dataclass(frozen=True)
 class Collated:
-    """A batch that a collator made: its arrays, or where they lie in the arena.
+    """A batch that a collator made: its arrays, or where they lie in the arena."""
 
-    Args:
-        layouts: of each field.
-        skeleton: how the batch is nested; None if all its fields are tensors.
-        arrays: of each field, where trainer and reader share an address space.
-        specs: of each field within the slot, otherwise.
-        moved_to: offset and size of the slot's new range, where the old one was too small.
-    """
-
-    layouts: dict[str, Layout]
-    skeleton: Skeleton | None = None
+    layouts: dict[str, Layout]  # of each field
+    skeleton: Skeleton | None = None  # how the batch is nested; None if all its fields are tensors
+    # Of each field, where trainer and reader share an address space.
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
-    specs: tuple[ArraySpec, ...] = ()
-    moved_to: tuple[int, int] | None = None
+    specs: tuple[ArraySpec, ...] = ()  # of each field within the slot, otherwise
+    moved_to: tuple[int, int] | None = None  # offset and size of the slot's new range, where the old one was too small
 
 
 class TaskResult(NamedTuple):
@@ -120,10 +102,7 @@ class TaskRunner:
     """Does tasks; each thread that reads has its own.
 
     Args:
-        reader: reads the samples.
         collator: makes a batch of a list of samples; None to read straight into slots, if samples hold no text.
-        slot_list: where slots lie.
-        batch_transform: applied to what a task has read.
     """
 
     def __init__(
@@ -262,17 +241,7 @@ def rows_of(arrays: dict[str, np.ndarray], task: Task) -> dict[str, np.ndarray]:
 
 
 def collate(collator: Collator, samples: list[Any], names: Sequence[str] | None = None) -> Collated:
-    """Let a collator make a batch, and take apart what it returned.
-
-    Args:
-        collator: of the user.
-        samples: of the batch.
-        names: of the fields, for a batch that has no names.
-
-    Raises:
-        SchemaError: A field is no tensor.
-        Exception: Whatever the collator raises.
-    """
+    """Let a collator make a batch, and take apart what it returned; `names` are for a batch that has no names."""
     batch, leaves = collator(samples), {}  # type: ignore[var-annotated]
     skeleton = leaves_of_batch(named(batch, None if fields_in(batch) is not None else names), leaves)
     layouts = {path: layout_of(value, path) for path, value in leaves.items()}

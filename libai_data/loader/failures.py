@@ -93,8 +93,6 @@ class FailureLog:
     """Counts, logs and records the samples that were skipped; lives in the trainer's process.
 
     Args:
-        policy: the loader's.
-        dataset_name: named in the log.
         planned: (epoch, index) -> the sample that whoever planned the stream took instead, or None; where plans read.
     """
 

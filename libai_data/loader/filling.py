@@ -17,9 +17,6 @@ class BatchFiller:
 
     Rows are marked before the first call. If a mark is left, it may be what the dataset has there; another call, into
     other arrays with another mark, shows it.
-
-    Args:
-        read_batch: of the dataset.
     """
 
     def __init__(self, read_batch: Callable[..., Any]) -> None:

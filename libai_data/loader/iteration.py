@@ -107,11 +107,7 @@ class Iteration:
     """Reads the batches of a stream, from one place on.
 
     Args:
-        stream: the sampler.
-        position: of the first batch.
-        reader: reads them.
         ahead: batches to read ahead of the one asked for.
-        times: where waiting is counted.
         reached: called with the position of each batch that is handed out.
         turns: held by whoever begins to use the reader, or breaks off who does; threads may share a loader.
     """

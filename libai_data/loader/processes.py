@@ -45,9 +45,6 @@ class ProcessExecutor(Executor):
     """Reads in worker processes, which write into the arena.
 
     Args:
-        starter: starts workers of one loader.
-        workers: number of processes.
-        arena: where the slots lie.
         timeout: seconds after which a worker that is busy with one task counts as hung; 0 waits forever.
     """
 
@@ -89,13 +86,7 @@ class ProcessExecutor(Executor):
         return [process.pid for process in self._pool.processes]
 
     def first_sample(self, epoch: int, index: int) -> SampleForm:
-        """Let the first worker read the sample from which the schema is learned.
-
-        Raises:
-            SampleError: It failed, or its worker died or hung over it.
-            SchemaError: It cannot become tensors.
-            RuntimeError: The executor has been closed.
-        """
+        """Let the first worker read the sample from which the schema is learned."""
         self._check_open()
         task = self._first_task = Task(_FIRST_SAMPLE, np.array([epoch]), np.array([index]), 0, 1)
         try:
@@ -142,12 +133,7 @@ class ProcessExecutor(Executor):
         self._submitted[place] = time.monotonic()
 
     def next_result(self) -> TaskResult:
-        """Wait until some task is done.
-
-        Raises:
-            SampleError: Workers die before they can do anything.
-            RuntimeError: The executor has been closed, so that nothing is done any more.
-        """
+        """Wait until some task is done."""
         while not self._ready:
             self._hear_or_look()
         return self._ready.popleft()
@@ -247,7 +233,6 @@ class ProcessExecutor(Executor):
         """Start a worker anew after its death, and have the task that it was at done again.
 
         Args:
-            number: the worker's.
             hung: why it was ended, if it was ended from here.
         """
         self._check_open()

@@ -38,12 +38,9 @@ class SampleReader(WatchedDataset):
         seed: with epoch and index it decides what random transforms draw.
         policy: what to do about a sample that fails.
         names: of the fields of samples that have none, or those to take; see `named`.
-
-    Attributes:
-        reads_first_twice: whether the first sample is read again, and compared.
     """
 
-    reads_first_twice = False
+    reads_first_twice = False  # whether the first sample is read again, and compared
 
     def __init__(self, dataset: Any, seed: int, policy: ErrorPolicy, names: Sequence[str] | None = None) -> None:
         super().__init__(dataset, seed)
@@ -56,24 +53,14 @@ class SampleReader(WatchedDataset):
         self._reads_parts = reads_parts(dataset, names)
 
     def sample(self, epoch: int, index: int) -> Any:
-        """Read one sample, or its substitute.
-
-        Raises:
-            SampleError: The dataset raised; its exception is the cause.
-        """
+        """Read one sample, or its substitute."""
         return self._or_substitute(epoch, index, lambda chosen: self._get(epoch, chosen))
 
     def first_sample(self, epoch: int, index: int, hopeless: bool = False) -> SampleForm:
         """Read the sample from which the schema is learned, or its substitute.
 
         Args:
-            epoch: of the sample.
-            index: of the sample.
             hopeless: workers have ended over it; another one is to take its place untried.
-
-        Raises:
-            SampleError: The dataset raised; its exception is the cause.
-            SchemaError: The sample cannot become tensors.
         """
         noted = len(self._skipped)
         if hopeless:
@@ -129,18 +116,7 @@ class SampleReader(WatchedDataset):
         return samples
 
     def read_into(self, schema: SampleSchema, rows: Rows, epochs: np.ndarray, indices: np.ndarray) -> None:
-        """Read samples straight into their rows.
-
-        Args:
-            schema: what every sample must look like.
-            rows: {field: [n, ...]}.
-            epochs: int64 [n].
-            indices: int64 [n].
-
-        Raises:
-            SampleError: The dataset raised; the index is named.
-            SchemaMismatch: A sample can be read, but does not fit the schema.
-        """
+        """Read samples straight into their rows; a SchemaMismatch for one that does not fit."""
         try:
             self._read_rows(schema, rows, epochs, indices)
         except SchemaMismatch as mismatch:

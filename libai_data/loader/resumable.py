@@ -63,15 +63,10 @@ class OfOneProcess:
 
 
 class ResumableLoader(OfOneProcess):
-    """A loader of a stream.
+    """A loader of a stream."""
 
-    Attributes:
-        stream: the sampler.
-        fingerprint: what the state keeps of the dataset.
-    """
-
-    stream: Any
-    fingerprint: Any
+    stream: Any  # the sampler
+    fingerprint: Any  # what the state keeps of the dataset
 
     def _break_off(self, why: str) -> None:
         """End the newest pass; its iterator raises `why` from now on."""

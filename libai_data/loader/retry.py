@@ -19,7 +19,6 @@ class Retry:
     """Counts the deaths over each task, and puts the results of the parts of one together.
 
     Args:
-        dataset_name: named in errors.
         may_part: tasks may be done sample by sample; not so where a collator takes the whole batch.
         may_substitute: other samples take the place of those over which workers end.
         rows_together: rows that are never parted.
@@ -42,7 +41,6 @@ class Retry:
         """What to do in the place of a task whose worker ended.
 
         Args:
-            task: the task.
             who: which worker it was, and how it ended.
             hung: it took too long, which is less likely to be chance than a death.
         """

@@ -26,12 +26,7 @@ RowWriter = Callable[[int, dict[str, Any]], None]
 
 
 def row_writer(schema: SampleSchema, rows: Rows) -> RowWriter:
-    """Make what copies samples into rows of a batch.
-
-    Args:
-        schema: what each sample must look like.
-        rows: {field: [n, ...]}.
-    """
+    """Make what copies samples into rows of a batch."""
     # Flat, and in the form in which samples have it, since each field of each sample is held against it.
     vectors: list[Any] = []
     others: list[Any] = []

@@ -28,7 +28,6 @@ def fingerprint_with_samples(dataset: Any, samples: int = 0) -> dict[str, Any]:
     """The fingerprint of a dataset, and a hash of some of its samples.
 
     Args:
-        dataset: the dataset.
         samples: how many samples to read, spread evenly over it; with 0 none is read.
     """
     found = fingerprint_of(dataset)
@@ -58,10 +57,7 @@ def restore_stream(
     """Restore a loader's stream from the loader's state.
 
     Args:
-        stream: the sampler.
-        fingerprint: of the loader's dataset.
         state: of a loader; one of a sampler alone says nothing of the dataset.
-        override: what may differ.
 
     Raises:
         CheckpointError: The state belongs to another dataset or stream; both values are shown.

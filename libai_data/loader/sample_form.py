@@ -15,23 +15,14 @@ from libai_data.structures import Instance, fields_of
 
 
 class SampleForm(NamedTuple):
-    """A sample as fields of tensors, whatever form it came in.
+    """A sample as fields of tensors, whatever form it came in."""
 
-    Args:
-        fields: path -> value; the path of a field that is not nested is its name.
-        skeleton: how a batch is nested (see `taken_apart`); None if fields are tensors all.
-        has_text: it holds strings, which only a collator can put into a batch.
-        skipped: failing samples whose place it takes.
-        checksum: of its tensors, if they are the same each time that it is read, and that was tried.
-        warning: what to tell the user if they are not.
-    """
-
-    fields: dict[str, Any]
-    skeleton: Skeleton | None = None
-    has_text: bool = False
-    skipped: Sequence[SkippedSample] = ()
-    checksum: int | None = None
-    warning: str = ""
+    fields: dict[str, Any]  # path -> value; the path of a field that is not nested is its name
+    skeleton: Skeleton | None = None  # how a batch is nested (see `taken_apart`); None if fields are tensors all
+    has_text: bool = False  # it holds strings, which only a collator can put into a batch
+    skipped: Sequence[SkippedSample] = ()  # failing samples whose place it takes
+    checksum: int | None = None  # of its tensors, if they are the same each time that it is read, and that was tried
+    warning: str = ""  # what to tell the user if they are not
 
 
 def form_of(sample: Any, names: Sequence[str] | None = None) -> SampleForm:
@@ -39,10 +30,6 @@ def form_of(sample: Any, names: Sequence[str] | None = None) -> SampleForm:
 
     Args:
         sample: an Instance, mapping, named tuple or dataclass, nested or not; or what `names` gives names to.
-        names: see `named`.
-
-    Raises:
-        SchemaError: It has no names, or other ones.
     """
     fields, leaves = named(sample, names), {}  # type: ignore[var-annotated]
     skeleton = taken_apart(fields, leaves)
@@ -56,13 +43,6 @@ def form_of(sample: Any, names: Sequence[str] | None = None) -> SampleForm:
 
 def compared(sample: Any, form: SampleForm, read: Callable[[], Any], dataset: str, index: int) -> SampleForm:
     """Read a sample again.
-
-    Args:
-        sample: what was read.
-        form: the same, taken apart.
-        read: reads it again.
-        dataset: name of its class, for the warning.
-        index: of the sample, for the warning.
 
     Returns:
         The form with its checksum, or with a warning if it is another one now; as it was, if that cannot be said.

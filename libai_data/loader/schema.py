@@ -23,15 +23,10 @@ _MOST_SCHEMAS_SHOWN = 8
 
 @dataclass(frozen=True)
 class Layout:
-    """How a field is to lie on the mesh.
+    """How a field is to lie on the mesh."""
 
-    Args:
-        sbp_list: signature over the (data, tensor) axes; see `DistTensorData`.
-        placement_idx: the layer whose pipeline stage holds the field.
-    """
-
-    sbp_list: tuple[str, str] = DEFAULT_SBP
-    placement_idx: int = 0
+    sbp_list: tuple[str, str] = DEFAULT_SBP  # signature over the (data, tensor) axes; see `DistTensorData`
+    placement_idx: int = 0  # the layer whose pipeline stage holds the field
 
     def __post_init__(self) -> None:
         split_dims(self.sbp_list)
@@ -48,23 +43,14 @@ class TensorPart:
 
 @dataclass(frozen=True)
 class FieldSpec:
-    """One field of a sample, as a reader reads it.
+    """One field of a sample, as a reader reads it."""
 
-    Args:
-        name: the field's.
-        dtype: numpy's.
-        shape: of what is read of a sample, without a batch dim.
-        layout: of the field.
-        part: for each dim of the sample what is read of it, where that is not all.
-        whole: shape of the sample itself, where not all of it is read.
-    """
-
-    name: str
-    dtype: np.dtype
-    shape: tuple[int, ...]
-    layout: Layout
-    part: tuple[slice, ...] | None = None
-    whole: tuple[int, ...] | None = None
+    name: str  # the field's
+    dtype: np.dtype  # numpy's
+    shape: tuple[int, ...]  # of what is read of a sample, without a batch dim
+    layout: Layout  # of the field
+    part: tuple[slice, ...] | None = None  # for each dim of the sample what is read of it, where that is not all
+    whole: tuple[int, ...] | None = None  # shape of the sample itself, where not all of it is read
 
     def describe(self) -> str:
         """Shape, dtype and an unusual layout in words."""
@@ -76,17 +62,11 @@ class FieldSpec:
 
 @dataclass(frozen=True)
 class SampleSchema:
-    """The fields that every sample of a dataset has, in the order in which the first one names them.
+    """The fields that every sample of a dataset has, in the order in which the first one names them."""
 
-    Args:
-        fields: none if samples hold text, and are collated.
-        skeleton: how batches are nested; None if samples are Instances or dicts of tensors.
-        has_text: samples hold strings.
-    """
-
-    fields: tuple[FieldSpec, ...]
-    skeleton: Skeleton | None = None
-    has_text: bool = False
+    fields: tuple[FieldSpec, ...]  # none if samples hold text, and are collated
+    skeleton: Skeleton | None = None  # how batches are nested; None if samples are Instances or dicts of tensors
+    has_text: bool = False  # samples hold strings
 
     def describe(self) -> str:
         """Fields with dtypes, shapes and unusual layouts, whatever the order of the fields."""
@@ -142,9 +122,6 @@ class SchemaMismatch(SchemaError, SampleError):
     """A sample can be read, but has another schema than the first one; no other sample may take its place.
 
     Args:
-        dataset_name: of its class.
-        index: of the sample.
-        problem: what differs.
         expected: the schema of the first sample.
         counts: schema -> how many samples have it, of those that were looked at.
         looked_at: samples that were looked at, some of which may not be readable.

@@ -27,17 +27,12 @@ _ALIGNMENT = 64
 
 @dataclass(frozen=True)
 class Shipment:
-    """A pickled object in shared memory.
+    """A pickled object in shared memory."""
 
-    Args:
-        memory: open for writing; who holds this has it.
-        pickled_bytes: of what is pickled, without arrays: each process makes Python objects of them.
-        maps: memory maps that the object's arrays lie in; other processes open their files by this process's
-            descriptors, so they must live as long as workers start.
-    """
-
-    memory: IO[bytes]
-    pickled_bytes: int
+    memory: IO[bytes]  # open for writing; who holds this has it
+    pickled_bytes: int  # of what is pickled, without arrays: each process makes Python objects of them
+    # Memory maps that the object's arrays lie in. Other processes open their files by
+    # this process's descriptors, so they must live as long as workers start.
     maps: list[mmap.mmap]
 
     @property
@@ -233,9 +228,6 @@ def ship(payload: Any, weigh: Callable[[int], None] = lambda _: None) -> Shipmen
     Args:
         payload: the object; lambdas, and classes of the main script, travel by value.
         weigh: called with `pickled_bytes` before arrays are copied; may raise an exception.
-
-    Raises:
-        Exception: It cannot be pickled; the type of the exception is up to what refuses.
     """
     buffers: list[pickle.PickleBuffer] = []
     packed = io.BytesIO()

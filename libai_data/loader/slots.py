@@ -61,24 +61,17 @@ _dtype = lru_cache(maxsize=None)(np.dtype)
 
 @dataclass
 class Slot:
-    """Memory of one batch.
+    """Memory of one batch."""
 
-    Args:
-        number: its place in the list of slots.
-        offset: where it begins in the arena, in bytes.
-        size: its length in bytes.
-    """
-
-    number: int
-    offset: int
-    size: int
+    number: int  # its place in the list of slots
+    offset: int  # where it begins in the arena, in bytes
+    size: int  # its length in bytes
 
 
 class SlotList:
     """The slots of one loader.
 
     Args:
-        arena: the memory they lie in.
         planned: slots that the loader needs when its user keeps one batch at a time; more are made, and reported once,
             when the user keeps more.
         settle: waits for what uses batches without the user's doing; called before there are more than `planned`.
@@ -97,11 +90,7 @@ class SlotList:
         self._reported = False
 
     def acquire(self, size: int) -> Slot:
-        """Take a free slot of at least `size` bytes, or make one.
-
-        Raises:
-            OSError: There is no memory left.
-        """
+        """Take a free slot of at least `size` bytes, or make one."""
         self._take_back()
         if not self._free and len(self.slots) >= max(self.planned, self._settle_above):
             self._settle()

@@ -8,21 +8,13 @@ from typing import Any
 
 @dataclass
 class StageTimes:
-    """Seconds spent reading samples, over all workers.
+    """Seconds spent reading samples, over all workers."""
 
-    Args:
-        source: in the dataset, less its transforms.
-        transform: in transforms that the dataset marks with `transform_time`.
-        copy: writing samples into their batch.
-        idle: workers waiting for something to do, that is, for the trainer to take batches.
-        samples: how many samples were read.
-    """
-
-    source: float = 0.0
-    transform: float = 0.0
-    copy: float = 0.0
-    idle: float = 0.0
-    samples: int = 0
+    source: float = 0.0  # in the dataset, less its transforms
+    transform: float = 0.0  # in transforms that the dataset marks with `transform_time`
+    copy: float = 0.0  # writing samples into their batch
+    idle: float = 0.0  # workers waiting for something to do, that is, for the trainer to take batches
+    samples: int = 0  # how many samples were read
 
     @property
     def busy(self) -> float:

@@ -54,7 +54,6 @@ class WorkerStarter:
     a dataset that can be pickled. A fork shares the dataset as it is, open files and all, but must not touch OneFlow.
 
     Args:
-        payload: what the workers need.
         start_method: "spawn", "fork", or "auto": spawn if the dataset can be pickled here and unpickled in the worker,
             and has few Python objects, of which each program would have its own; else fork.
     """
@@ -92,11 +91,7 @@ class WorkerStarter:
             raise _TooManyObjects(f"Python objects of about {megabytes:.0f} MB")
 
     def fork_instead(self, reason: str) -> bool:
-        """Fork workers from now on, if the method is "auto"; returns whether it is.
-
-        Args:
-            reason: why they cannot, or should not, be programs of their own.
-        """
+        """Fork workers from now on, if the method is "auto"; returns whether it is."""
         if self._method != "auto":
             return False
         if not self._told:

@@ -44,32 +44,22 @@ _LONG = 2_000_000
 
 
 class Entry(NamedTuple):
-    """A task as it stands on the task queue; sizes in bytes.
+    """A task as it stands on the task queue; sizes in bytes."""
 
-    Args:
-        offset: of its slot in the arena.
-        size: of its slot.
-        first_row: the batch's row of its first sample.
-        rows: its samples.
-        batch_rows: rows of the whole batch.
-        hopeless: 1 if its samples are not to be tried, since workers have ended over them; others take their place.
-        position: in the stream, of the global batch's first sample.
-    """
-
-    offset: int
-    size: int
-    first_row: int
-    rows: int
-    batch_rows: int
+    offset: int  # of its slot in the arena
+    size: int  # of its slot
+    first_row: int  # the batch's row of its first sample
+    rows: int  # its samples
+    batch_rows: int  # rows of the whole batch
+    # 1 if its samples are not to be tried, since workers have ended over them; others take their place.
     hopeless: int = 0
-    position: int = 0
+    position: int = 0  # in the stream, of the global batch's first sample
 
 
 class TaskQueue:
     """Tasks in the order in which they were put, which worker has which, and which are done.
 
     Args:
-        workers: number of workers.
         descriptors: of a queue that another process made: its memory, the trainer's event, and one event a worker; by
             default a new one is made, and this process is the trainer.
     """
@@ -113,7 +103,6 @@ class TaskQueue:
         A worker that sleeps is woken if all do, if more than `may_wait` tasks wait, or if one has waited for long.
 
         Args:
-            entry: the task.
             may_wait: tasks that the workers that are awake may find waiting. Where tasks are done in no time, to wake
                 another worker for them would cost more than it gains.
         """
@@ -180,14 +169,10 @@ class TaskQueue:
         return (time.monotonic_ns() - self._of_workers[first + _WOKEN_AT]) / 1e9
 
     def take(self, worker: int, done: StageTimes | None = None) -> tuple[int, Entry] | None:
-        """Take the oldest task for a worker. If there is none, the worker counts as asleep.
+        """Take the oldest task for a worker; returns its place and it. If there is none, the worker counts as asleep.
 
         Args:
-            worker: its number.
             done: what the task that it has claimed took; None if it has claimed none, or has told the trainer itself.
-
-        Returns:
-            The task's place, and the task.
         """
         self._lock()
         try:

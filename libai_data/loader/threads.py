@@ -30,8 +30,6 @@ class ThreadExecutor(Executor):
     caller's thread, while the others rest. If they draw, so is the rest of the stream.
 
     Args:
-        make_runner: makes each thread's runner.
-        workers: number of threads.
         timeout: seconds after which a task that is not done is given up; 0 waits forever.
     """
 
@@ -134,12 +132,7 @@ class ThreadExecutor(Executor):
         self._tasks.put(task)
 
     def next_result(self) -> TaskResult:
-        """Wait until some task is done.
-
-        Raises:
-            SampleError: A task took longer than the timeout; its samples are named.
-            RuntimeError: The executor has been closed, so that nothing is done any more.
-        """
+        """Wait until some task is done."""
         while not self._done:
             if self._own_tasks and not self._undone:
                 return self._run(self._own_tasks.popleft())

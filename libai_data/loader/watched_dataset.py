@@ -26,7 +26,6 @@ class WatchedDataset:
     """A dataset whose draws belong to its samples, and whose calls are timed.
 
     Args:
-        dataset: see `SampleReader`.
         seed: with epoch and index it decides what a sample draws.
     """
 
@@ -82,13 +81,7 @@ class WatchedDataset:
         self._skipped += [SkippedSample(*note) for note in reading.replaced]
 
     def _together(self, read: Callable[..., Result], epochs: np.ndarray, indices: np.ndarray) -> list[Result]:
-        """Read samples by one call, or by a call for each if they draw from generators that all code shares.
-
-        Args:
-            read: given a slice of the samples and their keys.
-            epochs: int64 [n].
-            indices: int64 [n].
-        """
+        """Read samples by one call, or by a call for each if they draw from generators that all code shares."""
 
         def read_rows(rows: slice) -> Result:
             return read(rows, SampleKeys(self.seed, epochs[rows], indices[rows]))

@@ -69,7 +69,6 @@ def read_step(
 
     Raises:
         CheckpointError: The step is before the first step of a restored state.
-        SampleError: A sample could not be read.
     """
     stream = getattr(loader, "stream", None)
     # A sampler of the user's own may follow steps, and tell its state in another form.
