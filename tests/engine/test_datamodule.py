@@ -108,13 +108,6 @@ def test_what_cannot_be_is_refused() -> None:
     stages = DataStages(Recorded(3))
     with pytest.raises(ConfigError, match="Did you mean 'fit'"):
         stages.enter("fitt")
-
-    class Several(DataModule):
-        def train_dataloader(self) -> Any:
-            return [[1], [2]]
-
-    with pytest.raises(ConfigError, match="returned a list of 2 loaders"):
-        DataStages(Several()).loaders("train")
     with pytest.raises(NotImplementedError, match="DataModule has no train_dataloader"):
         DataStages(DataModule()).loaders("train")
 

@@ -245,19 +245,6 @@ def test_a_batch_of_the_iterable_is_a_global_batch_unless_a_size_is_given() -> N
     loader.close()
 
 
-def test_an_endless_stream_goes_on_with_each_iterator_and_rounds_begin_anew() -> None:
-    endless = from_iterable(numbers, 4, ends="cycle")
-    assert flat(taken(endless, 3) + taken(endless, 3)) == flat(
-        resumed(lambda: numbers, 0, 6, micro_batch_size=4, ends="cycle")
-    )
-    rounds = from_iterable(numbers, 4)
-    broken_off, whole = taken(rounds, 2), taken(rounds)
-    assert [info.epoch for info, _ in broken_off] == [0, 0]
-    assert [info.epoch for info, _ in whole] == [1] * 6
-    for loader in (endless, rounds):
-        loader.close()
-
-
 def test_a_stream_that_does_not_replay_is_refused() -> None:
     random = np.random.default_rng(0)
 

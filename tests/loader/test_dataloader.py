@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import json
 from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
-import numpy as np
 import oneflow as flow
 import pytest
 from hypothesis import given, settings
@@ -17,7 +15,7 @@ from hypothesis import strategies as st
 from libai_data import DataLoader
 from libai_data.data.random.sample_random import sample_generator
 from libai_data.data.samplers import CyclicSampler, SingleRoundSampler
-from libai_data.errors import CheckpointError, ConfigError, SampleError, SchemaError
+from libai_data.errors import ConfigError, SchemaError
 from libai_data.loader import BatchLoader, trivial_batch_collator
 from libai_data.structures import DistTensorData, Instance, batch_info
 from tests.properties import examples
@@ -37,22 +35,6 @@ class Drawn:
             index=DistTensorData(index, placement_idx=-1),
             drawn=DistTensorData(sample_generator().random(2), ["split_0", "split_1"]),
         )
-
-
-class Odd(Drawn):
-    """One sample has other fields than the rest."""
-
-    def __init__(self, size: int, at: int, odd: Any) -> None:
-        super().__init__(size)
-        self.at = at
-        self.odd = odd
-
-    def __getitem__(self, index: int) -> Any:
-        if index != self.at:
-            return {"x": np.zeros(2, np.float32)}
-        if isinstance(self.odd, Exception):
-            raise self.odd
-        return self.odd
 
 
 def endless(size: int, micro_batch_size: int, ranks: int = 1, rank: int = 0, **arguments: Any) -> BatchLoader:
@@ -89,12 +71,6 @@ def test_a_state_saved_after_any_batch_goes_on_bit_for_bit_on_other_ranks(size: 
     assert found == whole[cut * 6 :]
 
 
-def test_an_endless_stream_goes_on_with_each_iterator() -> None:
-    loader = endless(20, 4)
-    rows = rows_of(list(islice(loader, 2))) + rows_of(list(islice(loader, 3)))
-    assert rows == rows_of(list(islice(endless(20, 4), 5)))
-
-
 def test_random_transforms_draw_otherwise_in_each_epoch_and_under_each_seed() -> None:
     rows = rows_of(list(islice(endless(10, 5), 4)))
     assert len({row[1] for row in rows}) == 20
@@ -112,19 +88,6 @@ def test_each_pass_is_an_epoch_with_draws_of_its_own_also_after_breaking_off() -
         loader.set_epoch(epoch)
         assert rows_of(list(loader)) == expected
     assert len(loader) == 3
-
-
-def test_a_round_that_was_restored_is_finished_and_then_begins_anew() -> None:
-    dataset = Drawn(10)
-    loader = BatchLoader(dataset, SingleRoundSampler(dataset, 4))
-    batches = iter(loader)
-    next(batches)
-    state = loader.state_dict()
-    rest = rows_of(list(batches))
-    restored = BatchLoader(dataset, SingleRoundSampler(dataset, 4))
-    restored.load_state_dict(state)
-    assert rows_of(list(restored)) == rest
-    assert len(rows_of(list(restored))) == 12
 
 
 def test_batches_are_tensors_with_the_samples_layouts() -> None:
@@ -146,24 +109,6 @@ def test_each_batch_tells_where_it_stands() -> None:
     ]
     dataset = Drawn(5)
     assert [batch_info(batch).valid for batch in BatchLoader(dataset, SingleRoundSampler(dataset, 3))] == [3, 2]  # type: ignore[union-attr]
-
-
-def test_batches_that_are_kept_stay_as_they_were() -> None:
-    loader = endless(40, 4)
-    kept = list(islice(loader, 8))
-    expected = rows_of(kept)
-    rows_of(list(islice(loader, 8)))
-    assert rows_of(kept) == expected
-    loader.close()
-    del loader
-    gc.collect()
-    assert rows_of(kept) == expected
-
-
-def test_memory_is_used_again_when_a_batch_is_gone() -> None:
-    loader = endless(40, 4)
-    places = {next(iter(loader)).drawn.tensor.numpy().__array_interface__["data"][0] for _ in range(50)}
-    assert len(places) <= 4
 
 
 def test_lengths_are_batches_of_an_epoch_rounded_up() -> None:
@@ -193,62 +138,6 @@ def test_the_trivial_collator_changes_nothing() -> None:
     assert by_hand == collated
     with pytest.raises(SchemaError, match="sample 0 of the batch is a dict"):
         trivial_batch_collator([{"x": 1}])  # type: ignore[list-item]
-
-
-@pytest.mark.parametrize(
-    ("odd", "message"),
-    [
-        ({"x": np.zeros(3, np.float32)}, r"field 'x' is float32 \[3\], .*float32 \[2\]"),
-        ({"x": np.zeros(2)}, r"field 'x' is float64 \[2\], .*float32 \[2\]"),
-        ({"y": np.zeros(2, np.float32)}, r"missing \['x'\], unexpected \['y'\]"),
-        ({"x": np.zeros(2, np.float32), "y": 1}, r"unexpected \['y'\]"),
-        ({"x": "text"}, "field 'x'.*str"),
-        ({"x": DistTensorData(np.zeros(2, np.float32), placement_idx=-1)}, "field 'x' is laid out as .* layer -1"),
-        ([1, 2], "dict of named fields, got list"),
-        (KeyError("no picture"), "KeyError.*no picture"),
-    ],
-)
-def test_a_sample_that_differs_or_fails_is_named_by_index(odd: Any, message: str) -> None:
-    dataset = Odd(8, 5, odd)
-    loader = BatchLoader(dataset, SingleRoundSampler(dataset, 4))
-    batches = iter(loader)
-    next(batches)
-    with pytest.raises(SampleError, match=f"sample 5 of Odd.*{message}") as error:
-        next(batches)
-    assert (error.value.__cause__ is None) == isinstance(error.value, SchemaError)
-    assert loader.state_dict()["position"] == 4
-
-
-def test_a_dtype_that_oneflow_lacks_is_refused_by_field() -> None:
-    dataset: list[dict[str, Any]] = [{"x": np.zeros(2, np.uint16)}] * 4
-    with pytest.raises(SchemaError, match=r"field 'x'.*uint16"):
-        next(iter(BatchLoader(dataset, SingleRoundSampler(dataset, 2))))
-
-
-def test_a_sample_without_fields_is_refused() -> None:
-    dataset: list[dict[str, Any]] = [{}] * 4
-    with pytest.raises((SampleError, SchemaError), match="without a field"):
-        next(iter(BatchLoader(dataset, SingleRoundSampler(dataset, 2))))
-
-
-def test_the_state_of_another_stream_is_refused() -> None:
-    loader = endless(10, 4)
-    with pytest.raises(CheckpointError, match="samples was 11 and is now 10"):
-        loader.load_state_dict(endless(11, 4).state_dict())
-
-
-def test_a_layout_of_an_unknown_field_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"layouts\.indx.*Did you mean 'index'"):
-        next(iter(endless(10, 4, layouts={"indx": {"placement_idx": 0}})))
-
-
-def test_a_closed_loader_can_be_used_again() -> None:
-    loader = endless(20, 4)
-    rows = rows_of(list(islice(loader, 2)))
-    loader.close()
-    loader.close()
-    rows += rows_of(list(islice(loader, 3)))
-    assert rows == rows_of(list(islice(endless(20, 4), 5)))
 
 
 @pytest.mark.parametrize("shuffle", [False, True])

@@ -25,6 +25,7 @@ from tests.loader.sample_datasets import (
     ExitingPolitely,
     Failing,
     FailingFilled,
+    NumberDicts,
     Numbers,
     Unspeakable,
     failing_collator,
@@ -88,12 +89,7 @@ def test_after_a_failure_the_loader_can_go_on_from_its_last_batch(workers: dict[
 @EVERYWHERE
 def test_a_failing_collator_names_its_samples(workers: dict[str, Any]) -> None:
     with pytest.raises(DataPipelineError, match=r"(?s)failing_collator of samples \[4, 5, 6, 7\]: ZeroDivisionError"):
-        stream(NumbersAsDicts(), batches=3, collate_fn=failing_collator, **workers)
-
-
-class NumbersAsDicts(Numbers):
-    def __getitem__(self, index: int) -> Any:
-        return {"index": index}
+        stream(NumberDicts(), batches=3, collate_fn=failing_collator, **workers)
 
 
 @WITHOUT_SPAWN
@@ -230,8 +226,8 @@ class Mixed(Numbers):
 
     def __getitem__(self, index: int) -> Any:
         image, grey = np.zeros((2, 2, 3), np.uint8), index in self.grey
-        if grey and self.what == "no dict":
-            return None
+        if grey and self.what in ("no dict", "a list"):
+            return None if self.what == "no dict" else [1, 2]
         sample = {"image": image, "index": DistTensorData(np.array(index))}
         if grey:
             changed = {"shape": image[..., 0], "dtype": image.astype(np.float32), "layout": layout(image)}
@@ -284,7 +280,7 @@ def test_a_sample_that_differs_ends_the_run_with_both_schemas_and_their_counts(
 
 
 @WITHOUT_SPAWN
-@pytest.mark.parametrize("what", ["dtype", "layout", "fields", "no tensor", "no dict"])
+@pytest.mark.parametrize("what", ["dtype", "layout", "fields", "no tensor", "no dict", "a list"])
 def test_no_difference_of_a_sample_is_skipped(workers: dict[str, Any], what: str) -> None:
     with pytest.raises(SampleError, match=r"(?s)sample 9 of Mixed has another schema.*11 of {image: uint8"):
         stream(Mixed([9], what), batches=3, on_error="skip", **workers)

@@ -209,6 +209,7 @@ def test_a_sample_unlike_the_ones_before_it_is_refused(workers: dict[str, Any], 
         next(iterator)
         with pytest.raises(DataPipelineError, match=f"(?s){message}"):
             next(iterator)
+        assert loader.state_dict()["position"] == 4
 
 
 @EVERYWHERE

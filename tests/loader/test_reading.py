@@ -104,18 +104,6 @@ def test_too_few_samples_from_getitems_are_refused(workers: dict[str, Any]) -> N
         stream(ShortAnswer(), batches=1, **workers)
 
 
-class UnknownField(NumbersFilled):
-    def read_batch(self, indices: np.ndarray, out: dict[str, np.ndarray]) -> None:
-        out["indices"][...] = indices
-
-
-@WITHOUT_SPAWN
-def test_a_failing_read_batch_names_the_samples_and_the_dataset(workers: dict[str, Any]) -> None:
-    pattern = r"(?s)one of the samples \[[123](, [23])*\] of UnknownField: KeyError: 'indices'"
-    with pytest.raises(SampleError, match=pattern):
-        stream(UnknownField(), batches=1, **workers)
-
-
 class LeavesRows(NumbersFilled):
     def read_batch(self, indices: np.ndarray, out: dict[str, np.ndarray]) -> None:
         out["index"][...] = indices
@@ -170,14 +158,6 @@ def test_a_read_batch_may_fill_rows_with_anything() -> None:
     rows = origin_of(batch).rows
     assert rows is not None
     assert rows.indices.tolist() == [0, 1, 2, 3]
-
-
-@EVERYWHERE
-def test_samples_of_one_batch_are_shared_among_workers(workers: dict[str, Any]) -> None:
-    """What matters is the order of the rows, whoever reads them."""
-    found = stream(Numbers(1000), batches=5, **workers)
-    indices = [np.frombuffer(fields["index"][2], np.int64).tolist() for _, fields in found]
-    assert indices == [list(range(first, first + 4)) for first in range(0, 20, 4)]
 
 
 def test_a_slow_sample_does_not_stall_the_others_of_its_batch() -> None:

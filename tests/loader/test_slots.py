@@ -22,7 +22,7 @@ from libai_data.iterables import from_iterable
 from libai_data.loader import BatchLoader
 from libai_data.loader.arena import Arena
 from libai_data.loader.slots import SlotList, bytes_of, lay_out, views
-from tests.loader.sample_datasets import Fields, Numbers, growing_collator, stack_dicts
+from tests.loader.sample_datasets import Fields, NumberDicts, Numbers, growing_collator, stack_dicts
 from tests.loader.streams import WORKER_NAMES, WORKERS, content, descriptors, eventually, loading, stream
 from tests.properties import examples, slowly
 
@@ -223,9 +223,10 @@ def test_kept_batches_stay_correct_and_the_growing_ring_is_reported_once(
         assert slots_of(loader) == slots
 
 
-def test_batches_outlive_their_loader() -> None:
+@pytest.mark.parametrize("workers", [WORKERS[0], WORKERS[2]])
+def test_batches_outlive_their_loader(workers: dict[str, Any]) -> None:
     dataset = Numbers(400)
-    with loading(dataset, num_workers=2, start_method="fork") as loader:
+    with loading(dataset, **workers) as loader:
         kept = list(islice(loader, 5))
     del loader
     assert [content(batch) for batch in kept] == stream(dataset, batches=5)
@@ -319,22 +320,17 @@ for workers in ({"num_workers": 0}, {"num_workers": 2, "start_method": "fork"}):
 
 @pytest.mark.parametrize("workers", [WORKERS[2], slowly(WORKERS[3])], ids=WORKER_NAMES[2:])
 def test_batches_that_grow_get_more_room(workers: dict[str, Any]) -> None:
-    dataset = NumbersAsDicts(400)
+    dataset = NumberDicts(400)
     found = stream(dataset, batches=90, collate_fn=growing_collator, **workers)
     assert found == stream(dataset, batches=90, collate_fn=growing_collator)
 
 
 def test_batches_of_changing_size_do_not_let_the_slots_grow_without_end() -> None:
-    with loading(NumbersAsDicts(40), collate_fn=growing_collator, num_workers=2, start_method="fork") as loader:
+    with loading(NumberDicts(40), collate_fn=growing_collator, num_workers=2, start_method="fork") as loader:
         for _ in islice(loader, 300):
             pass
         largest = 4 * 3700 * 8 + 4 * 8 + 64
         assert max(slot.size for slot in loader._slot_list.slots) < 4 * largest
-
-
-class NumbersAsDicts(Numbers):
-    def __getitem__(self, index: int) -> Any:
-        return {"index": index}
 
 
 @settings(deadline=None, max_examples=examples(20))

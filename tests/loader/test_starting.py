@@ -550,16 +550,6 @@ def test_a_loader_that_a_thread_began_goes_on_in_another(workers: dict[str, Any]
 
 
 @pytest.mark.parametrize("workers", [*WORKERS[:3], slowly(WORKERS[3])], ids=WORKER_NAMES)
-def test_a_loader_leaves_no_descriptor_open(workers: dict[str, Any]) -> None:
-    dataset = Numbers()
-    stream(dataset, batches=3, **workers)
-    before = descriptors()
-    for _ in range(3):
-        stream(dataset, batches=3, **workers)
-    assert descriptors() == before
-
-
-@pytest.mark.parametrize("workers", [*WORKERS[:3], slowly(WORKERS[3])], ids=WORKER_NAMES)
 @pytest.mark.parametrize("wrap", [lambda scaled: scaled, lambda scaled: Subset(scaled, range(8))], ids=["bare", "part"])
 def test_a_dataset_that_changes_between_passes_gives_what_it_gives_then(workers: dict[str, Any], wrap: Any) -> None:
     scaled = Scaled()

@@ -1,14 +1,12 @@
 """Plants faults on 2x2 ranks and notes how each is named: `contract_faults.py FOLDER`.
 
-Each rank writes `FOLDER/<rank>.json`: for each fault the error, for each clean run the number of steps, and what the
-check costs.
+Each rank writes `FOLDER/<rank>.json`: for each fault the error, and for each clean run the number of steps.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Callable
@@ -20,10 +18,9 @@ from libai_data import DataLoader
 from libai_data.data.samplers import CyclicSampler
 from libai_data.delivery import to_global
 from libai_data.delivery.build import build_nlp_test_loader, build_nlp_train_loader
-from libai_data.delivery.contract import check_contract
 from libai_data.errors import DataPipelineError
 from libai_data.mesh.current import ParallelMesh, get_mesh, set_mesh
-from libai_data.structures import DistTensorData, Instance, Origin
+from libai_data.structures import DistTensorData, Instance
 
 RANK = flow.env.get_rank()
 CHECK_EVERY = 4
@@ -242,26 +239,6 @@ def clean_steps(readers: str) -> int:
     return steps
 
 
-def cost() -> dict[str, float]:
-    """Seconds of one check, the median of some, by the size of a rank's batch."""
-    seconds = {}
-    tokens = {f"tokens{n}": np.ones((32, 1024), np.int64) for n in range(4)}
-    images = {"images": np.ones((32, 3, 224, 224), np.uint8)}
-    batches: list[tuple[str, dict[str, Any]]] = [
-        ("tokens 4 x int64 [32, 1024]", tokens),
-        ("images uint8 [32, 3, 224, 224]", images),
-    ]
-    for name, arrays in batches:
-        fields = {field: DistTensorData(flow.from_numpy(array)) for field, array in arrays.items()}
-        taken = []
-        for _ in range(7):
-            start = time.perf_counter()
-            check_contract(fields, Origin())
-            taken.append(time.perf_counter() - start)
-        seconds[name] = sorted(taken)[3]
-    return seconds
-
-
 def main() -> None:
     found: dict[str, Any] = {"faults": {}, "clean": {}}
     set_mesh(ParallelMesh(2, 2, 1, rank=RANK))
@@ -273,7 +250,6 @@ def main() -> None:
         set_mesh(ParallelMesh(*sizes, rank=RANK))
         for readers in ("every_rank", "node", "rank0"):
             found["clean"][f"{sizes} {readers}"] = clean_steps(readers)
-    found["cost"] = cost()
     Path(sys.argv[1], f"{RANK}.json").write_text(json.dumps(found))
 
 

@@ -15,7 +15,6 @@ SEED = 7
 STEPS = 6
 """Batches of 12, so that epochs end within the third and with the fifth."""
 
-STATE_AFTER = 2
 RESUMED_STEPS = 3
 
 
