@@ -27,9 +27,6 @@ def check_same_batches(found: Found, alone: Found, mesh: str, unpadded: Sequence
     """Each scenario gave in each mode the batches of one rank alone.
 
     Args:
-        found: on the mesh.
-        alone: on one rank.
-        mesh: its name.
         unpadded: modes in which no reader may see the whole batch, so that none pads to its longest sample.
     """
     compared = 0

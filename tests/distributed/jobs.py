@@ -27,19 +27,12 @@ SECONDS_TO_END = 30.0  # On a machine that has much else to do.
 
 @dataclass
 class Ended:
-    """How a job ended.
+    """How a job ended."""
 
-    Attributes:
-        codes: exit code of each process that was started: of the ranks, or of the launchers.
-        outputs: what each wrote.
-        at: when the last process of the job was gone, as `time.time()`.
-        left: processes that were still there when all that were started had ended.
-    """
-
-    codes: list[int]
-    outputs: list[str]
-    at: float
-    left: list[int]
+    codes: list[int]  # exit code of each process that was started: of the ranks, or of the launchers
+    outputs: list[str]  # what each wrote
+    at: float  # when the last process of the job was gone, as `time.time()`
+    left: list[int]  # processes that were still there when all that were started had ended
 
     @property
     def output(self) -> str:
@@ -74,11 +67,7 @@ class Job:
         """Wait until all have ended; after `timeout` seconds the job counts as hung.
 
         Args:
-            timeout: in seconds.
             but: places of processes that need not end.
-
-        Raises:
-            AssertionError: It hung; with its output.
         """
         deadline = Deadline(timeout)
         awaited = [process for place, process in enumerate(self.processes) if place not in but]

@@ -34,29 +34,17 @@ def launch_ranks(
     cwd: Path | None = None,
     alone: bool = False,
 ) -> LaunchResult:
-    """Run ``script`` on ``nproc`` ranks of this machine.
+    """Run ``script`` on ``nproc`` ranks of this machine; if one fails, that shows in the exit code and the output.
 
     The ranks are those of a pool that earlier scripts ran on, unless one of the last four arguments asks for ranks of
     its own, which ``libai_data.launch`` then starts.
 
     Args:
-        script: The Python script that each rank runs.
-        nproc: Number of ranks.
-        *args: Arguments of the script.
         timeout: Seconds until all ranks print their stacks, are killed, and ``LaunchTimeout`` is raised.
-        env: Environment variables to add to this process's own.
         end_on_error: End the whole job when a rank raises, whether or not the script cares for that. Pass False to
             test what the library itself does about a rank that raises.
-        cwd: Working directory of the ranks; by default this process's.
         alone: Start ranks for this script: it changes what later scripts would find. A script that compiles graphs
             does: OneFlow 0.9 can corrupt memory when a graph is short (`libai_data.engine.graph`).
-
-    Returns:
-        The exit code and the output. A failing rank does not raise here: check ``returncode``, and show ``output``.
-
-    Raises:
-        LaunchTimeout: When the ranks did not end within ``timeout`` seconds.
-        FileNotFoundError: When there is no such script.
     """
     script = Path(script).resolve()
     if not script.is_file():

@@ -28,15 +28,10 @@ _prctl = ctypes.CDLL(None).prctl
 
 @dataclass(frozen=True)
 class Node:
-    """A network namespace.
+    """A network namespace."""
 
-    Attributes:
-        address: of its card.
-        holder: process id of the process that keeps it.
-    """
-
-    address: str
-    holder: int
+    address: str  # of its card
+    holder: int  # process id of the process that keeps it
 
     def command(self, *words: str) -> list[str]:
         """A command line that runs in this namespace."""

@@ -30,14 +30,7 @@ SECONDS_TO_START = 60.0
 
 
 class RankPool:
-    """Ranks of one job that wait for scripts.
-
-    Args:
-        nproc: number of ranks.
-
-    Raises:
-        LaunchTimeout: The ranks did not all come.
-    """
+    """Ranks of one job that wait for scripts."""
 
     def __init__(self, nproc: int) -> None:
         self._ranks: list[Connection] = []

@@ -23,15 +23,10 @@ STACK_DUMP_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class LaunchResult:
-    """How a launch ended.
+    """How a launch ended."""
 
-    Attributes:
-        returncode: The launcher's exit code, 0 when every rank succeeded.
-        output: What the launcher and all ranks wrote to stdout and stderr, in the order it arrived.
-    """
-
-    returncode: int
-    output: str
+    returncode: int  # the launcher's exit code, 0 when every rank succeeded
+    output: str  # what the launcher and all ranks wrote to stdout and stderr, in the order it arrived
 
 
 class LaunchTimeout(AssertionError):

@@ -53,11 +53,6 @@ def why_no_sshd() -> str | None:
 @contextmanager
 def reachable_by_ssh(nodes: Sequence[Node], folder: Path) -> Iterator[str]:
     """Run an sshd on each node until the end of the block; then nothing runs on them any more.
-
-    Args:
-        nodes: of the test.
-        folder: for keys and configurations.
-
     Yields:
         The ssh command that reaches them, by their addresses, from each of them.
     """

@@ -23,12 +23,7 @@ GRAPH_BALLAST = 384
 
 
 class TinyDataset:
-    """Points whose class is the largest of their first three coordinates.
-
-    Args:
-        length: samples.
-        seed: of the points.
-    """
+    """Points whose class is the largest of their first three coordinates."""
 
     def __init__(self, length: int = 40, seed: int = 0) -> None:
         self.points = np.random.default_rng(seed).standard_normal((length, FEATURES)).astype(np.float32)
@@ -51,11 +46,9 @@ class TinyModel(nn.Module):
     """Two linear layers.
 
     Args:
-        hidden: size of the hidden state.
         ballast: size of a matrix product that adds nothing but milliseconds. OneFlow 0.9 corrupts its memory when a
             graph has finished before its launch has (`LazyJobStreamPolicy::DequeueNNGraph`), which happens to graphs as
             small as this.
-        dropout: share of hidden units that is dropped in training.
     """
 
     def __init__(self, hidden: int = 8, ballast: int = 0, dropout: float = 0.0) -> None:
@@ -84,7 +77,6 @@ def tiny_config(output_dir: str, **train: Any) -> DictConfig:
     """A whole config: 12 steps of 8 samples, an evaluation and a checkpoint every 5, each step logged.
 
     Args:
-        output_dir: `train.output_dir`.
         **train: other keys of `train`; "graph" turns graph mode on.
     """
     graph_mode = train.pop("graph", False)

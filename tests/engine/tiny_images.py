@@ -14,12 +14,7 @@ from tests.engine.tiny import tiny_config
 
 
 class TinyImages:
-    """Pictures of 4 x 4 pixels in which one of three rows is bright.
-
-    Args:
-        length: samples.
-        seed: of the noise.
-    """
+    """Pictures of 4 x 4 pixels in which one of three rows is bright."""
 
     def __init__(self, length: int = 40, seed: int = 0) -> None:
         rng = np.random.default_rng(seed)

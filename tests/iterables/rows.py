@@ -132,14 +132,7 @@ def flat(batches: list[tuple[Any, list[int]]]) -> list[int]:
 
 
 def resumed(make: Any, cut: int, count: int, **options: Any) -> list[tuple[Any, list[int]]]:
-    """What a loader gives after another one was stopped after `cut` batches and told its state, as a checkpoint has it.
-
-    Args:
-        make: makes the iterable anew, as a new process would.
-        cut: batches before the stop.
-        count: batches after it.
-        **options: of `from_iterable`.
-    """
+    """What a loader gives after another one was stopped after `cut` batches, by the state that a checkpoint has."""
     stopped = from_iterable(make(), **options)
     taken(stopped, cut)
     state = json.loads(json.dumps(stopped.state_dict()))

@@ -31,23 +31,14 @@ FOLDER: Path
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of iterable.
+    """A kind of iterable."""
 
-    Args:
-        make: makes one of `ROWS` rows, as each new process would.
-        needs: the library.
-        options: of `from_iterable`.
-        is_map_style: it gives samples by their index.
-        changes: each round has another order.
-        cuts: batches to stop after.
-    """
-
-    make: Callable[[], Any]
-    needs: str | None = None
-    options: dict[str, Any] = field(default_factory=dict)
-    is_map_style: bool = False
-    changes: bool = False
-    cuts: Sequence[int] = range(9)
+    make: Callable[[], Any]  # makes one of `ROWS` rows, as each new process would
+    needs: str | None = None  # the library
+    options: dict[str, Any] = field(default_factory=dict)  # of `from_iterable`
+    is_map_style: bool = False  # it gives samples by their index
+    changes: bool = False  # each round has another order
+    cuts: Sequence[int] = range(9)  # batches to stop after
 
 
 class Numbered:

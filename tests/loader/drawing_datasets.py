@@ -151,7 +151,6 @@ class Wrapped:
     """A wrapper that the package does not know.
 
     Args:
-        dataset: which it reads.
         index_of: from an index to that of the dataset.
     """
 

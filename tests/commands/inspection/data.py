@@ -28,7 +28,6 @@ class Sentences:
     """Sentences of 4 to 11 words, padded to 12, with masked words that the loss counts.
 
     Args:
-        length: samples.
         tokenizer: given to each dataset of a config that has one.
     """
 
@@ -57,7 +56,6 @@ class Planted:
 
     Args:
         what: the fault, or "" for none.
-        length: samples.
     """
 
     def __init__(self, what: str = "", length: int = 8) -> None:
