@@ -20,7 +20,7 @@ from libai_data.errors import ContractError, PeerError
 from libai_data.iterables.collation import PieceCollator
 from libai_data.iterables.stream import STATE, IterableStream, check_place
 from libai_data.loader.iteration import Pass, Take, refuse_in_fork
-from libai_data.loader.resumable import NumpyBatches, OfOneProcess
+from libai_data.loader.resumable import OfOneProcess
 from libai_data.mesh.current import get_mesh
 from libai_data.structures import Instance
 
@@ -92,13 +92,6 @@ class IterableLoader(OfOneProcess):
         """
         self._expected = self._count()
         return self._expected
-
-    def __iter__(self) -> Pass:
-        return self.new_pass().begun()
-
-    def numpy(self) -> NumpyBatches:
-        """The same batches as numpy arrays; a process that is no rank of a job never imports OneFlow for them."""
-        return NumpyBatches(self)
 
     def new_pass(self, as_numpy: bool = False) -> Pass:
         """Make a pass that continues the stream; `begun` begins it. With `as_numpy`, its batches are numpy arrays."""

@@ -7,7 +7,6 @@ shards, and not on the processes that read them.
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import threading
 from collections.abc import Iterator
@@ -30,7 +29,7 @@ from libai_data.iterables.shard_lanes import ShardLanes
 from libai_data.iterables.shared_use import Opened, SaveState
 from libai_data.iterables.shuffle_buffer import ShuffleBuffer
 from libai_data.loader.same_dataset import are_same, attributes_of
-from libai_data.loader.worker import JOB_VARIABLES
+from libai_data.loader.worker import forget_job
 from libai_data.loader.worker_info import WorkerInfo, being_worker
 from libai_data.mesh.peers.pickling import pickled_by_value
 
@@ -114,8 +113,7 @@ class ShardReader:
         """Open a shard at the state, or at its beginning, and skip the rows before the part."""
         if self.is_process:
             become_worker_process()
-            for name in JOB_VARIABLES:
-                os.environ.pop(name, None)
+            forget_job()
         thing, init = pickle.loads(self._pickled)
         with self._being(part.shard, thing):
             if init is not None:

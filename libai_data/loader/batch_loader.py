@@ -37,12 +37,11 @@ from libai_data.loader.batch_reader import BatchReader, ReadyBatch, assemble, in
 from libai_data.loader.collate import Collator, trivial_batch_collator
 from libai_data.loader.executor import Executor, InProcessExecutor
 from libai_data.loader.failures import ErrorPolicy, FailureLog
-from libai_data.loader.first_sample import read_by_all
 from libai_data.loader.iteration import Iteration, Pass, refuse_in_fork
 from libai_data.loader.processes import ProcessExecutor
 from libai_data.loader.reading import reads_parts
 from libai_data.loader.resumable import ResumableLoader, finish
-from libai_data.loader.same_dataset import are_same, attributes_of, fingerprint_with_samples
+from libai_data.loader.same_dataset import are_same, attributes_of, fingerprint_with_samples, read_by_all
 from libai_data.loader.schema import Overrides, TensorPart, parse_layouts
 from libai_data.loader.slots import SlotList, bytes_of, lay_out
 from libai_data.loader.stage_times import LoaderTimes, StageTimes, summary

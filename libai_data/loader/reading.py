@@ -16,8 +16,7 @@ from libai_data.data.random.sample_random import SampleKey, SampleKeys, reading_
 from libai_data.data.random.substitute import SUBSTITUTES, substitute_index
 from libai_data.errors import SampleError, SchemaError
 from libai_data.loader.failures import ErrorPolicy, SkippedSample
-from libai_data.loader.filling import BatchFiller
-from libai_data.loader.row_writer import Rows, RowWriter, row_writer
+from libai_data.loader.row_writer import BatchFiller, Rows, RowWriter, row_writer
 from libai_data.loader.sample_form import SampleForm, compared, form_of
 from libai_data.loader.schema import SampleSchema, SchemaMismatch
 from libai_data.loader.stage_times import StageTimes

@@ -51,6 +51,21 @@ class OfOneProcess:
         size = self.global_batch_size
         return None if size is None else size // get_data_parallel_size()
 
+    def new_pass(self, as_numpy: bool = False) -> Pass:
+        """Make a pass from the loader's position in the stream; `begun` begins it. An older pass ends.
+
+        Args:
+            as_numpy: the batches are of numpy arrays instead of OneFlow tensors.
+        """
+        raise NotImplementedError
+
+    def __iter__(self) -> Pass:
+        return self.new_pass().begun()
+
+    def numpy(self) -> NumpyBatches:
+        """The same batches as numpy arrays; a process that is no rank of a job never imports OneFlow for them."""
+        return NumpyBatches(self)
+
     def __bool__(self) -> bool:
         # Not by its length, which may be unknown.
         return True
@@ -71,21 +86,6 @@ class ResumableLoader(OfOneProcess):
     def _break_off(self, why: str) -> None:
         """End the newest pass; its iterator raises `why` from now on."""
         raise NotImplementedError
-
-    def new_pass(self, as_numpy: bool = False) -> Pass:
-        """Make a pass from the loader's position in the stream; `begun` begins it. An older pass ends.
-
-        Args:
-            as_numpy: the batches are of numpy arrays instead of OneFlow tensors.
-        """
-        raise NotImplementedError
-
-    def __iter__(self) -> Pass:
-        return self.new_pass().begun()
-
-    def numpy(self) -> NumpyBatches:
-        """The same batches as numpy arrays; a process that is no rank of a job never imports OneFlow for them."""
-        return NumpyBatches(self)
 
     def __len__(self) -> int:
         """The number of batches of an epoch; of an endless stream, rounded up."""

@@ -1,4 +1,4 @@
-"""Whether a loader's dataset is the one that a state was saved with."""
+"""Whether a loader's dataset is the one that a state was saved with, and that of the other ranks."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 
 from libai_data.data.datasets.fingerprint import fingerprint_of, hash_of
+from libai_data.data.samplers.cyclic import CyclicSampler
 from libai_data.data.samplers.resuming import differences as stream_differences
 from libai_data.data.samplers.resuming import refuse
+from libai_data.data.samplers.single_round import SingleRoundSampler
 from libai_data.data.samplers.stream_state import Keys, StreamState, check_state
 from libai_data.errors import DataPipelineError
 from libai_data.errors.argument_rules import MAPPING, or_none
@@ -81,6 +83,17 @@ def dataset_difference(saved: Mapping[str, Any], own: Mapping[str, Any]) -> dict
         if key in saved and saved[key] != own[key]
     ]
     return {"dataset": ", ".join(words)} if words else {}
+
+
+def read_by_all(stream: Any, position: int) -> tuple[int, int] | None:
+    """Epoch and index of the sample that all ranks read first: that of the global batch at a position, if all can.
+
+    With lanes, a rank or node need not have the files of other ranks.
+    """
+    if not isinstance(stream, (CyclicSampler, SingleRoundSampler)) or stream.makes_outputs or stream.order.lanes > 1:
+        return None
+    batch = stream.serving((0,)).batch_at(position)
+    return None if batch is None else (int(batch.epochs[0]), int(batch.indices[0]))
 
 
 _MOST_OBJECTS = 256

@@ -267,6 +267,11 @@ def prepare_process(parent_pipe: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     faulthandler.enable(file=STDERR)
     faulthandler.register(signal.SIGUSR1, file=STDERR, all_threads=True)
+    forget_job()
+
+
+def forget_job() -> None:
+    """Forget the launcher's variables, so that an import of OneFlow joins no job and waits for no rank."""
     for name in JOB_VARIABLES:
         os.environ.pop(name, None)
 

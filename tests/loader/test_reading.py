@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from libai_data.data.samplers import SingleRoundSampler
 from libai_data.errors import DataPipelineError, SampleError
-from libai_data.loader.filling import _MARKS
 from libai_data.loader.reading import row_slices
+from libai_data.loader.row_writer import _MARKS
 from libai_data.structures import origin_of
 from tests.loader.sample_datasets import Numbers, NumbersFilled, NumbersTogether, stack_dicts, unstoppable_collator
 from tests.loader.streams import WORKER_NAMES, WORKERS, content, loading, stream

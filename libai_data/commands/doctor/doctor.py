@@ -21,10 +21,11 @@ from typing import Callable, NamedTuple
 from libai_data.commands.console import print_lines
 from libai_data.commands.doctor import resources, sameness
 from libai_data.commands.doctor.meeting import MASTER, Meeting, answer_until_dismissed, call_rank0, judge_meeting
-from libai_data.commands.doctor.rank import Examined, JobRank, stay_out_of_the_job
+from libai_data.commands.doctor.rank import Examined, JobRank
 from libai_data.commands.doctor.reports import RED, WARNING, Facts, Finding, Reports, table
 from libai_data.errors import error_text, numbers_in_words, ranks_by_value
 from libai_data.launch import launcher
+from libai_data.loader.worker import forget_job
 from libai_data.mesh.peers.network_link import send_head
 
 _SECONDS = 60.0
@@ -69,7 +70,7 @@ def _examined(config: str, overrides: Sequence[str], seconds: float, codes: list
     """Look at this rank; rank 0 yields the table of all. `codes` gets the exit code."""
     start = time.monotonic()
     job = JobRank.of(os.environ)
-    stay_out_of_the_job()
+    forget_job()
     examined = Examined(job, config, overrides)
     watch = _Watch(job.rank, seconds)
     if job.rank > 0:

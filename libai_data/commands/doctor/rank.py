@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -15,7 +14,6 @@ from libai_data.engine.models import build_configured_tokenizer
 from libai_data.errors import ConfigError
 from libai_data.iterables.iterable_loader import indexed_dataset_of
 from libai_data.launch.job_environment import SECRET_VARIABLE, job_key
-from libai_data.loader.worker import JOB_VARIABLES
 from libai_data.mesh.current import set_mesh
 from libai_data.mesh.parallel_mesh import ParallelMesh
 
@@ -51,12 +49,6 @@ class JobRank(NamedTuple):
         host = environment.get("MASTER_ADDR", "127.0.0.1")
         has_secret = bool(environment.get(SECRET_VARIABLE))
         return JobRank(rank, local_rank, world_size, host, port, job_key(environment), has_secret)
-
-
-def stay_out_of_the_job() -> None:
-    """Forget the launcher's variables: a config may import OneFlow, which would join the job and wait for its ranks."""
-    for name in JOB_VARIABLES:
-        os.environ.pop(name, None)
 
 
 class Examined:
