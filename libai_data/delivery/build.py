@@ -306,7 +306,12 @@ def build_loader(
         rank, size = shards[0], get_data_parallel_size()
         filled_in = dict(arguments, dataset=dataset, data_parallel_rank=rank, data_parallel_size=size)
         stream = _instantiated(sampler, filled_in)
-        return stream if shards == (rank,) else _serving(stream, shards, readers)
+        if plan.readers != "every_rank" and not isinstance(stream, StreamSampler):
+            raise ConfigError(
+                f"readers={readers} needs a sampler that knows every rank's part, as CyclicSampler and "
+                f"SingleRoundSampler do; {type(stream).__name__} does not"
+            )
+        return stream if shards == (rank,) else stream.serving(shards)
 
     def make_loader(dataset: Any, stream: Any) -> BatchLoader:
         return BatchLoader(dataset, stream, seed=arguments["seed"], **options)
@@ -324,15 +329,6 @@ def build_loader(
         options["tensor_part"] = TensorPart(mesh.tensor_parallel_rank, mesh.tensor_parallel_size)
     dataset = open_dataset()
     return make_loader(dataset, make_stream(dataset, plan.shards_read_by(mesh.rank)))
-
-
-def _serving(stream: Any, shards: tuple[int, ...], readers: str) -> StreamSampler:
-    if not isinstance(stream, StreamSampler):
-        raise ConfigError(
-            f"readers={readers} needs a sampler that knows every rank's part, as CyclicSampler and SingleRoundSampler "
-            f"do; {type(stream).__name__} does not"
-        )
-    return stream.serving(shards)
 
 
 def _instantiated(sampler: Any, arguments: dict[str, Any]) -> Any:

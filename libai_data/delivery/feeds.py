@@ -97,11 +97,7 @@ class LocalFeed(Feed):
 
     def _shared(self, batch: ReadyBatch) -> NodeBatch:
         self._check_rows(batch)
-        if batch.slot is None:
-            batch = self._loader.copied_into_slot(batch)
-        slot = batch.slot
-        if slot is None:
-            raise RuntimeError("a batch that was copied into a slot has none")
+        batch, slot = self._loader.in_slot(batch)
         read = batch.index_batch
         rows, place = RowIndices(read.epochs, read.indices), (slot.offset, slot.size)
         return NodeBatch(info_of(read), rows, batch.arrays, batch.layouts, batch.skeleton, place, batch.specs)

@@ -106,11 +106,6 @@ class SharedLoader(ResumableLoader):
         self.fingerprint: dict[str, Any] = json.loads(fingerprint)
         self.dataset: Any = self._loader.dataset if self._loader is not None else facts
         self.batch_sampler = self.stream = make_stream(facts, (plan.shard_of(rank),))
-        if not isinstance(self.stream, StreamSampler):
-            raise ConfigError(
-                f"readers={plan.readers} needs a sampler that knows every rank's part, as CyclicSampler and "
-                f"SingleRoundSampler do; {type(self.stream).__name__} does not"
-            )
         order = order_in_words(self.stream)
         self._agreement = Agreement(collates, check_every, order, plan.mesh.data_parallel_size)
         # Ranks of this node that get the same rows: each then has them for itself, since a model may change its inputs.

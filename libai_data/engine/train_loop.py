@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from libai_data.engine.events import EventStorage
+from libai_data.engine.events import EventStorage, get_event_storage
 from libai_data.engine.losses import LossBuffer
 from libai_data.launch.launcher import STOPPED
 
@@ -159,8 +159,6 @@ class TrainerBase:
             data_time: seconds this rank waited for the step's data.
             prefix: put before the names.
         """
-        from libai_data.engine.events import get_event_storage
-
         storage = get_event_storage()
         storage.put_scalar(prefix + "data_time", data_time, iteration=self.iter)
         self.losses.add(self.iter, {prefix + name: value for name, value in loss_dict.items()})

@@ -302,7 +302,7 @@ def _rounds(dataset: Any, ends: str, **arguments: Any) -> Any:
 
 def _stream(
     plan: ReadPlan,
-    source: Source | None,
+    source: Any,
     summary: _SourceSummary,
     micro_batch_size: int | None,
     ends: str,
@@ -314,11 +314,7 @@ def _stream(
     mesh = plan.mesh
     size = None if micro_batch_size is None else micro_batch_size * mesh.data_parallel_size
     made: dict[str, Any] = {}
-
-    def open_rows() -> TakenRows:
-        if source is None:
-            raise RuntimeError("a rank that reads has no source")
-        return TakenRows(source, reading)
+    open_rows = partial(TakenRows, source, reading)  # Called where the source is read.
 
     def make_stream(dataset: Any, shards: tuple[int, ...]) -> IterableStream:
         rows = dataset if isinstance(dataset, TakenRows) else None

@@ -43,7 +43,7 @@ from libai_data.loader.reading import reads_parts
 from libai_data.loader.resumable import ResumableLoader, finish
 from libai_data.loader.same_dataset import are_same, attributes_of, fingerprint_with_samples, read_by_all
 from libai_data.loader.schema import Overrides, TensorPart, parse_layouts
-from libai_data.loader.slots import SlotList, bytes_of, lay_out
+from libai_data.loader.slots import Slot, SlotList, bytes_of, lay_out
 from libai_data.loader.stage_times import LoaderTimes, StageTimes, summary
 from libai_data.loader.starting import START_METHODS, WorkerStarter
 from libai_data.loader.threads import ThreadExecutor
@@ -69,6 +69,9 @@ RULES = {
     "mixup_func": Rule(
         "a function, a BatchTransform or None",
         lambda value: value is None or callable(value) or isinstance(value, BatchTransform),
+    ),
+    "batch_transform": or_none(
+        Rule("a BatchTransform, such as Mixup", lambda value: isinstance(value, BatchTransform))
     ),
     "seed": INT,
     "fields": or_none(FIELD_NAMES),
@@ -147,8 +150,6 @@ class BatchLoader(ResumableLoader):
         tensor_part: TensorPart | None = None,
     ) -> None:
         check(RULES, **locals())
-        if batch_transform is not None and not isinstance(batch_transform, BatchTransform):
-            raise ConfigError(f"batch_transform is {batch_transform!r}; it must be a BatchTransform, such as Mixup")
         policy = ErrorPolicy(on_error, quarantine_file, replacement_budget)
         planned = None
         if policy.substitutes and isinstance(dataset, StreamTransform):
@@ -331,14 +332,16 @@ class BatchLoader(ResumableLoader):
         else:
             self._slot_list.reclaim()
 
-    def copied_into_slot(self, batch: ReadyBatch) -> ReadyBatch:
-        """Move a batch that a collator of this process made to where other processes can see it."""
+    def in_slot(self, batch: ReadyBatch) -> tuple[ReadyBatch, Slot]:
+        """A batch in its slot; what a collator of this process made is copied to where other processes can see it."""
+        if batch.slot is not None:
+            return batch, batch.slot
         specs = lay_out((name, array.dtype, array.shape) for name, array in batch.arrays.items())
         slot = self._slot_list.acquire(bytes_of(specs))
         arrays = self._slot_list.hand_out(slot, specs)
         for name, array in batch.arrays.items():
             arrays[name][...] = array
-        return ReadyBatch(batch.index_batch, arrays, batch.layouts, batch.skeleton, slot, specs)
+        return batch._replace(arrays=arrays, slot=slot, specs=specs), slot
 
     def _start(self) -> BatchReader:
         slot_list, self._begun_in = self._slot_list, os.getpid()

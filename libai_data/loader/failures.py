@@ -22,8 +22,11 @@ SAMPLES_BEFORE_BUDGET = 1000
 
 _LONGEST_EXAMPLE = 300
 
-
-_RULES = {"quarantine_file": or_none(OUTPUT_FILE), "replacement_budget": real(0, 1, "a share; 0.01 is 1 %")}
+_RULES = {
+    "on_error": one_of(*POLICIES),
+    "quarantine_file": or_none(OUTPUT_FILE),
+    "replacement_budget": real(0, 1, "a share; 0.01 is 1 %"),
+}
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,6 @@ class ErrorPolicy:
             "quarantine" also writes it to `quarantine_file`.
         quarantine_file: JSON lines of {"index", "error"}; the samples it lists at the start are skipped without being
             read.
-
         replacement_budget: share of the samples that may be replaced, once 1,000 have been delivered; those that
             `quarantine_file` lists at the start do not count.
     """
@@ -46,10 +48,9 @@ class ErrorPolicy:
     known_bad: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
-        check({"on_error": one_of(*POLICIES)}, on_error=self.on_error)
+        check(_RULES, **{name: getattr(self, name) for name in _RULES})
         if self.on_error == "quarantine" and not self.quarantine_file:
             raise ConfigError("on_error='quarantine' needs quarantine_file, the file to write failing samples to")
-        check(_RULES, quarantine_file=self.quarantine_file, replacement_budget=self.replacement_budget)
         if self.quarantine_file and self.on_error == "raise":
             raise ConfigError("quarantine_file is given, but on_error is 'raise'; set on_error='quarantine' or 'skip'")
         if self.quarantine_file and not self.known_bad:

@@ -59,8 +59,6 @@ class WorkerStarter:
     """
 
     def __init__(self, payload: Payload, start_method: str) -> None:
-        if start_method not in START_METHODS:
-            raise ConfigError(f"start_method is {start_method!r}; known are {START_METHODS}")
         self.dataset_name = type(payload.dataset).__name__
         self.collates = payload.collator is not None
         self.substitutes = payload.policy.substitutes
