@@ -91,6 +91,19 @@ class Fields:
         return dict(self.fields)
 
 
+class OfAnyForm:
+    """Samples that a function makes of their index."""
+
+    def __init__(self, sample: Callable[[int], Any], length: int = 8) -> None:
+        self.sample, self.length = sample, length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        return self.sample(index)
+
+
 class Ragged(Numbers):
     """Sequences of different lengths: {"tokens": int64 [index % 7 + 1], "index": int64 []}."""
 
@@ -317,13 +330,6 @@ class Unspeakable(Failing):
 class Speechless(Exception):
     def __str__(self) -> str:
         raise ValueError("no words")
-
-
-class Hashing(Numbers):
-    """Samples that depend on the interpreter's hash seed: {"hash": int64 []}."""
-
-    def __getitem__(self, index: int) -> Any:
-        return {"hash": np.array(hash(f"sample {index}"))}
 
 
 class LastWords(Failing):

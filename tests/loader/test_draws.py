@@ -55,6 +55,7 @@ from tests.loader.drawing_datasets import (
     drawing_collator,
     with_noise,
 )
+from tests.loader.sample_datasets import OfAnyForm
 from tests.loader.streams import WORKER_NAMES, WORKERS, content, loading
 from tests.properties import examples, slowly
 
@@ -116,19 +117,6 @@ def test_draws_from_oneflow_depend_on_seed_epoch_and_index_alone(caplog: pytest.
     assert len(np.unique(np.round(drawn[:, 1:], 5))) == 4 * 24, "no two generators draw the same"
 
 
-class Calls:
-    """Samples that hold what a function returns when they are read."""
-
-    def __init__(self, function: Any) -> None:
-        self.function = function
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"index": np.int64(index), "x": np.float64(self.function())}
-
-
 CHANGING: dict[str, Any] = {
     "a generator of its own": partial(np.random.default_rng(0).random),
     "a fresh generator": lambda: np.random.default_rng().random(),
@@ -141,18 +129,18 @@ CHANGING: dict[str, Any] = {
 def test_a_sample_that_differs_each_time_it_is_read_is_told_once(
     function: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with loading(Calls(function), num_workers=1, worker_type="thread") as loader:
+    with loading(OfAnyForm(lambda _: {"x": np.float64(function())}), num_workers=1, worker_type="thread") as loader:
         list(islice(iter(loader), 5))
         assert loader.stats()["samples"] == 20, "what is read to compare does not count"
     told = [record.getMessage() for record in caplog.records if "returns another" in record.getMessage()]
-    assert [text.split(". ")[0] for text in told] == ["Calls returns another 'x' each time that sample 0 is read"]
+    assert [text.split(". ")[0] for text in told] == ["OfAnyForm returns another 'x' each time that sample 0 is read"]
 
 
 @pytest.mark.parametrize("function", [random.random, np.random.normal, lambda: np.nan], ids=["random", "numpy", "nan"])
 def test_a_sample_that_is_the_same_each_time_it_is_read_is_not_told_of(
     function: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with loading(Calls(function), num_workers=2, worker_type="thread") as loader:
+    with loading(OfAnyForm(lambda _: {"x": np.float64(function())}), num_workers=2, worker_type="thread") as loader:
         list(islice(iter(loader), 5))
     assert "returns another" not in caplog.text
 

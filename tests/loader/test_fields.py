@@ -6,7 +6,7 @@ import math
 import threading
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Callable, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ from libai_data.errors import ConfigError, DataPipelineError, SampleError, Schem
 from libai_data.loader import PadCollator
 from libai_data.loader.default_collate import default_collate
 from libai_data.structures import DistTensorData, Instance
-from tests.loader.sample_datasets import Fields, Ragged, stack_dicts
+from tests.loader.sample_datasets import Fields, OfAnyForm, Ragged, stack_dicts
 from tests.loader.streams import WORKER_NAMES, WORKERS, content, loading, stream
 from tests.properties import examples, slowly
 
@@ -297,19 +297,6 @@ def test_a_batch_that_is_handed_out_may_be_written_to(workers: dict[str, Any]) -
 class Pair(NamedTuple):
     x: Any
     name: str
-
-
-class OfAnyForm:
-    """Samples that a function makes of their index."""
-
-    def __init__(self, sample: Callable[[int], Any], length: int = 8) -> None:
-        self.sample, self.length = sample, length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> Any:
-        return self.sample(index)
 
 
 FORMS: list[tuple[Any, Any, Any]] = [

@@ -10,17 +10,16 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import libai_data.loader
 from libai_data.launch import parent_pipe
 from libai_data.loader import arena, shipping, starting, worker_pool
 from libai_data.mesh.peers import channel
-from libai_data.structures import DistTensorData, Instance
 from tests.deadline import Deadline
 from tests.distributed.processes import children_of
 from tests.loader.interrupting import interrupted_at
+from tests.loader.sample_datasets import Numbers
 from tests.loader.streams import (
     WORKER_NAMES,
     WORKERS,
@@ -35,16 +34,6 @@ from tests.properties import slowly
 
 LOADER = str(Path(libai_data.loader.__file__).parent)
 BATCHES = 12
-
-
-class Numbers:
-    """Samples that tell which they are."""
-
-    def __len__(self) -> int:
-        return 40
-
-    def __getitem__(self, index: int) -> Instance:
-        return Instance(number=DistTensorData(np.full(3, index)))
 
 
 # One of so many lines, by what a loader of the kind costs; the long run takes them all where that is little.
@@ -80,9 +69,10 @@ class Counting(Numbers):
     """Notes what is read; each sample takes a moment."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.read: list[int] = []
 
-    def __getitem__(self, index: int) -> Instance:
+    def __getitem__(self, index: int) -> Any:
         self.read.append(index)
         time.sleep(0.01)
         return super().__getitem__(index)

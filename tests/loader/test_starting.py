@@ -35,7 +35,6 @@ from tests.loader.sample_datasets import (
     DeadlyToUnpack,
     Describing,
     FlowTensors,
-    Hashing,
     Numbers,
     OnlyHere,
     OpenFile,
@@ -87,7 +86,8 @@ def test_workers_share_one_hash_seed_and_the_trainers_where_it_has_one(seed: str
     program = "import sys; sys.stdout.write(','.join(str(hash(f'sample {i}')) for i in range(16)))"
     of_seed = {**os.environ, "PYTHONHASHSEED": seed if seed == "7" else "0"}
     expected = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=of_seed).stdout
-    assert values(Hashing(), "hash", start_method="spawn") == [int(text) for text in expected.split(",")]
+    dataset = WithFunction(lambda index: hash(f"sample {index}"))
+    assert values(dataset, "value", start_method="spawn") == [int(text) for text in expected.split(",")]
 
 
 @PROCESSES
