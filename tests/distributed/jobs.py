@@ -18,7 +18,14 @@ from typing import IO, Callable
 
 from libai_data.launch.launcher import free_port
 from tests.deadline import Deadline
-from tests.distributed.processes import BOOTSTRAP, ranks_environment, session_members
+from tests.distributed.processes import (
+    BOOTSTRAP,
+    LaunchTimeout,
+    content_of,
+    dump_stacks,
+    ranks_environment,
+    session_members,
+)
 
 SECONDS_TO_LISTEN = 60.0
 SECONDS_TO_NOTICE = 2.0
@@ -47,8 +54,8 @@ class Job:
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     files: list[IO[bytes]] = field(default_factory=list)
 
-    def start(self, command: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        """Start a process in a session of its own."""
+    def start(self, command: Sequence[str], env: Mapping[str, str], cwd: Path | None = None) -> subprocess.Popen[bytes]:
+        """Start a process in a session of its own, so that all that it starts can be found and killed."""
         file = tempfile.TemporaryFile()  # noqa: SIM115
         self.files.append(file)
         self.processes.append(
@@ -58,6 +65,7 @@ class Job:
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
                 env=dict(env),
+                cwd=cwd,
                 start_new_session=True,
             )
         )
@@ -74,29 +82,35 @@ class Job:
         while any(process.poll() is None for process in awaited):
             if deadline.has_passed:
                 hung = [place for place, process in enumerate(awaited) if process.poll() is None]
-                raise AssertionError(
-                    f"processes {hung} did not end within {timeout:g} s:\n" + "\n".join(self._outputs())
+                for place in hung:
+                    dump_stacks(awaited[place].pid)
+                raise LaunchTimeout(
+                    f"processes {hung} did not end within {timeout:g} s; output and stacks:\n"
+                    + "\n".join(self.outputs())
                 )
             time.sleep(0.01)
         # What the ranks started notices that they are gone, but not in the same instant.
         patience = Deadline(SECONDS_TO_NOTICE)
         while self._members(awaited) and not patience.has_passed:
             time.sleep(0.01)
-        return Ended([process.poll() or 0 for process in awaited], self._outputs(), time.time(), self._members(awaited))
+        return Ended([process.poll() or 0 for process in awaited], self.outputs(), time.time(), self._members(awaited))
 
     @staticmethod
     def _members(processes: Sequence[subprocess.Popen[bytes]]) -> list[int]:
         return [pid for process in processes for pid in session_members(process.pid)]
 
-    def _outputs(self) -> list[str]:
-        return [
-            os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode(errors="replace") for file in self.files
-        ]
+    def outputs(self) -> list[str]:
+        """What each has written so far."""
+        return [content_of(file.fileno()) for file in self.files]
 
     def __enter__(self) -> Job:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Kill what is left."""
         for process in self.processes:
             deadline = Deadline(10)
             while (members := session_members(process.pid)) and not deadline.has_passed:

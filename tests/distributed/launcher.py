@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.deadline import Deadline
+from tests.distributed.jobs import Job, launch_command
 from tests.distributed.pool import pool_of
-from tests.distributed.processes import (
-    BOOTSTRAP,
-    LaunchResult,
-    LaunchTimeout,
-    content_of,
-    dump_stacks,
-    kill_session,
-    ranks_environment,
-)
+from tests.distributed.processes import BOOTSTRAP, LaunchResult, ranks_environment
 
 
 def launch_ranks(
@@ -51,33 +39,11 @@ def launch_ranks(
         raise FileNotFoundError(f"no script {script} to launch on {nproc} ranks")
     if env is None and cwd is None and end_on_error and not alone:
         return pool_of(nproc).run(script, args, timeout)
-    command = [sys.executable, "-m", "libai_data.launch", "--nproc_per_node", str(nproc), str(BOOTSTRAP)]
-    command += [str(script), *args]
-    with tempfile.TemporaryFile() as output:
-        # A session of its own, so that all that it starts can be found and killed, and nothing else.
-        process = subprocess.Popen(
-            command,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            env=ranks_environment(env, end_on_error),
-            cwd=cwd,
-            start_new_session=True,
-        )
-        deadline = Deadline(timeout)
-        try:
-            while process.poll() is None:
-                if deadline.has_passed:
-                    dump_stacks(process.pid)
-                    kill_session(process)
-                    raise LaunchTimeout(
-                        f"{nproc} ranks of {script.name} did not end within {timeout:g} s; output and stacks:\n"
-                        + content_of(output.fileno())
-                    )
-                time.sleep(0.01)
-        finally:
-            kill_session(process)
-        return LaunchResult(process.returncode, content_of(output.fileno()))
+    command = [*launch_command(nproc), str(BOOTSTRAP), str(script), *args]
+    with Job() as job:
+        job.start(command, ranks_environment(env, end_on_error), cwd)
+        ended = job.wait(timeout)
+        return LaunchResult(ended.codes[0], ended.output)
 
 
 def found_by_ranks(script: Path, nproc: int, folder: Path, *args: str, timeout: float) -> list[Any]:

@@ -7,8 +7,6 @@ neither. A script that fails, hangs or kills a rank ends its pool; the next scri
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, Listener, wait
@@ -16,13 +14,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from tests.deadline import Deadline
+from tests.distributed.jobs import Job, launch_command
 from tests.distributed.processes import (
     BOOTSTRAP,
     LaunchResult,
     LaunchTimeout,
     content_of,
     dump_stacks,
-    kill_session,
     ranks_environment,
 )
 
@@ -34,18 +32,11 @@ class RankPool:
 
     def __init__(self, nproc: int) -> None:
         self._ranks: list[Connection] = []
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115
-        command = [sys.executable, "-m", "libai_data.launch", "--nproc_per_node", str(nproc), str(BOOTSTRAP)]
+        self._job = Job()
         folder = tempfile.TemporaryDirectory(prefix="pool-")
         with folder, Listener(os.path.join(folder.name, "socket"), backlog=nproc) as listener:
-            self._launcher = subprocess.Popen(
-                [*command, "--pool", str(listener.address)],
-                stdout=self._output,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                env=ranks_environment(),
-                start_new_session=True,
-            )
+            command = [*launch_command(nproc), str(BOOTSTRAP), "--pool", str(listener.address)]
+            self._launcher = self._job.start(command, ranks_environment())
             self._await_ranks(listener, nproc)
 
     def _await_ranks(self, listener: Listener, nproc: int) -> None:
@@ -56,7 +47,7 @@ class RankPool:
             try:
                 self._ranks.append(listener.accept())
             except OSError:
-                came, output = len(self._ranks), content_of(self._output.fileno())
+                came, (output,) = len(self._ranks), self._job.outputs()
                 self.close()
                 raise LaunchTimeout(
                     f"{came} of {nproc} ranks of a pool came in time; their output:\n{output}"
@@ -105,8 +96,7 @@ class RankPool:
         """End the ranks."""
         for rank in self._ranks:
             rank.close()
-        kill_session(self._launcher)
-        self._output.close()
+        self._job.end()
 
 
 _pools: dict[int, RankPool] = {}

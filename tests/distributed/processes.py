@@ -5,13 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-
-from tests.deadline import Deadline
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BOOTSTRAP = Path(__file__).resolve().with_name("bootstrap.py")
@@ -49,18 +46,6 @@ def dump_stacks(launcher_pid: int) -> None:
         _send(pid, signal.SIGUSR2)
         # One after the other: they share the output.
         time.sleep(STACK_DUMP_SECONDS)
-
-
-def kill_session(process: subprocess.Popen[bytes]) -> None:
-    """Kill the launcher and whatever it left behind. Returns when nothing of it runs any more."""
-    deadline = Deadline(10)
-    while not deadline.has_passed:
-        members = session_members(process.pid)
-        for pid in members:
-            _send(pid, signal.SIGKILL)
-        if process.poll() is not None and not members:
-            return
-        time.sleep(0.02)
 
 
 def session_members(session: int) -> list[int]:

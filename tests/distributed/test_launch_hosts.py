@@ -88,17 +88,17 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 def await_words(job: Job, word: str, times: int) -> None:
     deadline = Deadline(WATCHDOG)
-    while job._outputs()[0].count(word) < times:
-        assert job.processes[0].poll() is None, job._outputs()[0]
-        assert not deadline.has_passed, job._outputs()[0]
+    while job.outputs()[0].count(word) < times:
+        assert job.processes[0].poll() is None, job.outputs()[0]
+        assert not deadline.has_passed, job.outputs()[0]
         time.sleep(0.02)
 
 
 def await_path(job: Job, path: Path) -> None:
     deadline = Deadline(WATCHDOG)
     while not path.exists():
-        assert job.processes[0].poll() is None, job._outputs()[0]
-        assert not deadline.has_passed, job._outputs()[0]
+        assert job.processes[0].poll() is None, job.outputs()[0]
+        assert not deadline.has_passed, job.outputs()[0]
         time.sleep(0.005)
 
 
@@ -271,10 +271,10 @@ def test_no_process_is_left_on_any_node_whatever_ends_the_job(
         process = cluster.start(job, script)
         await_words(job, "ready", 4)
         happens(job)
-        assert process.wait(WATCHDOG) == code, job._outputs()[0]
+        assert process.wait(WATCHDOG) == code, job.outputs()[0]
         # Well before stdin would count as silent.
         assert not wait_until_nothing_runs(cluster.nodes, 10)
-        output = job._outputs()[0]
+        output = job.outputs()[0]
     if happens is kill_one_ssh:
         assert re.search(r"10\.77\.0\.\d: ended with signal SIGKILL; stopping the other machines", output)
     if told:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.launcher import LaunchTimeout, launch_ranks
+from tests.distributed.launcher import launch_ranks
+from tests.distributed.processes import LaunchTimeout
 
 # Ranks that use no OneFlow: rank 0 listens, as OneFlow's rank 0 does, so that the launcher starts the others.
 LISTEN = """

@@ -217,7 +217,7 @@ def wait_for(condition: Any, job: Job, what: str) -> None:
     deadline = Deadline(WATCHDOG)
     while not condition():
         if deadline.has_passed or job.processes[0].poll() is not None:
-            raise AssertionError(f"{what} did not come:\n" + "\n".join(job._outputs()))
+            raise AssertionError(f"{what} did not come:\n" + "\n".join(job.outputs()))
         time.sleep(0.005)
 
 
@@ -232,7 +232,7 @@ class TwoNodes:
         table = ["-m", "libai_data", "index", "--output", str(folder / "local" / ".libai_data_shards.npz")]
         self.server = servers.start(nodes[0].command(*serve, nodes[0].address, str(port)), dict(os.environ))
         self.address = f"http://{nodes[0].address}:{port}"
-        wait_for(lambda: "Serving" in servers._outputs()[0], servers, "the server")
+        wait_for(lambda: "Serving" in servers.outputs()[0], servers, "the server")
         subprocess.run(nodes[0].command(sys.executable, *table, self.address), check=True, env=ranks_environment())
 
     def start(self, job: Job, ranks: int, readers: str, steps: int, cached: int) -> None:
@@ -264,12 +264,12 @@ on_two_nodes = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 @pytest.mark.slow
 @on_two_nodes
 def test_two_nodes_stream_the_batches_of_local_files_and_share_the_shards(served: TwoNodes, tmp_path: Path) -> None:
-    begun, steps = len(served.servers._outputs()[0]), 2 * EPOCH
+    begun, steps = len(served.servers.outputs()[0]), 2 * EPOCH
     with Job() as job:
         served.start(job, 1, "node", steps, cached=36)
         ended = job.wait(WATCHDOG)
         assert ended.codes == [0, 0], ended.output
-        gets = re.findall(r'"GET /(\d+)\.parquet HTTP/1.1" 200', served.servers._outputs()[0][begun:])
+        gets = re.findall(r'"GET /(\d+)\.parquet HTTP/1.1" 200', served.servers.outputs()[0][begun:])
     check_taken(tmp_path, steps)
     assert len(gets) <= 1.1 * SHARDS, "a node fetches its own shards, once, and keeps them"
 

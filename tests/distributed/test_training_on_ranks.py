@@ -16,7 +16,8 @@ from safetensors.numpy import load_file
 
 from libai_data.engine import DefaultTrainer, default_setup
 from libai_data.mesh.current import set_mesh
-from tests.distributed.launcher import LaunchResult, launch_ranks
+from tests.distributed.launcher import launch_ranks
+from tests.distributed.processes import LaunchResult
 from tests.engine.data_runs import Stop, Stopped
 from tests.engine.tiny_images import image_config
 from tests.properties import slowly
