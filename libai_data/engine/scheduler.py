@@ -41,8 +41,7 @@ def WarmupCosineLR(
     warmup_method: str = "linear",
 ) -> Any:
     """A cosine from the base rate to `alpha` times it at step `max_iter`."""
-    arguments = {"decay_steps": max_iter, "alpha": alpha}
-    return _warmed_up("CosineDecayLR", optimizer, max_iter, warmup_factor, warmup_iter, warmup_method, arguments)
+    return _warmed_up("CosineDecayLR", locals(), decay_steps=max_iter, alpha=alpha)
 
 
 def WarmupCosineAnnealingLR(
@@ -54,8 +53,7 @@ def WarmupCosineAnnealingLR(
     warmup_method: str = "linear",
 ) -> Any:
     """A cosine from the base rate to the rate `eta_min` at step `max_iter`."""
-    arguments = {"T_max": max_iter, "eta_min": eta_min}
-    return _warmed_up("CosineAnnealingLR", optimizer, max_iter, warmup_factor, warmup_iter, warmup_method, arguments)
+    return _warmed_up("CosineAnnealingLR", locals(), T_max=max_iter, eta_min=eta_min)
 
 
 def WarmupStepLR(
@@ -68,8 +66,7 @@ def WarmupStepLR(
     warmup_method: str = "linear",
 ) -> Any:
     """The rate times `gamma` every `step_size` steps."""
-    arguments = {"step_size": step_size, "gamma": gamma}
-    return _warmed_up("StepLR", optimizer, max_iter, warmup_factor, warmup_iter, warmup_method, arguments)
+    return _warmed_up("StepLR", locals(), step_size=step_size, gamma=gamma)
 
 
 def WarmupMultiStepLR(
@@ -82,8 +79,7 @@ def WarmupMultiStepLR(
     warmup_method: str = "linear",
 ) -> Any:
     """The rate times `gamma` at each of the steps `milestones`."""
-    arguments = {"milestones": list(milestones), "gamma": gamma}
-    return _warmed_up("MultiStepLR", optimizer, max_iter, warmup_factor, warmup_iter, warmup_method, arguments)
+    return _warmed_up("MultiStepLR", locals(), milestones=list(milestones), gamma=gamma)
 
 
 def WarmupExponentialLR(
@@ -95,8 +91,7 @@ def WarmupExponentialLR(
     warmup_method: str = "linear",
 ) -> Any:
     """The rate times `gamma` each step."""
-    arguments = {"gamma": gamma}
-    return _warmed_up("ExponentialLR", optimizer, max_iter, warmup_factor, warmup_iter, warmup_method, arguments)
+    return _warmed_up("ExponentialLR", locals(), gamma=gamma)
 
 
 def WarmupPolynomialLR(
@@ -110,43 +105,32 @@ def WarmupPolynomialLR(
     warmup_method: str = "linear",
 ) -> Any:
     """A polynomial of degree `power` from the base rate to `end_learning_rate` at step `max_iter`."""
-    arguments = {"decay_batch": max_iter, "end_learning_rate": end_learning_rate, "power": power, "cycle": cycle}
-    return _warmed_up("PolynomialLR", optimizer, max_iter, warmup_factor, warmup_iter, warmup_method, arguments)
+    return _warmed_up(
+        "PolynomialLR", locals(), decay_batch=max_iter, end_learning_rate=end_learning_rate, power=power, cycle=cycle
+    )
 
 
-def _warmed_up(
-    schedule: str,
-    optimizer: Any,
-    max_iter: int,
-    warmup_factor: float,
-    warmup_iter: int,
-    warmup_method: str,
-    arguments: Mapping[str, Any],
-) -> Any:
-    """OneFlow's schedule of this name and with these arguments, behind a warm-up."""
-    check(_RULES, **arguments, max_iter=max_iter, warmup_iter=warmup_iter)
-    check(_RULES, warmup_factor=warmup_factor, warmup_method=warmup_method)
+def _warmed_up(schedule: str, given: Mapping[str, Any], **arguments: Any) -> Any:
+    """OneFlow's schedule of this name and with these arguments, behind the warm-up that is given."""
+    check(_RULES, **given)
+    max_iter, warmup_iter = given["max_iter"], given["warmup_iter"]
     if not 0 <= warmup_iter <= max_iter:
         raise ConfigError(
             f"warmup_iter is {warmup_iter}, and max_iter {max_iter}; the warm-up needs at least 0 steps and at most all"
         )
     from oneflow.optim import lr_scheduler
 
-    made = getattr(lr_scheduler, schedule)(optimizer, **arguments)
+    made = getattr(lr_scheduler, schedule)(given["optimizer"], **arguments)
     if warmup_iter == 0:
         return made
-    return lr_scheduler.WarmUpLR(
-        made, warmup_factor=warmup_factor, warmup_iters=warmup_iter, warmup_method=warmup_method
-    )
+    factor, method = given["warmup_factor"], given["warmup_method"]
+    return lr_scheduler.WarmUpLR(made, warmup_factor=factor, warmup_iters=warmup_iter, warmup_method=method)
 
 
 class ScheduleState:
     """A schedule's place, for checkpoints: the step alone. What the schedule looks like, the config says.
 
     So eager and graph mode agree after a resume, and a training can be prolonged by a larger `train.train_iter`.
-
-    Args:
-        scheduler: one of OneFlow's schedules.
     """
 
     def __init__(self, scheduler: Any) -> None:

@@ -5,9 +5,9 @@ What only the trainer needs is loaded when it is first used, so that workers sta
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from libai_data import lazy_names
 from libai_data.loader.collate import PadCollator, Padding, trivial_batch_collator
 from libai_data.loader.worker_info import WorkerInfo, get_worker_info
 
@@ -17,9 +17,8 @@ if TYPE_CHECKING:
 __all__ = ["BatchLoader", "PadCollator", "Padding", "WorkerInfo", "get_worker_info", "trivial_batch_collator"]
 
 
-def __getattr__(name: str) -> Any:
-    if name == "BatchLoader":
-        return importlib.import_module("libai_data.loader.batch_loader").BatchLoader
-    if name == "DataLoader":  # It stood here; now it makes loaders of iterables too, which this folder does not know.
-        return importlib.import_module("libai_data").DataLoader
-    raise AttributeError(f"module '{__name__}' has no attribute {name!r}")
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    # `DataLoader` was here; now it makes loaders of iterables too, which this folder does not know.
+    {"BatchLoader": "libai_data.loader.batch_loader", "DataLoader": "libai_data"},
+)
