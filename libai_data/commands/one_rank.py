@@ -43,9 +43,6 @@ def one_rank_loaders(
         split: "train", "valid" or "test".
         num_workers: of each loader that takes such an argument.
         tokenizer: given to the datasets, if there is one.
-
-    Raises:
-        ConfigError: What the config says of batches, loaders or datasets cannot be.
     """
     cfg = deepcopy(cfg)
     plan = step_plan(cfg, data_parallel_size)

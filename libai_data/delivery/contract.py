@@ -53,10 +53,6 @@ def check_places(fields: Mapping[str, Any], origin: Origin) -> np.ndarray:
 
     Returns:
         What the ranks told, int64 [world size, words].
-
-    Raises:
-        SchemaError: On every rank alike: the fields differ.
-        ContractError: On every rank alike: places, orders or numbers of rows differ.
     """
     signature = signature_of(fields)
     heads = gather_words(_head(signature, origin))

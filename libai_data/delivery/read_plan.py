@@ -94,37 +94,22 @@ class ReadPlan:
 
 
 class FieldSize(NamedTuple):
-    """A field, as far as it costs something.
-
-    Args:
-        name: the field's.
-        sample_bytes: of one sample, decoded.
-        placement_idx: the layer whose pipeline stage holds it.
-        read_parts: parts in which tensor-parallel ranks read it where each reads for itself; 1 if each reads it whole.
-    """
+    """A field, as far as it costs something."""
 
     name: str
-    sample_bytes: int
-    placement_idx: int = 0
-    read_parts: int = 1
+    sample_bytes: int  # of one sample, decoded
+    placement_idx: int = 0  # the layer whose pipeline stage holds it
+    read_parts: int = 1  # in which tensor-parallel ranks read it where each reads for itself; 1 if each reads it whole
 
 
 class NodeTraffic(NamedTuple):
-    """What one batch costs a node.
+    """What one batch costs a node."""
 
-    Args:
-        samples_read: samples that its ranks read and decode, a sample that two ranks read counted twice.
-        bytes_read: of these samples, decoded.
-        bytes_received: from rank 0 over the network.
-        bytes_sent: to the other nodes.
-        bytes_kept: memory that the batch takes there.
-    """
-
-    samples_read: int
-    bytes_read: int
-    bytes_received: int
-    bytes_sent: int
-    bytes_kept: int
+    samples_read: int  # samples that its ranks read and decode, a sample that two ranks read counted twice
+    bytes_read: int  # of these samples, decoded
+    bytes_received: int  # from rank 0 over the network
+    bytes_sent: int  # to the other nodes
+    bytes_kept: int  # memory that the batch takes there
 
 
 def node_traffic(plan: ReadPlan, node: int, fields: Sequence[FieldSize], micro_batch_size: int) -> NodeTraffic:

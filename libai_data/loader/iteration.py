@@ -34,17 +34,12 @@ class Pass:
 
     The stream's cursor moves in the last line that runs before the user has the batch. So an interrupt between any two
     lines neither loses the batch nor counts it.
-
-    Args:
-        stream: the sampler, whose cursor follows the batches that are taken.
-        first: the cursor where the pass begins.
-        take: waits for the next batch.
     """
 
     def __init__(self, stream: Any, first: Cursor, take: Take) -> None:
-        self.stream = stream
-        self.first = first
-        self.take = take
+        self.stream = stream  # the sampler, whose cursor follows the batches that are taken
+        self.first = first  # the cursor where the pass begins
+        self.take = take  # waits for the next batch
         self._cursor = first
         self._process = os.getpid()
         self._is_over = False

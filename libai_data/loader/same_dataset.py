@@ -56,14 +56,7 @@ def _bytes_of(reader: SampleReader, index: int) -> bytes:
 def restore_stream(
     stream: Any, fingerprint: Mapping[str, Any], state: Mapping[str, Any], override: Collection[str]
 ) -> None:
-    """Restore a loader's stream from the loader's state.
-
-    Args:
-        state: of a loader; one of a sampler alone says nothing of the dataset.
-
-    Raises:
-        CheckpointError: The state belongs to another dataset or stream; both values are shown.
-    """
+    """Restore a loader's stream from the loader's state; one of a sampler alone says nothing of the dataset."""
     check_state(state, Keys({}, {"dataset": or_none(MAPPING)}, others=True), "a loader")
     stream_state = {key: value for key, value in state.items() if key != "dataset"}
     found = dataset_difference(state.get("dataset") or {}, fingerprint)

@@ -41,25 +41,17 @@ _FILE_NAME = Rule("a name without '/'", lambda value: isinstance(value, str) and
 class Conversion:
     """What becomes what.
 
-    Args:
-        paths: of the records: files, globs or folders.
-        to: format of the shards: "array_record", "webdataset" or "parquet".
-        output: folder of the shards, "<name>-00000-of-00008.<ending>".
-        format: of the records; by default from the file names.
-        records_per_shard: at most; the shards are as equal as can be.
-        name: that the names of the shards begin with.
-
     Raises:
         ConfigError: There is no such format, a shard would have no record, the output is no path on this machine, or
             the name has a '/'.
     """
 
-    paths: Sequence[str]
-    to: str
-    output: str | Path
-    format: str = ""
-    records_per_shard: int = 100_000
-    name: str = "records"
+    paths: Sequence[str]  # of the records: files, globs or folders
+    to: str  # format of the shards: "array_record", "webdataset" or "parquet"
+    output: str | Path  # folder of the shards, "<name>-00000-of-00008.<ending>"
+    format: str = ""  # of the records; by default from the file names
+    records_per_shard: int = 100_000  # at most; the shards are as equal as can be
+    name: str = "records"  # that the names of the shards begin with
 
     def __post_init__(self) -> None:
         if self.to not in FORMATS:

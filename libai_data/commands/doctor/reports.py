@@ -14,17 +14,11 @@ Facts = dict[str, Any]
 
 
 class Finding(NamedTuple):
-    """A line of the table.
+    """A line of the table."""
 
-    Args:
-        state: OK, WARNING or RED.
-        found: what was seen.
-        advice: what to do about it; "" where all is well.
-    """
-
-    state: str
-    found: str
-    advice: str = ""
+    state: str  # OK, WARNING or RED
+    found: str  # what was seen
+    advice: str = ""  # what to do about it; "" where all is well
 
 
 class Reports(NamedTuple):

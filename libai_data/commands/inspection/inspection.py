@@ -32,29 +32,17 @@ _READ = 256  # rows whose numbers the table and the warnings go by, of a step th
 
 @dataclass
 class Inspection:
-    """One step of a config.
+    """One step of a config."""
 
-    Args:
-        title: the config, in words.
-        facts: (what, value) about step, mesh and dataset.
-        findings: what looks wrong, a sentence each.
-        cards: the samples.
-        reports: on each field.
-        mesh: of the training.
-        readers: who reads; see `ReadPlan`.
-        histograms: of labels, lengths and values, by their titles.
-        stats: of the loader, after the step was read.
-    """
-
-    title: str
-    facts: list[tuple[str, str]]
-    findings: list[str]
-    cards: list[Card]
-    reports: dict[str, FieldReport]
-    mesh: ParallelMesh
-    readers: str = "every_rank"
-    histograms: dict[str, Bars] = field(default_factory=dict)
-    stats: dict[str, Any] = field(default_factory=dict)
+    title: str  # the config, in words
+    facts: list[tuple[str, str]]  # (what, value) about step, mesh and dataset
+    findings: list[str]  # what looks wrong, a sentence each
+    cards: list[Card]  # the samples
+    reports: dict[str, FieldReport]  # on each field
+    mesh: ParallelMesh  # of the training
+    readers: str = "every_rank"  # who reads; see `ReadPlan`
+    histograms: dict[str, Bars] = field(default_factory=dict)  # of labels, lengths and values, by their titles
+    stats: dict[str, Any] = field(default_factory=dict)  # of the loader, after the step was read
 
 
 def inspect_config(

@@ -66,9 +66,6 @@ def read_step(
 
     Args:
         step: its number; of an evaluation, that of the batch, whose ranks have `micro_batch_size` rows each.
-
-    Raises:
-        CheckpointError: The step is before the first step of a restored state.
     """
     stream = getattr(loader, "stream", None)
     # A sampler of the user's own may follow steps, and tell its state in another form.
