@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import secrets
 import shutil
@@ -10,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Union
+
+from libai_data.errors.argument_rules import OUTPUT, OUTPUT_FILE, Rule
 
 PathLike = Union[str, "os.PathLike[str]"]
 
@@ -99,3 +102,15 @@ class AppendFile:
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
+
+
+def output_path(text: str, rule: Rule = OUTPUT) -> Path:
+    """The `type` of an argument of a command line that names a folder to write, or a file or folder."""
+    if not rule.holds(text):
+        raise argparse.ArgumentTypeError(f"{text!r} must be {rule.allowed}")
+    return Path(text)
+
+
+def output_file(text: str) -> Path:
+    """The `type` of an argument of a command line that names a file to write."""
+    return output_path(text, OUTPUT_FILE)

@@ -18,8 +18,8 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from libai_data.atomic_files import output_file
 from libai_data.errors import ConfigError, nearest
-from libai_data.errors.argument_rules import output_file
 from tools.benchmarks import suites
 from tools.benchmarks.peer_process import versions as peer_versions
 from tools.benchmarks.results import report, table

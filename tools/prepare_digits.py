@@ -15,8 +15,7 @@ from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from libai_data.atomic_files import written_together
-from libai_data.errors.argument_rules import output_path
+from libai_data.atomic_files import output_path, written_together
 
 _TEST_EVERY = 5
 

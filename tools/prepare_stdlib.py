@@ -13,8 +13,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from libai_data.atomic_files import output_path
 from libai_data.errors import ConfigError
-from libai_data.errors.argument_rules import output_path
 
 PARTS = ("train", "test")
 _TEST_EVERY = 32

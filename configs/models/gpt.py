@@ -9,9 +9,6 @@ from oneflow import nn
 
 from configs.models import layers
 from libai_data.errors import ConfigError
-from libai_data.errors.argument_rules import check, whole
-
-_SIZES = ("vocab_size", "max_seq_length", "dim", "depth", "num_heads", "mlp_ratio")
 
 
 class GPT(nn.Module):
@@ -39,7 +36,14 @@ class GPT(nn.Module):
         mlp_ratio: int = 4,
         seed: int = 0,
     ) -> None:
-        check({**dict.fromkeys(_SIZES, whole(1)), "seed": whole(0)}, **locals())
+        layers.check_sizes(
+            vocab_size=vocab_size,
+            max_seq_length=max_seq_length,
+            dim=dim,
+            depth=depth,
+            num_heads=num_heads,
+            mlp_ratio=mlp_ratio,
+        )
         super().__init__()
         self.max_seq_length = max_seq_length
         self.token_embedding = layers.Embedding(vocab_size, dim, layer_idx=0)

@@ -21,6 +21,13 @@ UNSEEN = -1e9
 """Added to the attention scores of what is not to be seen."""
 
 
+def check_sizes(**sizes: int) -> None:
+    """Refuses what is no size, which OneFlow would refuse without its name."""
+    for name, size in sizes.items():
+        if not isinstance(size, int) or size < 1:
+            raise ConfigError(f"{name} is {size!r}; it must be an int, at least 1.")
+
+
 class StageModule(nn.Module):
     """A module whose parameters lie on the pipeline stage of one layer.
 

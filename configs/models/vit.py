@@ -8,9 +8,6 @@ from oneflow import nn
 
 from configs.models import layers
 from libai_data.errors import ConfigError
-from libai_data.errors.argument_rules import check, whole
-
-_SIZES = ("image_size", "patch_size", "in_channels", "num_classes", "dim", "depth", "num_heads", "mlp_ratio")
 
 
 class VisionTransformer(nn.Module):
@@ -40,7 +37,16 @@ class VisionTransformer(nn.Module):
         mlp_ratio: int = 4,
         seed: int = 0,
     ) -> None:
-        check({**dict.fromkeys(_SIZES, whole(1)), "seed": whole(0)}, **locals())
+        layers.check_sizes(
+            image_size=image_size,
+            patch_size=patch_size,
+            in_channels=in_channels,
+            num_classes=num_classes,
+            dim=dim,
+            depth=depth,
+            num_heads=num_heads,
+            mlp_ratio=mlp_ratio,
+        )
         super().__init__()
         if image_size % patch_size:
             raise ConfigError(f"patch_size is {patch_size}, which does not divide image_size={image_size}.")

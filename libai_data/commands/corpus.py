@@ -10,12 +10,11 @@ from xml.sax.saxutils import escape
 
 import numpy as np
 
-from libai_data.atomic_files import written_whole
+from libai_data.atomic_files import output_file, written_whole
 from libai_data.commands.console import aligned, print_lines
 from libai_data.data.sources.indexed import IndexedSource
 from libai_data.data.text.tokenizer import TextTokenizer, load_tokenizer
 from libai_data.errors import ConfigError
-from libai_data.errors.argument_rules import output_file
 
 _COUNTED_AT_ONCE = 1 << 24
 _WIDEST_BAR = 40

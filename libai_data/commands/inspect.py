@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+from libai_data.atomic_files import output_file
 from libai_data.commands.console import config_parser, print_lines
 from libai_data.commands.inspection.inspection import inspect_config
 from libai_data.commands.inspection.page import page_of
 from libai_data.commands.one_rank import mesh_of
 from libai_data.config.lazy_config import load_config
-from libai_data.errors.argument_rules import output_file
 
 
 def parser() -> argparse.ArgumentParser:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import os
 import re
 from collections.abc import Mapping, Sequence
 from functools import wraps
 from numbers import Integral, Real
-from pathlib import Path
 from typing import Any, Callable, NamedTuple, TypeVar
 
 import numpy as np
@@ -149,18 +147,6 @@ def check(rules: Mapping[str, Rule], **values: Any) -> None:
     for name, value in values.items():
         if name in rules and not rules[name].holds(value):
             raise ConfigError(rules[name].problem(name, value))
-
-
-def output_path(text: str, rule: Rule = OUTPUT) -> Path:
-    """The `type` of an argument of a command line that names a folder to write, or a file or folder."""
-    if not rule.holds(text):
-        raise argparse.ArgumentTypeError(f"{text!r} must be {rule.allowed}")
-    return Path(text)
-
-
-def output_file(text: str) -> Path:
-    """The `type` of an argument of a command line that names a file to write."""
-    return output_path(text, OUTPUT_FILE)
 
 
 def takes_numpy_numbers(function: Function) -> Function:

@@ -24,8 +24,8 @@ import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
+from libai_data.atomic_files import output_path
 from libai_data.errors import DataPipelineError, nearest
-from libai_data.errors.argument_rules import output_path
 from libai_data.launch.exit_codes import STOPPED
 from libai_data.launch.hosts import Hosts, read_hostfile
 from libai_data.launch.output import STDERR, STDOUT, say
