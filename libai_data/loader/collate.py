@@ -15,7 +15,7 @@ import numpy as np
 from libai_data.data.items import named
 from libai_data.data.nesting import TEXT, TupleFields, is_texts, put_together, taken_apart
 from libai_data.errors import ConfigError, SchemaError, nearest
-from libai_data.errors.argument_rules import FLAG, Rule, check, one_of, or_none, whole
+from libai_data.errors.argument_rules import FLAG, MAPPING, Rule, check, one_of, or_none, whole
 from libai_data.loader.default_collate import default_collate
 from libai_data.mesh.arrays import as_array
 from libai_data.structures import DistTensorData, Instance, check_field_names
@@ -105,6 +105,7 @@ class PadCollator:
     """
 
     def __init__(self, fields: Mapping[str, Padding | Mapping[str, Any]]) -> None:
+        check({"fields": MAPPING}, fields=fields)
         self.fields = {name: _padding(name, padding) for name, padding in fields.items()}
 
     def __call__(self, batch: list[Any]) -> Instance:
@@ -154,6 +155,11 @@ def _nested(skeleton: Any, leaves: Mapping[str, Any]) -> Any:
 def _padding(name: str, padding: Padding | Mapping[str, Any]) -> Padding:
     if isinstance(padding, Padding):
         return padding
+    if not isinstance(padding, Mapping):
+        raise ConfigError(
+            f"padding of '{name}' is {padding!r}; it must be a Padding, or a mapping of its arguments, such as "
+            "{'value': 0}"
+        )
     known = list(Padding.__dataclass_fields__)
     for key in padding:
         if key not in known:

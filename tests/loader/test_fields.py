@@ -589,6 +589,14 @@ def test_an_argument_of_a_padding_that_is_none_is_named(wrong: dict[str, Any]) -
         PadCollator({"x": wrong})
 
 
+@pytest.mark.parametrize(
+    ("wrong", "message"), [({"x": -1}, "padding of 'x' is -1; it must be a Padding"), (["x"], r"fields is \['x'\]")]
+)
+def test_what_is_no_padding_is_named(wrong: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        PadCollator(wrong)
+
+
 @dataclass
 class Point:
     place: Any

@@ -314,6 +314,7 @@ class _Chunks:
         self.sampler = sampler
         self._size = size
         self._drop_last = drop_last
+        self._iterator: Iterator[Any] | None = None
 
     def __len__(self) -> int:
         full, rest = divmod(len(self.sampler), self._size)
@@ -333,7 +334,11 @@ class _Chunks:
 
     def _drawn(self) -> np.ndarray:
         most = max(_LEAST_LIMIT, _LONGEST_EPOCH * max(self._samples or 0, length_hint(self.sampler)))
-        drawn = array_of([*islice(self.sampler, most + 1)])
+        iterator = iter(self.sampler)
+        if iterator is self._iterator:
+            raise ConfigError(_once(self.sampler, "sampler"))
+        self._iterator = iterator
+        drawn = array_of([*islice(iterator, most + 1)])
         if len(drawn) > most:
             raise ConfigError(
                 f"the sampler ({type(self.sampler).__name__}) has not ended after {most} indices of an epoch, of "

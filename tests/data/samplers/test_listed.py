@@ -247,7 +247,7 @@ def test_each_round_is_told_to_a_sampler_that_asks_for_it() -> None:
 class GivesTheSameIterator:
     """Looks as if it could be iterated again."""
 
-    def __init__(self, iterator: Iterator[list[int]], is_wrapped: bool) -> None:
+    def __init__(self, iterator: Iterator[Any], is_wrapped: bool) -> None:
         self._iterator = iterator
         self._is_wrapped = is_wrapped
 
@@ -261,6 +261,14 @@ def test_what_has_no_second_round_is_refused_there(is_wrapped: bool) -> None:
     assert len(list(one_pass(stream))) == 2
     with pytest.raises(ConfigError, match="can be iterated only once"):
         list(one_pass(stream))
+
+
+@pytest.mark.parametrize("taken", [1, 2])
+def test_a_sampler_of_indices_without_a_second_round_is_refused_there(taken: int) -> None:
+    loader = DataLoader([{"x": 0}] * 3, batch_size=2, sampler=GivesTheSameIterator(iter([2, 0, 1]), is_wrapped=False))
+    assert len(list(islice(loader, taken))) == taken
+    with pytest.raises(ConfigError, match=r"the sampler \(GivesTheSameIterator\) can be iterated only once"):
+        list(loader)
 
 
 def test_samplers_that_know_positions_stay_themselves() -> None:
