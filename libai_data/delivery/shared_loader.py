@@ -34,7 +34,7 @@ from libai_data.loader.resumable import ResumableLoader, finish
 from libai_data.mesh.current import broadcast_py_object
 from libai_data.mesh.peers.network_link import accept_leaders, connect_to_rank0, open_network_link
 from libai_data.mesh.peers.node_link import accept_followers, connect_to_leader, open_node_link
-from libai_data.structures import Agreement, Instance, Origin, RowIndices
+from libai_data.structures import Agreement, BatchInfo, Instance, Origin, RowIndices
 
 _SENT_AHEAD = 4  # batches that may be on their way to another node
 _HANDED_OUT_AHEAD = 1  # batches that other ranks may take before this one does
@@ -231,7 +231,7 @@ class SharedLoader(ResumableLoader):
         for publisher in self._publishers:
             publisher.begin()
         self._feed.begin(first.position)
-        self._expected: int | None = first.position
+        self._expected: Cursor | None = first
         return Pass(self.stream, first, partial(self._take, self._passes, as_numpy))
 
     def _take(self, number: int, as_numpy: bool) -> tuple[Instance, Cursor] | None:
@@ -255,14 +255,19 @@ class SharedLoader(ResumableLoader):
         if batch is None:
             return None
         expected, self._expected = self._expected, None
-        if expected not in (None, batch.info.position):
-            raise ContractError(
-                f"rank {self._rank} begins a pass at position {expected}, but the rank that reads for it at position "
-                f"{batch.info.position}: load the same state, and set the same epoch, on all ranks"
-            )
+        if expected is not None:
+            self._check_place(expected, batch.info)
         cursor = self.stream.after(batch.info)
         self.stream.note_start(cursor.position, batch.info.next_start)
         return self._own_part(batch, as_numpy), cursor
+
+    def _check_place(self, expected: Cursor, found: BatchInfo) -> None:
+        # Only the rank that reads a stream finds that nothing is left of the epoch, and begins the next one.
+        if found.position != expected.position and (found.epoch, found.position) != (expected.epoch + 1, 0):
+            raise ContractError(
+                f"rank {self._rank} begins a pass at position {expected.position}, but the rank that reads for it at "
+                f"position {found.position}: load the same state, and set the same epoch, on all ranks"
+            )
 
     def _publish(self, batch: NodeBatch | None) -> None:
         for publisher in self._publishers:

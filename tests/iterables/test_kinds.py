@@ -359,10 +359,11 @@ class EpochShuffle(ResumableShuffle):
         self.epoch = epoch
 
 
-@pytest.mark.parametrize(("ends", "cut"), [("cycle", 11), ("short", 6)])
-def test_a_state_at_the_end_of_a_round_does_not_read_the_round_again(ends: str, cut: int) -> None:
+@pytest.mark.parametrize("readers", ["every_rank", "node", "rank0"])
+@pytest.mark.parametrize(("ends", "cut"), [("cycle", 11), ("short", 6), ("pad", 6), ("drop", 5)])
+def test_a_state_at_the_end_of_a_round_does_not_read_the_round_again(ends: str, cut: int, readers: str) -> None:
     # The end of the round comes within a group of rows that are fetched together.
-    found = resumed(EpochShuffle, cut, 5, micro_batch_size=4, ends=ends, prefetch=1)
+    found = resumed(EpochShuffle, cut, 5, micro_batch_size=4, ends=ends, prefetch=1, readers=readers)
     next_epoch = 2 if ends == "cycle" else 1
     assert flat(found) == [sample["y"] for sample in numbers(next_epoch)][:20]
     assert {info.epoch for info, _ in found} == {next_epoch}
