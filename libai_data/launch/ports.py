@@ -52,21 +52,21 @@ def free_port() -> int:
     raise OSError(f"no free port among 200 tried of {FREE_PORTS.start} to {FREE_PORTS.stop - 1}; give --master_port")
 
 
-def reserve_port(port: int) -> socket.socket:
-    """Keep the other launchers of this machine from a port, until the returned socket is closed.
+def reserve_port(port: int, holder: str = "launcher") -> socket.socket:
+    """Keep others of this machine from a port, until the returned socket is closed: all launchers, or all ranks 0.
 
-    Launchers that start in the same moment both find the port free, and OneFlow lets two jobs of one user share it:
-    their ranks would join each other.
+    Two that start in the same moment both find the port free, and OneFlow lets two jobs of one user share it: their
+    ranks would join each other.
     """
     # The name is free again when its process ends, and belongs to the network namespace, as the port does.
     reservation = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
-        reservation.bind(f"\0libai_data.launch/port/{port}")
+        reservation.bind(f"\0libai_data.launch/port/{port}/{holder}")
         refuse_port_in_use(port)
     except OSError as error:
         reservation.close()
         raise ConfigError(
-            f"port {port} is in use on this machine, by another job's launcher; give each job its own --master_port"
+            f"port {port} is in use on this machine, by another job's {holder}; give each job its own --master_port"
         ) from error
     except ConfigError:
         reservation.close()

@@ -23,7 +23,7 @@ from typing import Any, Callable, NoReturn
 from libai_data.errors import MeshError
 from libai_data.launch.job_environment import seconds_from_environment
 from libai_data.launch.joining_pipe import tell_that_it_waits, tell_that_it_waits_no_more
-from libai_data.launch.ports import refuse_port_in_use
+from libai_data.launch.ports import reserve_port
 from libai_data.mesh.peers.interrupts import deferring_interrupts, keeping_interrupt_handler
 from libai_data.mesh.peers.node_link import seconds_to_meet
 from libai_data.mesh.peers.standstill import BATCH, COLLECTIVE, FIRST_MEETING
@@ -87,9 +87,9 @@ def _joining_within_limits() -> Iterator[None]:
         begin_to_watch()
         return
     seconds = seconds_to_join()
-    if rank == 0:
-        refuse_port_in_use(port)
     with (
+        # Until OneFlow listens on it.
+        reserve_port(port, "rank 0") if rank == 0 else nullcontext(),
         _ending_after(
             seconds,
             f"rank {rank} ends: the {world_size} ranks have not all started within {seconds:g} s; were all of them "

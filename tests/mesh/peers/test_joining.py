@@ -12,7 +12,7 @@ import pytest
 
 from libai_data.errors import ConfigError, MeshError
 from libai_data.launch.launcher import free_port
-from libai_data.launch.ports import listen
+from libai_data.launch.ports import listen, reserve_port
 from libai_data.mesh.peers import liveness
 from libai_data.mesh.peers.liveness import SECONDS_TO_JOIN_VARIABLE, seconds_to_join
 from tests.properties import slowly
@@ -55,6 +55,11 @@ def test_rank_0_does_not_share_its_port_with_another_job(repository: Path) -> No
     port = environment["MASTER_PORT"]
     with listen(int(port)):
         assert f"ConfigError: port {port} cannot be used on this machine" in ended_import(environment, repository)
+    # Nor with one that has not come to listen.
+    with reserve_port(int(port), "rank 0"):
+        assert f"ConfigError: port {port} is in use on this machine, by another job's rank 0" in ended_import(
+            environment, repository
+        )
 
 
 @pytest.mark.parametrize("module", ["oneflow._oneflow_internal", "oneflow.version", slowly("oneflow.nn.graph")])
