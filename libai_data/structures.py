@@ -377,6 +377,7 @@ class Agreement:
         check_every: contents are compared after this many batches; 0 never compares them.
         order: what decides the order of the samples, such as the seed, in words.
         data_parallel_size: of the mesh that the loader was built for; None if it is not known.
+        repeats: one list of indices for all ranks decides the samples, so two ranks may read the same sample.
         fields_agree: all ranks have the same fields.
         batches: the number of batches that were made global. It is counted here, because all ranks must compare at the
             same time even if one of them is at another position.
@@ -387,6 +388,7 @@ class Agreement:
     check_every: int = 0
     order: str = ""
     data_parallel_size: int | None = None
+    repeats: bool = False
     fields_agree: bool = False
     batches: int = 0
     witness: tuple[int, int, int] | None = None

@@ -25,7 +25,7 @@ def check_contract(fields: Mapping[str, Any], origin: Origin) -> None:
 
     All ranks must have the same fields, follow the same order and stand at the same step, epoch and position. Ranks
     that differ only in tensor or pipeline coordinate must hold equal bytes of each field, and have read equal samples.
-    Those that differ in data coordinate must have read different samples.
+    Those that differ in data coordinate must have read different samples, unless the loader allows repeats.
 
     Args:
         fields: this rank's local tensors; lists of strings only need to be there on all ranks.
@@ -45,7 +45,8 @@ def check_contract(fields: Mapping[str, Any], origin: Origin) -> None:
     }
     table = gather_words(np.concatenate([_checksums(whole, origin.absent), _samples(origin.rows, count)]))
     problems = _different_bytes(table, list(whole), mesh)
-    _refuse(heads, problems + _samples_read_wrongly(heads, table[:, len(whole) :], mesh))
+    repeats = origin.agreement is not None and origin.agreement.repeats
+    _refuse(heads, problems + _samples_read_wrongly(heads, table[:, len(whole) :], mesh, repeats))
 
 
 def check_places(fields: Mapping[str, Any], origin: Origin) -> np.ndarray:
@@ -144,7 +145,7 @@ def _different_bytes(table: np.ndarray, names: list[str], mesh: ParallelMesh) ->
     return found
 
 
-def _samples_read_wrongly(heads: np.ndarray, samples: np.ndarray, mesh: ParallelMesh) -> list[str]:
+def _samples_read_wrongly(heads: np.ndarray, samples: np.ndarray, mesh: ParallelMesh, repeats: bool) -> list[str]:
     found = []
     reader_of: dict[tuple[int, int], int] = {}
     valid_rows = int(heads[0, _VALID])
@@ -153,7 +154,7 @@ def _samples_read_wrongly(heads: np.ndarray, samples: np.ndarray, mesh: Parallel
         odd = _odd_ones_out({rank: samples[rank].tobytes() for rank in readers})
         if odd:
             found.append(f"rank {odd[0]} has read other samples than rank {odd[1]} (both of shard {shard})")
-        if not readers:
+        if repeats or not readers:
             continue
         epochs, indices = samples[readers[0]].reshape(2, -1)
         padding = max(0, (shard + 1) * len(indices) - valid_rows) if valid_rows else 0
@@ -162,7 +163,7 @@ def _samples_read_wrongly(heads: np.ndarray, samples: np.ndarray, mesh: Parallel
             if other != readers[0]:
                 found.append(
                     f"sample {sample[1]} of epoch {sample[0]} was read by rank {other} and by rank {readers[0]} (a "
-                    "sampler of your own that repeats samples on purpose needs check_every=0)"
+                    "batch_sampler of your own that repeats samples on purpose needs check_every=0)"
                 )
                 break
     return found

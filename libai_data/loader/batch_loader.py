@@ -15,7 +15,7 @@ from libai_data.data.fork_lock import ForkLock
 from libai_data.data.random.global_generators import warn_of_own_generators
 from libai_data.data.samplers.cursor import Cursor
 from libai_data.data.samplers.lane_order import LaneOrder
-from libai_data.data.samplers.listed import as_stream
+from libai_data.data.samplers.listed import DealtIndices, as_stream
 from libai_data.data.samplers.sampler import StreamSampler, order_in_words
 from libai_data.data.shard_use import BESIDE_AHEAD
 from libai_data.data.transforms.batch import BatchTransform, check_rows_together, rows_together
@@ -213,7 +213,8 @@ class BatchLoader(ResumableLoader):
         first = self.stream.next_pass()
         iteration = self.begin(first.position)
         per_batch = self.collates or not isinstance(self.stream, StreamSampler)
-        agreement = Agreement(per_batch, self.check_every, order_in_words(self.stream), self._shards)
+        repeats = isinstance(self.stream, DealtIndices)
+        agreement = Agreement(per_batch, self.check_every, order_in_words(self.stream), self._shards, repeats)
         # Not a generator, which would hold on to the last batch while the trainer has let go of it; and a bound method,
         # so that whoever has the iterator has the loader.
         return Pass(self.stream, first, partial(self._take, iteration, agreement, as_numpy))

@@ -92,6 +92,14 @@ def test_what_a_sampler_yields_is_dealt_out_in_its_order(found: dict[str, Any], 
 
 
 @pytest.mark.parametrize("mesh", MESHES)
+def test_a_sampler_may_yield_a_sample_for_several_ranks_as_a_weighted_one_does(
+    found: dict[str, Any], mesh: str
+) -> None:
+    for epoch in found[f"repeated {mesh}"]:
+        assert rows(epoch) == [7, *[3, 5] * 6]
+
+
+@pytest.mark.parametrize("mesh", MESHES)
 def test_ranks_take_one_order_of_a_sampler_that_each_would_draw_anew(found: dict[str, Any], mesh: str) -> None:
     first, second = (rows(epoch) for epoch in found[f"unseeded {mesh}"])
     assert sorted(first) == sorted(second) == list(range(SAMPLES))

@@ -21,6 +21,7 @@ from libai_data.structures import batch_info
 
 SAMPLES = 22
 WEIGHTS = [1] * 20 + [20, 0]
+REPEATED = [7, *[3, 5] * 6]
 MESHES = [(4, 1), (2, 2), (1, 4)]
 
 
@@ -71,6 +72,7 @@ CASES: dict[str, Callable[..., Any]] = {
     "filtered by node": lambda **more: DataLoader(filtered(), shuffle=True, seed=3, readers="node", **more),
     "filtered by rank 0": lambda **more: DataLoader(filtered(), shuffle=True, seed=3, readers="rank0", **more),
     "sampled": lambda **more: DataLoader(samples(), sampler=[*range(0, SAMPLES, 2), 1, 3], **more),
+    "repeated": lambda **more: DataLoader(samples(), sampler=REPEATED, **more),
     "unseeded": lambda **more: DataLoader(samples(), sampler=Unseeded(), **more),
     "dropped": lambda **more: DataLoader(samples(), sampler=Unseeded(), drop_last=True, **more),
 }
