@@ -9,7 +9,7 @@ from typing import Any
 from libai_data.data.nesting import is_texts, put_together, taken_apart
 from libai_data.delivery.contract import check_contract, check_places
 from libai_data.delivery.schema_check import check_same_on_all_ranks, signature_of
-from libai_data.errors import MeshError, SchemaError
+from libai_data.errors import MeshError, SchemaError, nearest
 from libai_data.mesh.current import get_mesh
 from libai_data.mesh.global_tensor import local_to_global
 from libai_data.mesh.peers.liveness import begin_collective
@@ -51,7 +51,7 @@ def to_global(batch: Fields, device_type: str | None = None) -> dict[str, Any]:
 class GlobalTuple(dict[str, Any]):
     """The global tensors of a batch of tuples, by name. It can also be read like a tuple: ``x, y = to_global(batch)``.
 
-    Iterating over it gives the values; `keys` gives the names.
+    Iterating over it gives the values; `keys` gives the names. As with a NamedTuple, names are attributes: ``batch.x``.
     """
 
     def __iter__(self) -> Iterator[Any]:
@@ -61,6 +61,11 @@ class GlobalTuple(dict[str, Any]):
         if isinstance(place, int):
             return [*self.values()][place]
         raise KeyError(place)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self.keys():
+            raise AttributeError(f"no field '{name}'; there are {[*self.keys()]}.{nearest(name, self.keys())}")
+        return self[name]
 
 
 def _all_fields(batch: Fields, device_type: str | None) -> dict[str, Any]:

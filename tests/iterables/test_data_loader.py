@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libai_data import DataLoader, from_iterable, get_worker_info
+from libai_data import DataLoader, from_iterable, get_worker_info, to_global
 from libai_data.data.random.global_generators import tell_once
 from libai_data.data.samplers import CyclicSampler
 from libai_data.errors import CheckpointError, ConfigError, SampleError
@@ -105,6 +105,19 @@ def test_a_sampler_of_a_dataset_without_a_length_decides_what_is_read(arguments:
     assert [first, *(plain(dict(batch)) for batch in resumed)] == expected
     with pytest.raises(ConfigError, match=r"\[9223372036854775807\]\); an index is below 9223372036854775807"):
         next(iter(DataLoader(Unmeasured(), sampler=[2**63 - 1])))
+
+
+def test_fields_of_named_tuples_are_attributes_of_the_batch_also_after_to_global() -> None:
+    batch: Any = next(iter(DataLoader(Pictures(), batch_size=4)))
+    whole: Any = to_global(batch)
+    for each in (batch, whole):
+        image, label, name = each
+        assert (each.image.numpy() == image.numpy()).all()
+        assert each.label.numpy().tolist() == label.numpy().tolist() == [0, 1, 2, 0]
+        assert each.name == name
+        with pytest.raises(AttributeError, match=r"no field 'lable'.* Did you mean 'label'"):
+            each.lable  # noqa: B018
+    assert whole.label.is_global
 
 
 @given(size=st.integers(1, 30), batch_size=st.integers(1, 12), drop_last=st.booleans(), seed=st.integers(0, 9))
