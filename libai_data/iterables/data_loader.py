@@ -78,7 +78,7 @@ class DataLoader(_Made, metaclass=ABCMeta):
         drop_last: leave out the last batch of an epoch if it is not full. By default it is short, and padded by at most
             `data_parallel_size - 1` rows so that all ranks have equally many; `batch_info(batch).valid` says how many
             rows count.
-        timeout: seconds after which a worker that is busy with one task counts as hung; 0 waits forever.
+        timeout: seconds after which a worker that is busy with one task counts as hung; 0 waits forever, as in PyTorch.
         worker_init_fn: called in each worker process with its number.
         multiprocessing_context: "spawn" or "fork", or a context of these; by default whichever fits the dataset.
         generator: its initial seed is used as `seed`.
