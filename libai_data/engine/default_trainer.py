@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import os
@@ -326,7 +327,7 @@ class DefaultTrainer(RunsStages, TrainerBase):
     def _check_loaders_are_known(cls, cfg: Any) -> None:
         """Refuse keys of `dataloader` that nothing reads; a subclass may read more than this class."""
         methods = ("build_train_loader", "build_test_loader")
-        if all(getattr(cls, name).__func__ is getattr(DefaultTrainer, name).__func__ for name in methods):
+        if all(inspect.getattr_static(cls, name) is vars(DefaultTrainer)[name] for name in methods):
             known = dict.fromkeys(("train", "test", "consumed_samples"))
             check_keys(try_get_key(cfg, "dataloader", default={}), known, "dataloader")
 

@@ -315,7 +315,14 @@ class LoaderAlone(GuidesTrainer):
         return GuidesTrainer.get_batch(batch)
 
 
-@pytest.mark.parametrize("kind", [GuidesTrainer, LoaderAlone])
+class NotOnTheClass(GuidesTrainer):
+    """`build_train_loader` is a method of the trainer instead of the class."""
+
+    def build_train_loader(self, cfg: Any, tokenizer: Any = None) -> Any:  # type: ignore[override]
+        return GuidesTrainer.build_train_loader(self.cfg)
+
+
+@pytest.mark.parametrize("kind", [GuidesTrainer, LoaderAlone, NotOnTheClass])
 @MODES
 @pytest.mark.parametrize("micro", [slowly(8), 4])
 def test_any_iterable_and_any_signature_of_get_batch_train(tmp_path: Path, kind: Any, graph: bool, micro: int) -> None:
