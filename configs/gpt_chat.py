@@ -1,7 +1,7 @@
 """A small GPT that learns to answer, from conversations that are packed, each of which sees itself alone.
 
 It reads data/chat/train.jsonl and data/chat/test.jsonl, JSON lines with `messages`, and data/chat/tokenizer, the folder
-of a tokenizer with its chat template. docs/text.md, "Fine-tuning", says more.
+of a tokenizer with its chat template. See "Fine-tune on conversations" in docs/text.md.
 
 bash tools/train.sh tools/train_net.py configs/gpt_chat.py 4 train.dist.tensor_parallel_size=2
 """
