@@ -49,7 +49,10 @@ def default_collate(samples: Sequence[Any], path: str = "") -> Any:
         return list(samples)
     if isinstance(first, (list, tuple)) and not is_numbers(first):
         if any(len(sample) != len(first) for sample in samples):
-            raise SchemaError(f"{_whose(path)}sequences of unequal lengths: {[len(sample) for sample in samples]}")
+            raise SchemaError(
+                f"{_whose(path)}sequences of unequal lengths: {[len(sample) for sample in samples]}; make the batch in "
+                "a collate_fn, or select other fields with fields=[...]"
+            )
         parts = [default_collate(each, f"{path}.{number}".lstrip(".")) for number, each in enumerate(zip(*samples))]
         return parts if isinstance(first, list) else tuple(parts)
     leaves = [as_leaf(sample, path) for sample in samples]

@@ -153,7 +153,7 @@ def test_the_default_collation_keeps_types() -> None:
         ([{"x": 1}, {"y": 1}], r"sample 0 of a batch has \['x'\], sample 1 has \['y'\]"),
         ([{"x": {"a": 1}}, {"x": 1}], "field 'x': sample 0 of a batch is a dict, sample 1 is a number"),
         ([{"x": {"a": None}}] * 2, "field 'x.a' is None"),
-        ([{"x": ([1], 2)}, {"x": ([1],)}], r"field 'x': sequences of unequal lengths: \[2, 1\]"),
+        ([{"x": ([1], 2)}, {"x": ([1],)}], r"field 'x': sequences of unequal lengths: \[2, 1\]; .* collate_fn"),
         ([{"x": object()}] * 2, "field 'x'"),
     ],
 )
