@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from contextlib import suppress
+from math import inf
 from typing import Callable
 
 from libai_data.launch.signals import signals_blocked
@@ -25,6 +26,7 @@ _REMEMBERED_BYTES = 16384
 _REMEMBERED_LINES = 40
 _CHUNK = 65536
 _SECONDS_TO_EMPTY = 1.0
+_SECONDS_FOR_A_LINE = 0.1
 
 Sink = Callable[[str, bytes], None]
 
@@ -131,7 +133,7 @@ class LastWords:
     """The pipes that processes write into. The caller of `pump` reads them; no other thread does.
 
     Args:
-        sink: called with each piece and the name of its writer.
+        sink: called with whole lines and the name of their writer. The beginning of a line follows after 0.1 s.
         terminals: if the launcher's output is a terminal, use pseudo-terminals, so that progress bars work.
     """
 
@@ -140,6 +142,8 @@ class LastWords:
         self._terminals = terminals
         self._selector = selectors.DefaultSelector()
         self._said: dict[str, bytes] = {}
+        self._held: dict[int, tuple[float, bytes]] = {}
+        """Of each descriptor, the beginning of a line: `print` writes the end of its line by itself."""
         self.last_writer: str | None = None
 
     def open(self, name: str) -> int:
@@ -177,24 +181,42 @@ class LastWords:
         if not self._selector.get_map():
             time.sleep(seconds)
             return False
-        ready = self._selector.select(seconds)
+        ready = self._selector.select(min(seconds, _SECONDS_FOR_A_LINE) if self._held else seconds)
         for key, _ in ready:
             try:
                 chunk = os.read(key.fd, _CHUNK)
             except OSError:  # A pseudo-terminal that everybody has closed.
                 chunk = b""
             if not chunk:
-                self._selector.unregister(key.fd)
-                os.close(key.fd)
+                self._close(key)
                 continue
-            name = key.data
-            if name is None:
-                STDOUT.write(chunk)
-                continue
-            self.last_writer = name
-            self._said[name] = (self._said[name] + chunk)[-_REMEMBERED_BYTES:]
-            self._sink(name, chunk)
+            if key.data is not None:
+                self.last_writer = key.data
+                self._said[key.data] = (self._said[key.data] + chunk)[-_REMEMBERED_BYTES:]
+            since, begun = self._held.pop(key.fd, (time.monotonic(), b""))
+            chunk = begun + chunk
+            end = max(chunk.rfind(b"\n"), chunk.rfind(b"\r")) + 1
+            if end < len(chunk) <= _CHUNK:
+                self._held[key.fd] = (time.monotonic() if end else since, chunk[end:])
+                chunk = chunk[:end]
+            self._pass_on(key.data, chunk)
+        for key in list(self._selector.get_map().values()):
+            since, begun = self._held.get(key.fd, (inf, b""))
+            if time.monotonic() - since > _SECONDS_FOR_A_LINE:
+                del self._held[key.fd]
+                self._pass_on(key.data, begun)
         return bool(ready)
+
+    def _pass_on(self, name: str | None, chunk: bytes) -> None:
+        if chunk and name is None:
+            STDOUT.write(chunk)
+        elif chunk:
+            self._sink(name, chunk)  # type: ignore[arg-type]
+
+    def _close(self, key: selectors.SelectorKey) -> None:
+        self._pass_on(key.data, self._held.pop(key.fd, (0.0, b""))[1])
+        self._selector.unregister(key.fd)
+        os.close(key.fd)
 
     def empty(self) -> None:
         """Pass on the last output of ended processes, and close all pipes, also if another process keeps them open."""
@@ -202,8 +224,7 @@ class LastWords:
         while self._selector.get_map() and (self.pump(0.05) or time.monotonic() < deadline):
             pass
         for key in list(self._selector.get_map().values()):
-            self._selector.unregister(key.fd)
-            os.close(key.fd)
+            self._close(key)
 
     def of(self, name: str) -> list[str]:
         """The last lines of a process."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from libai_data.launch import output
-from libai_data.launch.output import Output
+from libai_data.launch.output import LastWords, Output
 from tests.deadline import Deadline
 from tests.distributed.processes import REPOSITORY
 
@@ -69,6 +69,31 @@ def test_a_closed_pipe_and_a_full_disk_lose_what_is_written_and_no_more() -> Non
         out.flush()
         assert out.has_room()
         os.close(descriptor)
+
+
+def test_lines_of_writers_that_write_the_ends_of_lines_by_themselves_stay_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(output, "_SECONDS_FOR_A_LINE", WATCHDOG)
+    passed_on: list[tuple[str, bytes]] = []
+    words = LastWords(lambda name, chunk: passed_on.append((name, chunk)))
+    writers = [words.open("first"), words.open("second")]
+    for piece in (b"one", b"\n", b"two\rthr", b"ee\n"):
+        for writer in writers:
+            os.write(writer, piece)
+        words.pump(WATCHDOG)
+    assert [chunk for _, chunk in passed_on] == [b"one\n"] * 2 + [b"two\r"] * 2 + [b"three\n"] * 2
+    monkeypatch.setattr(output, "_SECONDS_FOR_A_LINE", 0.1)
+    os.write(writers[0], b"a question? ")
+    deadline = Deadline(WATCHDOG)
+    while len(passed_on) < 7 and not deadline.has_passed:
+        words.pump(WATCHDOG)
+    os.write(writers[1], b"the last words")
+    for writer in writers:
+        os.close(writer)
+    words.empty()
+    assert passed_on[6:] == [("first", b"a question? "), ("second", b"the last words")]
+    assert words.of("second") == ["one", "two", "three", "the last words"]
 
 
 def launch(*arguments: object, stdout: int = subprocess.PIPE) -> subprocess.Popen[bytes]:
