@@ -154,7 +154,7 @@ class FailureLog:
                 logger.warning("Skipped a sample of %s after row %d of epoch %d: %s", name, index, epoch, error)
             else:
                 logger.warning(
-                    "Skipped sample %d of %s (epoch %d), took sample %d instead: %s", index, name, epoch, instead, error
+                    "Skipped sample %d of %s (epoch %d), read sample %d instead: %s", index, name, epoch, instead, error
                 )
             if self._policy.on_error == "quarantine":
                 self._record(sample)

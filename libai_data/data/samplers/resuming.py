@@ -95,7 +95,7 @@ def _blend_difference(saved: StreamState, own: StreamState) -> dict[str, str]:
         return {}
     return {
         "weights": f"weights were {_weights_in_words(before)} and are now {_weights_in_words(now)}, after {place} "
-        "samples (a change from now on can also be said in `changes` of the BlendedDataset)"
+        "samples (to change weights from now on, use `changes` of the BlendedDataset)"
     }
 
 
@@ -139,7 +139,7 @@ def _size_difference(saved: StreamState, own: StreamState) -> dict[str, str]:
         return {}
     return {
         "global_batch_size": f"global_batch_size was {_in_words(before)} and is now {_in_words(now)}, after "
-        f"{step} steps (a change from now on can also be said in train.batch_size_schedule)"
+        f"{step} steps (to change the size from now on, use train.batch_size_schedule)"
     }
 
 

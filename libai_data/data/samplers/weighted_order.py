@@ -137,7 +137,7 @@ def drawn_order(
     if not replacement and num_samples is None:
         raise ConfigError(
             "replacement is False, so num_samples is needed: an epoch of all samples would contain each of them once, "
-            "whatever its weight; say how many an epoch draws"
+            "whatever its weight"
         )
     if not replacement and num_samples is not None and num_samples > drawable:
         raise ConfigError(
