@@ -256,6 +256,22 @@ def build_nlp_train_val_test_loader(
     )
 
 
+def _show_options(builder: Any) -> None:
+    """Let the signature name the options of the loader instead of `**loader_options`; configs are checked by it."""
+    signature = inspect.signature(builder)
+    own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+    others = inspect.signature(BatchLoader).parameters.values()
+    options = [each for each in others if each.kind is each.KEYWORD_ONLY and each.name not in signature.parameters]
+    builder.__signature__ = signature.replace(parameters=[*own, *options])
+
+
+for _builder in (
+    *(build_nlp_train_loader, build_nlp_test_loader, build_image_train_loader, build_image_test_loader),
+    build_nlp_train_val_test_loader,
+):
+    _show_options(_builder)
+
+
 def cut(dataset: Any, split: Sequence[float]) -> list[Any]:
     """Cut a dataset into three contiguous parts.
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from omegaconf import DictConfig
 
 import libai_data
-from libai_data.config import LazyCall, instantiate
+from libai_data.config import LazyCall, check_targets, instantiate
 from libai_data.data.datasets import ConcatDataset
 from libai_data.data.samplers import CyclicSampler, SingleRoundSampler
 from libai_data.delivery import build, to_global
@@ -165,8 +165,23 @@ def test_only_image_test_loaders_shuffle_by_default_as_libais_do() -> None:
 @pytest.mark.parametrize("name", ["build_image_train_loader", "build_nlp_train_loader"])
 def test_an_error_names_the_builder_that_the_config_names(name: str) -> None:
     section = LazyCall(getattr(libai_data, name))(dataset=[Numbers(8)], train_batch_size=4, colator=1)
-    with pytest.raises(ConfigError, match=rf"calling libai_data\.{name} failed: a loader has no argument 'colator'"):
+    with pytest.raises(ConfigError, match=rf"libai_data\.{name} has no argument 'colator'"):
         instantiate(section)
+
+
+@pytest.mark.parametrize(
+    "builder", [*TRAIN_BUILDERS, *TEST_BUILDERS, build_nlp_train_val_test_loader], ids=lambda builder: builder.__name__
+)
+def test_options_of_the_loader_are_checked_before_anything_is_built(builder: Callable[..., Any]) -> None:
+    def check_options(**options: Any) -> None:
+        call = LazyCall(builder)(dataset=[LazyCall(Numbers)(size=8)], **options)
+        check_targets(DictConfig({"dataloader": {"train": call}}, flags={"allow_objects": True}))
+
+    check_options(prefetch=8, on_error="skip", readers="node")
+    with pytest.raises(ConfigError, match=r"^dataloader\.train\.prefech: .* no argument .* Did you mean 'prefetch'"):
+        check_options(prefech=8)
+    with pytest.raises(ConfigError, match=r"^dataloader\.train\.prefetch is 'eight'; it must be an int"):
+        check_options(prefetch="eight")
 
 
 @pytest.mark.parametrize("builder", [*TRAIN_BUILDERS, *TEST_BUILDERS, build_nlp_train_val_test_loader])
@@ -347,7 +362,7 @@ def test_malformed_splits_and_weights_are_refused_by_name(arguments: dict[str, A
         ({"seed": "x"}, "seed is 'x'"),
         ({"consumed_samples": -1}, "consumed_samples is"),
         ({"num_workers": -1}, "num_workers is -1"),
-        ({"prefetc": 3}, "a loader has no argument 'prefetc'.*Did you mean 'prefetch'"),
+        ({"prefetc": 3}, "has no argument 'prefetc'.*Did you mean 'prefetch'"),
         ({"readers": "nodes"}, "readers is 'nodes'.*Did you mean 'node'"),
     ],
 )
