@@ -19,7 +19,7 @@ from libai_data.iterables.kinds import dataset_name, has_index
 from libai_data.loader.batch_loader import MOST_PREFETCHED, BatchLoader
 from libai_data.loader.collate import Collator
 from libai_data.loader.default_collate import default_collate
-from libai_data.mesh.current import get_data_parallel_rank, get_data_parallel_size
+from libai_data.mesh.current import get_data_parallel_rank, get_data_parallel_size, is_main_process
 
 _RULES = {
     "batch_size": or_none(BATCH_SIZE),
@@ -152,11 +152,9 @@ class DataLoader(_Made, metaclass=ABCMeta):
             block=block is not None,
         )
         if pin_memory:
-            tell_once("DataLoader: pin_memory is not needed; to_global moves batches to the device of the mesh")
+            _note("DataLoader: pin_memory is not needed; to_global moves batches to the device of the mesh")
         if not in_order:
-            tell_once(
-                "DataLoader: in_order=False has no effect; batches always have one order, so that a run can resume"
-            )
+            _note("DataLoader: in_order=False has no effect; batches always have one order, so that a run can resume")
         if generator is not None:
             seed = int(generator.initial_seed())
         if multiprocessing_context is not None:
@@ -187,7 +185,7 @@ class DataLoader(_Made, metaclass=ABCMeta):
                     "lists as batch_sampler (a dataset with __getitems__ gets each list)"
                 )
             if hasattr(sampler, "weights"):
-                tell_once(
+                _note(
                     f"DataLoader: rank 0 draws all indices of the {type(sampler).__name__}, and a resume draws them "
                     "again; weights=sampler.weights needs neither, and works with every read mode"
                 )
@@ -280,6 +278,12 @@ def _refuse_pairs(sampler: Any, batch_sampler: Any, **given: bool) -> None:
         )
 
 
+def _note(message: str) -> None:
+    """Log a warning once, on rank 0: the arguments are those of all ranks."""
+    if is_main_process():
+        tell_once(message)
+
+
 def _share(global_batch_size: int) -> int:
     ranks = get_data_parallel_size()
     if global_batch_size % ranks:
@@ -292,6 +296,6 @@ def _share(global_batch_size: int) -> int:
 def _start_method(context: Any) -> str:
     name = context if isinstance(context, str) else context.get_start_method()
     if name == "forkserver":
-        tell_once("DataLoader: forkserver is replaced by spawn, which starts as quickly here")
+        _note("DataLoader: forkserver is replaced by spawn, which starts as quickly here")
         return "spawn"
     return str(name)

@@ -19,6 +19,8 @@ from libai_data.data.samplers import CyclicSampler
 from libai_data.errors import CheckpointError, ConfigError, SampleError
 from libai_data.iterables.iterable_loader import indexed_dataset_of
 from libai_data.iterables.packed_stream import FilteredStream, MappedStream
+from libai_data.mesh.current import set_mesh
+from libai_data.mesh.parallel_mesh import ParallelMesh
 from libai_data.structures import batch_info
 from tests.iterables.rows import Batched
 from tests.loader.test_fields import plain
@@ -310,6 +312,17 @@ def test_a_sampler_with_a_generator_resumes_and_one_without_is_refused() -> None
     other.load_state_dict(loose.state_dict())
     with pytest.raises(CheckpointError, match=r"does not replay.*train.resume_override=\[seed\]"):
         next(iter(other))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_rank_0_alone_notes_arguments_without_an_effect(rank: int, caplog: pytest.LogCaptureFixture) -> None:
+    tell_once.cache_clear()
+    set_mesh(ParallelMesh(2, 1, 1, rank=rank))
+    try:
+        DataLoader(Pictures(), batch_size=2, pin_memory=True)
+    finally:
+        set_mesh(None)
+    assert ("pin_memory is not needed" in caplog.text) == (rank == 0)
 
 
 def test_weights_take_the_place_of_a_weighted_sampler(caplog: pytest.LogCaptureFixture) -> None:
