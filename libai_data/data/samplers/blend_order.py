@@ -26,7 +26,6 @@ from libai_data.errors import ConfigError
 
 _OF_ONE_SAMPLE = Blend((1,), ((0, (1,)),))
 _NEVER = 1 << 62
-_LOOKED_AT = 8
 
 
 @dataclass(frozen=True)
@@ -249,22 +248,24 @@ class LanedBlendOrder(BlendOrder, LaneOrder):
         return sum(order.most_bytes(rows, batch_size, batches, own) for order, own in of_members)
 
     def next_use(self, shard: int, batch_size: int, batch: int) -> int:
-        start = (batch + 1) * batch_size
-        found = []
+        start, found = (batch + 1) * batch_size, _NEVER
         for number, shards in enumerate(self._shards):
             if self.blend.sizes[number] and shards.start <= shard < shards.stop:
-                # A lane that begins a block after the place may have taken fewer samples than another one.
-                taken = self._taken_in_lanes(number, start)
-                own = int(taken.min()) * self.lanes
-                order = self._members[number][1]
-                for _ in range(_LOOKED_AT):
-                    own = order.next_begin(shard - shards.start, own)
-                    place = self._place_of(number, own)
-                    if not 0 <= place < start:
-                        break
-                    own += 1
-                found.append(place)
-        return min((place for place in found if place >= 0), default=_NEVER * batch_size) // batch_size
+                found = min(found, self._next_begin(number, shard - shards.start, start))
+        return found // batch_size
+
+    def _next_begin(self, number: int, shard: int, start: int) -> int:
+        """The first place from this one on at which a block with a shard of a dataset begins, in any lane."""
+        order, found, last = self._members[number][1], _NEVER, self._lane_patterns[-1]
+        own = int(self._taken_in_lanes(number, start).min()) * self.lanes
+        end = _NEVER if last.counts[number] else int(last.taken[number].max()) * self.lanes
+        # A lane may have a later sample of the dataset's own order before another lane has an earlier one.
+        while (own := order.next_begin(shard, own)) < end:
+            place = self._place_of(number, own)
+            if start <= place < found:
+                found, end = place, int(self._taken_in_lanes(number, place).max()) * self.lanes
+            own += 1
+        return found
 
 
 def order_over(dataset: Any, seed: int, shuffle: bool, laned: LaneOrder | None = None) -> Order:
