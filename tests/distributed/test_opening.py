@@ -11,7 +11,9 @@ SCRIPT = Path(__file__).parent / "scripts" / "fail_to_open.py"
 
 def test_a_leader_that_fails_to_open_is_an_error_on_all_ranks_and_the_next_loader_works(tmp_path: Path) -> None:
     leader, *others = found_by_ranks(SCRIPT, 3, tmp_path, timeout=100)
-    exits = "ConfigError: The config: calling __main__.Rows failed: SystemExit: no data here"
+    exits = (
+        "ConfigError: The config: calling __main__.Rows failed: SystemExit: no data here (called with fails='exits')"
+    )
     assert leader["exits"] == exits
     assert "Speechless: (its message cannot be shown" in leader["cannot say why"]
     assert leader["has no link"] == leader["has no memory"] == "OSError: no room for another descriptor"

@@ -190,3 +190,13 @@ def test_a_loader_follows_steps_whose_batches_grow() -> None:
 def test_a_loader_over_a_users_own_lists_or_of_one_round_cannot_follow_steps(sampler: Any) -> None:
     with pytest.raises(ConfigError, match=r"(ListedBatches|SingleRoundSampler) has no endless stream"):
         BatchLoader(Numbers(30), sampler).follow(StepSchedule(((0, 2),)))
+
+
+def test_the_last_ragged_batch_of_a_round_is_resumed_like_any_other() -> None:
+    loader = BatchLoader(Numbers(10), SingleRoundSampler(range(10), 4))
+    whole = numbers(loader, 99)
+    assert whole == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 9, 9]]
+    numbers(loader, 2)
+    resumed = BatchLoader(Numbers(10), SingleRoundSampler(range(10), 4))
+    resumed.load_state_dict(loader.state_dict())
+    assert numbers(resumed, 99) == whole[2:]

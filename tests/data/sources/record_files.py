@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 import numpy as np
+import pytest
 
 from libai_data.data.sources import (
     ArrayRecordSource,
@@ -31,6 +32,7 @@ SOURCES: dict[str, Callable[..., Any]] = {
     "numpy": NumpySource,
     "mds": MDSSource,
 }
+PACKAGES = {"array_record": "array_record", "webdataset": "webdataset", "parquet": "pyarrow", "arrow": "pyarrow"}
 ENDINGS = {**{kind: kind for kind in SOURCES}, "webdataset": "tar", "numpy": "npy"}
 
 
@@ -38,6 +40,12 @@ def texts(count: int, seed: int = 0) -> list[str]:
     """Texts of 0 to 300 characters, a few of which take two bytes."""
     random = np.random.default_rng(seed)
     return ["".join(map(chr, random.integers(32, 250, random.integers(0, 301)).tolist())) for _ in range(count)]
+
+
+def available(kind: str) -> None:
+    """Skip a test where the package that writes a format is not there."""
+    if kind in PACKAGES:
+        pytest.importorskip(PACKAGES[kind])
 
 
 def write(kind: str, path: Path, contents: Sequence[str]) -> list[Any]:

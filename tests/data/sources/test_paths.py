@@ -26,7 +26,7 @@ from libai_data.data.text.files import find_inputs
 from libai_data.data.text.tokenizer import TokenizerFiles
 from libai_data.errors import ConfigError, FormatError
 from tests.data.datasets.sentence_corpora import Tokenizer
-from tests.data.sources.record_files import ENDINGS, SOURCES
+from tests.data.sources.record_files import ENDINGS, SOURCES, available
 from tests.data.sources.record_files import write as write_records
 
 LONG = "x" * 300
@@ -120,6 +120,8 @@ def test_the_reason_is_told(tmp_path: Path) -> None:
 def test_a_relative_path_stays_when_the_process_changes_its_folder(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if kind != "images":
+        available(kind)
     for name, text in (("one", "a"), ("two", "b")):
         folder = tmp_path / name
         (folder / "class").mkdir(parents=True)

@@ -27,16 +27,9 @@ from libai_data.data.sources import (
     open_source,
 )
 from libai_data.errors import ConfigError, FormatError, SchemaError
-from tests.data.sources.record_files import ENDINGS, SOURCES, WRITERS, same, texts, write
+from tests.data.sources.record_files import ENDINGS, PACKAGES, SOURCES, WRITERS, available, same, texts, write
 
 KINDS = sorted(SOURCES)
-PACKAGES = {"array_record": "array_record", "webdataset": "webdataset", "parquet": "pyarrow", "arrow": "pyarrow"}
-
-
-def available(kind: str) -> None:
-    """Skip a test where the package that writes a format is not there."""
-    if kind in PACKAGES:
-        pytest.importorskip(PACKAGES[kind])
 
 
 @pytest.mark.parametrize("kind", KINDS)
