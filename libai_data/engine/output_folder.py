@@ -10,12 +10,16 @@ import fcntl
 import json
 import logging
 import os
+import re
 import shutil
 import socket
 import time
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from libai_data.config import LazyConfig
+from libai_data.config.yaml_format import to_yaml
 from libai_data.engine.checkpoint.directory import MANIFEST
 from libai_data.engine.checkpoint.folder import LAST, STATE
 from libai_data.errors import ConfigError
@@ -27,9 +31,9 @@ logger = logging.getLogger(__name__)
 FAST_DEV_RUN = "fast_dev_run"
 _RECORD = "run.json"
 _RECORD_BYTES = 512
-_CONFIG = "config.yaml"
+CONFIG = "config.yaml"
 _LOGS = ("log.txt", "log_eval.txt")
-_FILES = (LAST, _CONFIG, "metrics.json")
+_FILES = (LAST, "metrics.json")
 _PREFIXES = (*_LOGS, "events.out.tfevents.")
 _UNFINISHED = (".partial", ".replaced")
 # A training that was just killed may take a moment to end, and a file server longer to notice that its machine is gone.
@@ -85,6 +89,21 @@ def release_output_folder(folder: str) -> None:
     descriptor = _locked.pop(os.path.realpath(folder), None)
     if descriptor is not None:
         os.close(descriptor)
+
+
+def save_config(folder: str, cfg: Any) -> str:
+    """Write `config.yaml`. If it is another one than that of the attempt before, that one stays as `config.1.yaml`, or
+    the first free number: whoever is refused to resume with other values needs the old ones.
+
+    Returns:
+        Where the config of the attempt before is now; "" if it is the same, or there is none.
+    """
+    path, kept = Path(folder, CONFIG), ""
+    if path.exists() and path.read_bytes() != to_yaml(cfg).encode():
+        kept = next(name for number in count(1) if not os.path.exists(name := f"{folder}/config.{number}.yaml"))
+        os.rename(path, kept)
+    LazyConfig.save(cfg, path)
+    return kept
 
 
 def clear_trial(folder: str) -> None:
@@ -183,7 +202,7 @@ def _moved_aside(folder: Path, weights: str) -> str:
     """Move what an earlier run left to the first free one of FOLDER.1, FOLDER.2, ...; returns that, or ""."""
     found = [entry for entry in folder.iterdir() if _is_of_a_run(entry)]
     # Logs of attempts that came to nothing stay, and the next one is appended.
-    if all(_is_log(entry) or entry.name == _CONFIG for entry in found):
+    if all(_is_log(entry) or _is_config(entry.name) for entry in found):
         return ""
     real = Path(os.path.realpath(folder))
     if weights and real in Path(os.path.realpath(weights)).parents:
@@ -208,6 +227,7 @@ def _moved_aside(folder: Path, weights: str) -> str:
 def _is_of_a_run(entry: Path) -> bool:
     return (
         entry.name in _FILES
+        or _is_config(entry.name)
         or entry.name.startswith(_PREFIXES)
         or entry.name.endswith(_UNFINISHED)
         or _is_checkpoint(entry)
@@ -216,6 +236,10 @@ def _is_of_a_run(entry: Path) -> bool:
 
 def _is_checkpoint(entry: Path) -> bool:
     return (entry / STATE).is_file() and (entry / MANIFEST).is_file()
+
+
+def _is_config(name: str) -> bool:
+    return re.fullmatch(r"config(\.\d+)?\.yaml", name) is not None
 
 
 def _is_log(entry: Path) -> bool:

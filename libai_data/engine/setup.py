@@ -18,7 +18,7 @@ from libai_data.data.samplers.resuming import check_overrides
 from libai_data.engine.agreement import check_same_start, mesh_warnings
 from libai_data.engine.data_state import OVERRIDE_KEY
 from libai_data.engine.logging_setup import setup_logger
-from libai_data.engine.output_folder import FAST_DEV_RUN, take_output_folder, user_resumes
+from libai_data.engine.output_folder import CONFIG, FAST_DEV_RUN, save_config, take_output_folder, user_resumes
 from libai_data.engine.step_plan import step_plan
 from libai_data.errors import ConfigError
 from libai_data.mesh.current import get_rank, get_world_size, is_main_process, setup_dist_util
@@ -99,10 +99,10 @@ def default_setup(cfg: Any, args: Any = None) -> None:
             sizes.num_accumulation_steps,
         )
     if writes and is_main_process():
-        path = os.path.join(output_dir, "config.yaml")
+        path = os.path.join(output_dir, CONFIG)
         try:
-            LazyConfig.save(cfg, path)
-            logger.info("The whole config is in %s.", path)
+            kept = save_config(output_dir, cfg)
+            logger.info("The whole config is in %s%s.", path, kept and f"; the one before, which differs, in {kept}")
         except OSError as error:
             logger.error("The config cannot be saved: %s. The training continues.", error)
     if mesh.device_type == "cuda":

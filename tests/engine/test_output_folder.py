@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from libai_data.engine.output_folder import release_output_folder, take_output_folder
-from libai_data.errors import ConfigError
+from libai_data.errors import CheckpointError, ConfigError
 from libai_data.launch.restarts import JOB_VARIABLE
 from libai_data.mesh.current import set_mesh
 from tests.distributed.processes import REPOSITORY
@@ -147,6 +147,20 @@ def test_a_new_run_moves_what_an_earlier_one_left_aside_and_leaves_other_files_a
 def test_what_was_moved_aside_can_be_resumed(used: Path) -> None:
     trained(tiny_config(str(used), train_iter=5))
     assert trained(tiny_config(f"{used}.1", train_iter=7), resume=True).start_iter == 5
+
+
+def test_a_resume_with_another_config_keeps_the_one_before(used: Path) -> None:
+    before = (used / "config.yaml").read_bytes()
+    for _ in range(2):
+        changed = tiny_config(str(used), train_iter=7)
+        changed.train.seed = 99
+        with pytest.raises(CheckpointError, match="seed was"):
+            trained(changed, resume=True)
+        assert "seed: 99" in (used / "config.yaml").read_text()
+    assert (used / "config.1.yaml").read_bytes() == before
+    assert not (used / "config.2.yaml").exists()
+    trained(tiny_config(str(used), train_iter=5))
+    assert Path(f"{used}.1", "config.1.yaml").read_bytes() == before
 
 
 def test_logs_of_attempts_that_came_to_nothing_are_kept(tmp_path: Path) -> None:
