@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from libai_data.data.datasets.combine import check_index
+from libai_data.data.datasets.combine import check_index, indexed_length
 from libai_data.data.datasets.fingerprint import fingerprint_of
 from libai_data.data.sources import JsonLinesSource
 from libai_data.data.text.conversations import Message, messages_of, pair_of
@@ -90,6 +90,7 @@ class ChatDataset:
         paths = conversations if isinstance(conversations, (list, tuple)) else [conversations]
         named = bool(paths) and all(isinstance(path, (str, PathLike)) for path in paths)
         self.conversations = JsonLinesSource(conversations) if named else conversations
+        indexed_length(self.conversations)
         self.max_seq_length, self._too_long, self._pad = max_seq_length, too_long, pad
         self._segments = segments if pad else None
         self._loss_roles = tuple(loss_roles)

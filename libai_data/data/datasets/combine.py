@@ -207,7 +207,8 @@ def length_of(dataset: Any) -> int:
     """The number of samples of a dataset.
 
     Raises:
-        ConfigError: It has no length, or is a table: `table[index]` is a column, where a sample is expected.
+        ConfigError: It has no length, or is a mapping or a table: `table[index]` is a column, where a sample is
+            expected.
     """
     name = getattr(type(dataset) if not isinstance(dataset, type) else dataset, "__name__", "?")
     if isinstance(dataset, type):
@@ -216,6 +217,10 @@ def length_of(dataset: Any) -> int:
         rows = _ROWS_OF.get((base.__module__.partition(".")[0], base.__name__))
         if rows is not None:
             raise ConfigError(f"dataset is a {name}, whose [index] is a column; pass its rows: table.{rows}")
+    if isinstance(dataset, Mapping):
+        raise ConfigError(
+            f"dataset is a {name}, a mapping of {list(dataset)!r:.100}; pass one dataset, such as one split"
+        )
     try:
         return len(dataset)
     except Exception as error:

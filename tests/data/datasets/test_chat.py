@@ -131,6 +131,14 @@ def test_alpacas_fields_and_tools_and_files_of_json_lines(
     assert json.dumps(tools, ensure_ascii=False) in last
 
 
+def test_what_is_no_dataset_of_conversations_is_refused(tokenizer: TextTokenizer) -> None:
+    items = [conversation("a", "b")]
+    with pytest.raises(ConfigError, match=r"dataset is a dict, a mapping of \['train'\]; pass one dataset"):
+        ChatDataset({"train": items}, tokenizer, 25)
+    with pytest.raises(ConfigError, match=r"dataset is a list_iterator, whose len\(\) raises"):
+        ChatDataset(iter(items), tokenizer, 25)
+
+
 def test_too_long_conversations_are_refused_or_cut_at_either_end(folder: Path, tokenizer: TextTokenizer) -> None:
     item = [conversation("a", "the quick brown fox", "b", "a lazy dog")]
     with pytest.raises(FormatError, match=r"conversation 0: it has \d+ tokens, and max_seq_length is 25"):

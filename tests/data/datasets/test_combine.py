@@ -101,6 +101,13 @@ def test_a_table_whose_indices_are_columns_is_refused(take: Callable[[Any], Any]
             take(table)
 
 
+@pytest.mark.parametrize("take", TAKEN)
+def test_a_mapping_of_datasets_is_refused(take: Callable[[Any], Any]) -> None:
+    said = r"a mapping of \['train'\]; pass one|dict is not an iterable of samples|must be a dataset|dict is a stream"
+    with pytest.raises(ConfigError, match=said):
+        take({"train": [1, 2]})
+
+
 @pytest.mark.parametrize("take", [take for take in TAKEN if "FilteredDataset" not in take.__code__.co_names])
 def test_a_length_may_be_a_number_of_numpy_and_huge(take: Callable[[Any], Any]) -> None:
     for length in (np.int64(4), np.uint8(4), 2**62):
