@@ -215,6 +215,17 @@ def test_a_state_that_is_none_of_a_data_module_is_refused(state: Any, words: str
         DataStages(Keeps()).load_state_dict(state)
 
 
+def test_a_data_module_that_returns_no_state_gets_none() -> None:
+    class Keeps(DataModule):
+        def state_dict(self) -> Any:
+            return None
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            raise AssertionError(state)
+
+    DataStages(Keeps()).load_state_dict(DataStages(Keeps()).state_dict())
+
+
 def test_a_state_of_any_kind_survives_a_checkpoint() -> None:
     class Counting(DataModule):
         seen: Any = None

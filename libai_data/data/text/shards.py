@@ -55,6 +55,11 @@ class Task:
     def __post_init__(self) -> None:
         if not self.keys or len(set(self.keys)) < len(self.keys):
             raise ConfigError(f"the keys of texts (--json-keys) are {list(self.keys)}; give one or more, each once")
+        if any(not key or "/" in key for key in self.keys):
+            raise ConfigError(
+                f"the keys of texts (--json-keys) are {list(self.keys)}; a key is a part of the name of its output "
+                "file, so it has at least one character, and no '/'"
+            )
 
     def ends(self, tokenizer: TextTokenizer) -> tuple[list[int], list[int]]:
         """The tokens that each document begins with, and those that it ends with; one at most of each.

@@ -236,6 +236,8 @@ class DataStages:
         """
         check_state(state, Keys({"state": TEXT}), "a data module", "datamodule")
         own = decoded(state["state"])
+        if own is None:
+            return  # What a module without a state returned.
         try:
             self.datamodule.load_state_dict(own)
         except Exception as error:

@@ -251,9 +251,12 @@ def test_a_tokenizer_never_overwrites_its_input(tmp_path: Path) -> None:
     assert path.read_text() == "some words\n"
 
 
-def test_a_key_that_is_given_twice_is_refused(tokenizer: str) -> None:
+def test_a_key_that_is_given_twice_or_names_no_file_is_refused(tokenizer: str) -> None:
     with pytest.raises(ConfigError, match=r"keys of texts \(--json-keys\) are \['text', 'text'\]; give one or more"):
         Task(TokenizerFiles(tokenizer), ("text", "text"))
+    for key in ("", "meta/text"):
+        with pytest.raises(ConfigError, match="a key is a part of the name of its output file"):
+            Task(TokenizerFiles(tokenizer), (key,))
 
 
 def test_bad_lines_end_the_run_only_if_asked_and_then_leave_no_result(tmp_path: Path, tokenizer: str) -> None:
