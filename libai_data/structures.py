@@ -122,7 +122,7 @@ class Instance:
     attributes return fields as they were set.
 
     A batch of tuples (or NamedTuples) can also be read like a tuple: ``x, y = batch``, ``batch[0]``, ``model(*batch)``.
-    Iterating over it gives its values instead of the names, and attributes return tensors without their layouts.
+    Iterating over it gives its values instead of the names.
     """
 
     # Of batches only. Set on the class, since samples are made by the million.
@@ -150,7 +150,7 @@ class Instance:
         if name.startswith("_") or name not in self._fields:
             known = [] if name.startswith("_") else list(self._fields)
             raise AttributeError(f"no field '{name}'; there are {known}.{nearest(name, known)}")
-        return self[name] if self._is_tuple else self._fields[name]
+        return self._fields[name]
 
     def attach(self, origin: Origin) -> None:
         """Make this a batch of a loader."""
