@@ -26,7 +26,7 @@ from libai_data.delivery.read_plan import READERS, FieldSize, NodeTraffic, ReadP
 from libai_data.engine.models import build_configured_tokenizer
 from libai_data.errors import ConfigError, bytes_in_words, numbers_in_words
 from libai_data.iterables.iterable_loader import indexed_dataset_of
-from libai_data.loader.batch_loader import PREFETCH
+from libai_data.loader.batch_loader import PREFETCH, read_ahead_of_all
 from libai_data.loader.reading import reads_parts
 from libai_data.loader.schema import Layout
 from libai_data.mesh.global_tensor import split_dims
@@ -65,11 +65,12 @@ def _plan(asked: argparse.Namespace) -> list[str]:
     asked_for = {
         key: try_get_key(cfg, f"dataloader.train.{key}") for key in ("num_workers", "prefetch", "prefetch_factor")
     }
-    ahead = asked_for["prefetch"] or (asked_for["prefetch_factor"] or 1) * (asked_for["num_workers"] or 0) or PREFETCH
+    of_all = read_ahead_of_all(asked_for["prefetch_factor"] or 1, asked_for["num_workers"] or 0)
+    ahead = max(asked_for["prefetch"] or of_all, PREFETCH)
     first = opened.plan.first
     job = JobPlan(mesh, first.micro_batch_size, fields, reads_parts(dataset))
     readers = read_mode(try_get_key(cfg, "dataloader.train.readers") or "every_rank")
-    streamed = streaming_report(dataset, order, mesh, first.micro_batch_size, readers, max(ahead, PREFETCH))
+    streamed = streaming_report(dataset, order, mesh, first.micro_batch_size, readers, ahead)
     return report(job, first.num_accumulation_steps, readers) + streamed
 
 

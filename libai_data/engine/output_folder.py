@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from libai_data.config import LazyConfig
 from libai_data.config.yaml_format import to_yaml
-from libai_data.engine.checkpoint.directory import MANIFEST
+from libai_data.engine.checkpoint.directory import MANIFEST, OWN_ENDINGS
 from libai_data.engine.checkpoint.folder import LAST, STATE
 from libai_data.errors import ConfigError
 from libai_data.launch.restarts import JOB_VARIABLE, RESTARTED_VARIABLE
@@ -35,7 +35,6 @@ CONFIG = "config.yaml"
 _LOGS = ("log.txt", "log_eval.txt")
 _FILES = (LAST, "metrics.json")
 _PREFIXES = (*_LOGS, "events.out.tfevents.")
-_UNFINISHED = (".partial", ".replaced")
 # A training that was just killed may take a moment to end, and a file server longer to notice that its machine is gone.
 _SECONDS_TO_END = 2.0
 _SECONDS_TO_END_OF_SAME_JOB = 120.0
@@ -229,7 +228,7 @@ def _is_of_a_run(entry: Path) -> bool:
         entry.name in _FILES
         or _is_config(entry.name)
         or entry.name.startswith(_PREFIXES)
-        or entry.name.endswith(_UNFINISHED)
+        or entry.name.endswith(OWN_ENDINGS)
         or _is_checkpoint(entry)
     )
 

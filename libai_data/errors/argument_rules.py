@@ -128,6 +128,7 @@ OUTPUT_FILE = Rule(
     "a path of a file on this machine (no folder, no '~', and no address such as s3://bucket/x)",
     lambda value: _is_output(value) and not os.path.isdir(value),
 )
+FILE_NAME = Rule("a name without '/'", lambda value: isinstance(value, str) and bool(value) and "/" not in value)
 MAPPING = Rule("a mapping", lambda value: isinstance(value, Mapping))
 FUNCTION = Rule("a function", callable)
 FIELD_NAMES = Rule("a list of one or more names, each once", _are_field_names)

@@ -16,7 +16,7 @@ from libai_data.errors.argument_rules import BATCH_SIZE, FLAG, Rule, check, or_n
 from libai_data.iterables.from_iterable import from_iterable
 from libai_data.iterables.iterable_loader import IterableLoader
 from libai_data.iterables.kinds import dataset_name, has_index
-from libai_data.loader.batch_loader import MOST_PREFETCHED, BatchLoader
+from libai_data.loader.batch_loader import BatchLoader, read_ahead_of_all
 from libai_data.loader.collate import Collator
 from libai_data.loader.default_collate import default_collate
 from libai_data.mesh.current import get_data_parallel_rank, get_data_parallel_size, is_main_process
@@ -162,7 +162,7 @@ class DataLoader(_Made, metaclass=ABCMeta):
         if worker_init_fn is not None:
             options["worker_init_fn"] = worker_init_fn
         if prefetch_factor is not None:
-            options.setdefault("prefetch", min(prefetch_factor * max(1, num_workers), MOST_PREFETCHED))
+            options.setdefault("prefetch", read_ahead_of_all(prefetch_factor, num_workers))
         if global_batch_size is not None:
             batch_size = _share(global_batch_size)
         shared: dict[str, Any] = {

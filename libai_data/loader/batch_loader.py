@@ -425,6 +425,11 @@ class BatchLoader(ResumableLoader):
             self._iteration = None
 
 
+def read_ahead_of_all(batches: int, workers: int) -> int:
+    """The batches that workers read ahead together, if each is to read so many."""
+    return min(batches * max(1, workers), MOST_PREFETCHED)
+
+
 def _run_what_is_queued() -> None:
     """Wait for OneFlow, which runs some steps behind the trainer, and keeps the batches of these steps in use."""
     if "oneflow" in sys.modules:

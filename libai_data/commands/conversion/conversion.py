@@ -24,7 +24,7 @@ from libai_data.data.sources.remote import is_remote
 from libai_data.data.sources.shard_counts import MANIFEST
 from libai_data.data.sources.storage import listed
 from libai_data.errors import ConfigError, FormatError, SchemaError, nearest
-from libai_data.errors.argument_rules import OUTPUT, Rule, check, whole
+from libai_data.errors.argument_rules import FILE_NAME, OUTPUT, check, whole
 
 _UNFINISHED = ".libai_data_parts"
 _TELL_COLUMNS = 1000
@@ -32,9 +32,6 @@ _TELL_COLUMNS = 1000
 
 class ConversionError(WorkError):
     """A process could not write a shard."""
-
-
-_FILE_NAME = Rule("a name without '/'", lambda value: isinstance(value, str) and bool(value) and "/" not in value)
 
 
 @dataclass(frozen=True)
@@ -56,7 +53,7 @@ class Conversion:
     def __post_init__(self) -> None:
         if self.to not in FORMATS:
             raise ConfigError(f"shards cannot be {self.to!r}, only {list(FORMATS)}.{nearest(self.to, FORMATS)}")
-        check({"records_per_shard": whole(1), "output": OUTPUT, "name": _FILE_NAME}, **vars(self))
+        check({"records_per_shard": whole(1), "output": OUTPUT, "name": FILE_NAME}, **vars(self))
 
 
 @dataclass

@@ -14,11 +14,11 @@ from libai_data.commands.inspection.step_rows import read_step
 from libai_data.config import try_get_key
 from libai_data.delivery.read_plan import ReadPlan
 from libai_data.errors import bytes_in_words
+from libai_data.loader.batch_loader import PREFETCH
 
 MEMORY, LIMITS = "shared memory", "limits"
 
 _SLOTS_BESIDE_PREFETCHED = 3  # of the batch that the model has, the one that is asked for, and one that is kept
-_USUAL_PREFETCH = 4
 _SHARED_MEMORY = "/dev/shm"
 _LEAST_FOR_NCCL = 1 << 30
 _DESCRIPTORS_OF_A_RANK, _DESCRIPTORS_OF_A_WORKER = 256, 8
@@ -42,7 +42,7 @@ def _needed(examined: Examined) -> int:
     sample = sum(values[0].nbytes for values in rows.values.values())
     slots = _SLOTS_BESIDE_PREFETCHED
     if try_get_key(examined.cfg, "dataloader.train.num_workers", default=0):
-        slots += int(try_get_key(examined.cfg, "dataloader.train.prefetch", default=_USUAL_PREFETCH))
+        slots += int(try_get_key(examined.cfg, "dataloader.train.prefetch", default=PREFETCH))
     shards = len(ReadPlan(mesh, examined.readers).shards_read_by(examined.job.rank)) or 1
     return int(sample) * opened.plan.first.micro_batch_size * shards * slots
 

@@ -21,6 +21,7 @@ from libai_data.data.text.parts import LINE, Part
 from libai_data.data.text.sentences import pieces_of, split_sentences
 from libai_data.data.text.tokenizer import TextTokenizer, TokenizerFiles
 from libai_data.errors import ConfigError
+from libai_data.errors.argument_rules import FILE_NAME
 
 _CHARACTERS_AT_ONCE = 1 << 20
 _UNKNOWN = ("[UNK]", "<unk>")
@@ -55,7 +56,7 @@ class Task:
     def __post_init__(self) -> None:
         if not self.keys or len(set(self.keys)) < len(self.keys):
             raise ConfigError(f"the keys of texts (--json-keys) are {list(self.keys)}; give one or more, each once")
-        if any(not key or "/" in key for key in self.keys):
+        if not all(map(FILE_NAME.holds, self.keys)):
             raise ConfigError(
                 f"the keys of texts (--json-keys) are {list(self.keys)}; a key is a part of the name of its output "
                 "file, so it has at least one character, and no '/'"
