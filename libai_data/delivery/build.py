@@ -256,20 +256,22 @@ def build_nlp_train_val_test_loader(
     )
 
 
-def _show_options(builder: Any) -> None:
-    """Let the signature name the options of the loader instead of `**loader_options`; configs are checked by it."""
-    signature = inspect.signature(builder)
-    own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
-    others = inspect.signature(BatchLoader).parameters.values()
-    options = [each for each in others if each.kind is each.KEYWORD_ONLY and each.name not in signature.parameters]
-    builder.__signature__ = signature.replace(parameters=[*own, *options])
+_LOADER_OPTIONS = [
+    option for option in inspect.signature(BatchLoader).parameters.values() if option.kind is option.KEYWORD_ONLY
+]
 
 
-for _builder in (
-    *(build_nlp_train_loader, build_nlp_test_loader, build_image_train_loader, build_image_test_loader),
-    build_nlp_train_val_test_loader,
-):
-    _show_options(_builder)
+def _show_options(*builders: Any) -> None:
+    """Let signatures name the options of the loader instead of `**loader_options`; configs are checked by them."""
+    for builder in builders:
+        signature = inspect.signature(builder)
+        own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        options = [each for each in _LOADER_OPTIONS if each.name not in signature.parameters]
+        builder.__signature__ = signature.replace(parameters=[*own, *options])
+
+
+_show_options(build_nlp_train_loader, build_nlp_test_loader, build_nlp_train_val_test_loader)
+_show_options(build_image_train_loader, build_image_test_loader)
 
 
 def cut(dataset: Any, split: Sequence[float]) -> list[Any]:
@@ -310,9 +312,7 @@ def build_loader(
 
     The ranks that read open the dataset. `arguments` are filled into the sampler beside dataset and rank.
     """
-    known = [
-        name for name, option in inspect.signature(BatchLoader).parameters.items() if option.kind is option.KEYWORD_ONLY
-    ]
+    known = [option.name for option in _LOADER_OPTIONS]
     for name in options:
         if name not in known:
             names = [*known, "readers"]
