@@ -183,13 +183,17 @@ class StreamedShards:
         begin = {use.shard: int(sizes[use.shard]) for use in first if use.first == first[0].first}
         begin.pop(self.none, None)
         self._log = log = FetchLog(self.name, begin, self._bytes_ahead)
+        for each in self.sources:
+            each.fetched.clear()
 
         def hold(shard: int) -> Callable[[], None]:
             if shard == self.none:
                 return lambda: None
             source, own = self._own(shard)
             copy = source.hold(own)
-            log.arrived(shard, int(self.sizes[shard]), copy.was_fetched)
+            # A batch that needs the shard may have fetched it first.
+            log.arrived(shard, int(self.sizes[shard]), own in source.fetched)
+            source.fetched.discard(own)
             return copy.close
 
         self._ahead = ReadAhead(chain(first, plan.uses), hold, sizes, self._budget, done)

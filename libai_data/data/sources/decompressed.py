@@ -8,7 +8,7 @@ import re
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 from libai_data.atomic_files import PathLike
 from libai_data.data.files.identity import file_identity, key_of
@@ -30,9 +30,7 @@ class DecompressedFile(LocalFile):
         digests: name of an algorithm -> hexadecimal digest of the decompressed bytes; unknown ones are passed over.
         storage: where copies are kept; by default as the environment sets it.
         identity: what the file must still have; by default any.
-
-    Attributes:
-        was_fetched: the cache did not have it before.
+        on_fetch: called if the cache does not have it.
 
     Raises:
         ConfigError: There is no such file, or pyarrow is not installed.
@@ -47,6 +45,7 @@ class DecompressedFile(LocalFile):
         digests: Mapping[str, str],
         storage: Storage | None = None,
         identity: str = "",
+        on_fetch: Callable[[], None] = lambda: None,
     ) -> None:
         import_pyarrow("a file that is compressed by zstd")
         self.source, self._size, self._digests, self._storage = str(source), size, dict(digests), storage
@@ -64,10 +63,8 @@ class DecompressedFile(LocalFile):
                 f"{self.source} has changed since it was first opened; start again with the current file"
             )
 
-        self.was_fetched = False
-
         def make(part: Path) -> None:
-            self.was_fetched = True
+            on_fetch()
             with LocalFile(self.source, storage, version) as packed:
                 _decompress(self.source, packed.path, part)
             self._check(part)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
@@ -229,7 +229,11 @@ def _shards_of(index: str) -> list[DescribedShard]:
 
 
 def decompressed(
-    path: str, shard: DescribedShard, storage: Storage | None = None, version: str = ""
+    path: str,
+    shard: DescribedShard,
+    storage: Storage | None = None,
+    version: str = "",
+    on_fetch: Callable[[], None] = lambda: None,
 ) -> DecompressedFile:
     """A compressed shard, as it was before.
 
@@ -238,11 +242,13 @@ def decompressed(
         shard: what the index says of it.
         storage: where copies are kept; by default as the environment sets it.
         version: of an object in a store, which it must still have; by default any.
+        on_fetch: called if the cache does not have it.
     """
     if shard.compression != "zstd":
         method = shard.compression or "an unknown method"
         raise FormatError(f"{path} is compressed by {method}; shards that are raw, or compressed by zstd, are read")
-    return DecompressedFile(path, shard.size, shard.digests, storage, version and zstd_key(path, version, shard.size))
+    identity = version and zstd_key(path, version, shard.size)
+    return DecompressedFile(path, shard.size, shard.digests, storage, identity, on_fetch)
 
 
 def _beside(path: str, name: str) -> str:

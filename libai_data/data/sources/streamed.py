@@ -51,6 +51,7 @@ class StreamedSource:
         shard_lengths: int64 [shards].
         identity: of the records; see `libai_data.data.files.identity`.
         opened: the shards that are open; sources of one dataset share it (`StreamedShards`).
+        fetched: the shards that this process has fetched, and that its log does not count yet.
 
     Raises:
         ConfigError: There are no shards, they cannot be streamed, their samples cannot be counted, or the cache is
@@ -69,6 +70,7 @@ class StreamedSource:
         self.identity = key_of("streamed", self.folder, self.table.identity)
         self._cache = LocalCache(self.storage.directory, self.storage.size)
         self.opened = LastUsed(self.storage.size // 4)
+        self.fetched: set[int] = set()
         largest = int(self.table.sizes.max(initial=0))
         if largest > self.storage.size:
             raise ConfigError(
@@ -148,11 +150,16 @@ class StreamedSource:
             StorageError: It cannot be fetched, has changed, or finds no room in the cache.
         """
         remote = self.table.remote(self.folder, number)
+
+        def on_fetch() -> None:
+            self.fetched.add(number)
+
         for wait in (*_WAITS, None):
             try:
                 if self._is_packed(remote.url):
-                    return decompressed(remote.url, self._described[remote.url], self.storage, remote.identity)
-                return Copy(remote, self._key(remote), self._cache, self.storage.attempts, self.folder)
+                    shard = self._described[remote.url]
+                    return decompressed(remote.url, shard, self.storage, remote.identity, on_fetch)
+                return Copy(remote, self._key(remote), self._cache, self.storage.attempts, self.folder, on_fetch)
             except StorageError as error:
                 if NO_ROOM not in str(error):
                     raise
@@ -182,20 +189,23 @@ class StreamedSource:
 
 
 class Copy(LocalFile):
-    """The copy of a shard in the cache.
+    """The copy of a shard in the cache; `on_fetch` is called if it is not there yet."""
 
-    Attributes:
-        was_fetched: it was not there before.
-    """
-
-    def __init__(self, remote: RemoteFile, key: str, cache: LocalCache, attempts: int, folder: str) -> None:
+    def __init__(
+        self,
+        remote: RemoteFile,
+        key: str,
+        cache: LocalCache,
+        attempts: int,
+        folder: str,
+        on_fetch: Callable[[], None],
+    ) -> None:
         self.source, self.identity = remote.url, remote.identity
         name = re.sub(r"[^A-Za-z0-9._-]", "_", remote.url.rpartition("/")[2])[-100:]
         changed = f"since its samples were counted; run 'libai-data index {folder}' again"
-        self.was_fetched = False
 
         def make(part: Path) -> None:
-            self.was_fetched = True
+            on_fetch()
             fetch(remote, part, attempts, changed)
 
         self.path, release = cache.hold(key, name, remote.size, make)

@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import wait
@@ -237,6 +238,26 @@ def test_what_is_fetched_ahead_is_counted_and_told(store: ObjectStore, caplog: p
     assert found["fetched_bytes"] == found["bytes_ahead"] == again["bytes_ahead"] == size
     assert found["fetched_bytes_per_second"] > 0 == found["cached_shards"] == again["fetched_bytes"]
     assert re.search(rf"first shard files of {FOLDER}, {first}, were fetched after \d+\.\d s", caplog.text)
+
+
+def test_a_shard_that_a_batch_fetches_before_the_read_ahead_counts_as_fetched(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = open_source(FOLDER, streaming=True)
+    is_read, hold = threading.Event(), source.hold
+
+    def hold_after(shard: int) -> Any:
+        if "ahead" in threading.current_thread().name:
+            assert is_read.wait(30)
+        return hold(shard)
+
+    monkeypatch.setattr(source, "hold", hold_after)
+    with closing(BatchLoader(Numbers(source), CyclicSampler(Numbers(source), 10))) as loader:
+        next(iter(loader))
+        is_read.set()
+        assert loader._streamed is not None and loader._streamed._ahead is not None
+        wait([fetched for _, fetched in loader._streamed._ahead._held])
+        assert loader.stats()["fetched_shards"] >= 3 and loader.stats()["cached_shards"] == 0
 
 
 def test_a_bar_shows_the_download_of_the_first_shards_and_then_lines_the_rate(
