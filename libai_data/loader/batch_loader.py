@@ -11,6 +11,7 @@ from typing import Any, Callable
 
 from libai_data.data.datasets.stream_transform import StreamTransform
 from libai_data.data.datasets.streamed_shards import StreamedShards
+from libai_data.data.files.identity import by_content
 from libai_data.data.fork_lock import ForkLock
 from libai_data.data.random.global_generators import warn_of_own_generators
 from libai_data.data.samplers.cursor import Cursor
@@ -188,6 +189,8 @@ class BatchLoader(ResumableLoader):
         self._layouts = parse_layouts(layouts)
         self.check_every = check_every
         self._content_hash = content_hash
+        if by_content():
+            _ = self.fingerprint  # of the files as they are now
         self._tensor_part = tensor_part
         self._timeout = timeout
         self._start_method = start_method

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from libai_data.data.datasets.fingerprint import fingerprint_of, hash_of
+from libai_data.data.files.identity import by_content, identity_within, key_of
 from libai_data.data.samplers.cyclic import CyclicSampler
 from libai_data.data.samplers.resuming import differences as stream_differences
 from libai_data.data.samplers.resuming import refuse
@@ -27,12 +28,15 @@ from libai_data.structures import fields_of
 
 
 def fingerprint_with_samples(dataset: Any, samples: int = 0) -> dict[str, Any]:
-    """The fingerprint of a dataset, and a hash of some of its samples.
+    """The fingerprint of a dataset, a hash of some of its samples, and one of its files if digests identify these.
 
     Args:
         samples: how many samples to read, spread evenly over it; with 0 none is read.
     """
     found = fingerprint_of(dataset)
+    identity = by_content() and identity_within(dataset)
+    if identity:
+        found["files"] = key_of(identity)
     if samples:
         # Random transforms draw as for seed 0, so that another seed is no other dataset.
         reader = SampleReader(dataset, 0, ErrorPolicy("raise", None))

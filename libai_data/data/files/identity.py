@@ -1,32 +1,77 @@
 """The identity of data: what tells a file, or all files of a source, from any other and from itself after a change.
 
-A file is known by its real path, its size and its time of change; a file of a store by its address and the version that
-the store names. Whatever is kept for later or shared, such as an index, a converted shard or records in memory, has
-the identity of its data in its name. A checkpoint keeps a fingerprint instead (`datasets/fingerprint.py`), since data
-may move between two runs.
+A file is known by its real path, its size and its time of change, or, if LIBAI_DATA_FILE_IDENTITY is "content", by its
+size and a digest of all its bytes; a file of a store by its address and the version that the store names. Whatever is
+kept for later or shared, such as an index, a converted shard or records in memory, has the identity of its data in its
+name. A checkpoint keeps a fingerprint instead (`datasets/fingerprint.py`), since data may move between two runs; it
+keeps the identity too if that has no paths.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import time
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from libai_data.atomic_files import PathLike
+from libai_data.errors import ConfigError
 
+_VARIABLE = "LIBAI_DATA_FILE_IDENTITY"
+_AT_ONCE = 1 << 20
 _TICK = 20_000_000  # ns; file systems take the time from a clock that runs in steps of up to 10 ms
 
 
 def file_identity(path: PathLike) -> list[Any]:
-    """[real path, size in bytes, time of change in ns] of a file of this machine.
+    """[real path, size in bytes, time of change in ns] of a file of this machine, or ["content", size, digest].
 
     Raises:
         OSError: It is not there.
+        ConfigError: The environment asks for an unknown kind of identity.
     """
-    settled(os.stat(path).st_mtime_ns)
+    now = os.stat(path)
+    if by_content() and stat.S_ISREG(now.st_mode):
+        # No user can set the time at which an inode changes, so a digest holds as long as this time is the same.
+        kept = now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, settled(now.st_ctime_ns)
+        return ["content", now.st_size, _digest(os.path.realpath(path), kept)]
+    settled(now.st_mtime_ns)
     status = FileStatus.of(path)
     return [os.path.realpath(path), status.size, status.mtime_ns]
+
+
+def by_content() -> bool:
+    """Whether LIBAI_DATA_FILE_IDENTITY asks for digests of files instead of their paths and times.
+
+    Raises:
+        ConfigError: It has an unknown value.
+    """
+    kind = os.environ.get(_VARIABLE, "") or "time"
+    if kind not in ("time", "content"):
+        raise ConfigError(f"{_VARIABLE} is {kind!r}; it must be 'time' (the default) or 'content'")
+    return kind == "content"
+
+
+@lru_cache(maxsize=1 << 16)
+def _digest(path: str, kept: tuple[int, ...]) -> str:
+    """The digest of a file that has the status `kept`; computed once by a process."""
+    found = hashlib.blake2b(digest_size=16)
+    with open(path, "rb") as file:
+        for block in iter(lambda: file.read(_AT_ONCE), b""):
+            found.update(block)
+    return found.hexdigest()
+
+
+def identity_within(data: Any) -> Any:
+    """The `identity` of a source, or of the sources that a dataset is made of; [] if none has one."""
+    identity = getattr(data, "identity", "")
+    if identity and isinstance(identity, (str, list, tuple)):
+        return identity
+    datasets = getattr(data, "datasets", ())
+    inner = [getattr(data, name) for name in ("source", "dataset") if hasattr(data, name)]
+    inner += datasets if isinstance(datasets, (list, tuple)) else []
+    return [identity for identity in map(identity_within, inner) if identity]
 
 
 class FileStatus(NamedTuple):
@@ -43,8 +88,12 @@ class FileStatus(NamedTuple):
         return cls(found.st_ino, found.st_size, found.st_mtime_ns)
 
     def is_same(self, other: FileStatus) -> bool:
-        """Whether the size and the time of change are equal; some network file systems number files anew."""
-        return self[1:] == other[1:]
+        """Whether the size and the time of change are equal; some network file systems number files anew.
+
+        If time and size are not to be trusted, it must also be the same inode.
+        """
+        compared = slice(0 if by_content() else 1, None)
+        return self[compared] == other[compared]
 
 
 def settled(mtime_ns: int) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.data.files.identity import file_identity, key_of, settled
+from libai_data.data.files.identity import by_content, file_identity, key_of, settled
 from libai_data.data.files.index_cache import cached_arrays
 from libai_data.data.sources.packed_names import PackedNames
 from libai_data.data.sources.paths import checked_path, why_missing
@@ -76,7 +76,8 @@ class ImageFolderSource:
             raise ConfigError(f"there is no image folder {self.root}{why}; expected {self.root}/<class>/<image>.png")
         with _told(self.root), os.scandir(self.root) as entries:
             self.classes = sorted(each.name for each in entries if not each.name.startswith(".") and each.is_dir())
-        listing = _listing(self.root, self.classes, tuple(suffixes), _FEW_FILES)
+        # Whether a kept list is current, the times of the folders tell.
+        listing = _listing(self.root, self.classes, tuple(suffixes), None if by_content() else _FEW_FILES)
         if listing is None:
             listing = self._kept_listing(tuple(suffixes), index_folder(cache_dir, None, ""))
         self._ends, self._names = listing[0], PackedNames.from_numbers(*listing[1:3])
@@ -127,15 +128,17 @@ class ImageFolderSource:
         return self.identity_of(0, len(self))
 
     def identity_of(self, first: int, stop: int) -> str:
-        """The identity of images `first` to `stop` - 1 as they are now: real path, size and time of change of each."""
+        """The identity of images `first` to `stop` - 1 as they are now; see `file_identity`."""
+        has_digests = by_content()
         roots = {label: os.path.realpath(self.root / name) for label, name in enumerate(self.classes)}
         found = hashlib.blake2b(digest_size=12)
         for index in range(first, stop):
             path, label = self[index]
             status = os.lstat(path)
-            known: list[Any] = [roots[label], self._names[index], status.st_size, settled(status.st_mtime_ns)]
-            if stat.S_ISLNK(status.st_mode):
+            if has_digests or stat.S_ISLNK(status.st_mode):
                 known = file_identity(path)
+            else:
+                known = [roots[label], self._names[index], status.st_size, settled(status.st_mtime_ns)]
             found.update(repr((label, known)).encode())
         return found.hexdigest()
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.data.files.identity import key_of
+from libai_data.data.files.identity import identity_within, key_of
 from libai_data.data.sources.node_memory import shared_memory
 from libai_data.data.sources.sharded import checked_indices
 from libai_data.errors import ConfigError
@@ -30,8 +30,11 @@ class InMemorySource:
     Args:
         source: of records that can be pickled, with a length.
         name: identifies the records, together with the source's class, length, `fingerprint()` and `identity` (or the
-            identities of the sources of a dataset). The identity of a source of files is its arguments, and the
-            files' real paths, sizes and modification times.
+            identities of the sources of a dataset). The identity of a source of files is its arguments and the
+            identities of the files; see `libai_data.data.files.identity`.
+
+    Attributes:
+        identity: of the records.
 
     Raises:
         ConfigError: The source has no identity, and no name is given.
@@ -46,7 +49,7 @@ class InMemorySource:
             )
         fingerprint = getattr(source, "fingerprint", None)
         told = fingerprint() if callable(fingerprint) else ""
-        self._name = key_of(name, type(source).__qualname__, len(source), told, _identity_within(source))
+        self.identity = key_of(name, type(source).__qualname__, len(source), told, identity_within(source))
         self._source = source
         self._attach()
 
@@ -78,7 +81,7 @@ class InMemorySource:
     __getitems__ = read_many
 
     def _attach(self) -> None:
-        self._memory = memory = shared_memory(self._name, self._fill)
+        self._memory = memory = shared_memory(self.identity, self._fill)
         self._kind, self._count = _HEAD.unpack_from(memory.array.data)
         ends = _HEAD.size + 8 * (self._count + 1)
         self._ends = memory.array[_HEAD.size : ends].view(np.int64)
@@ -112,22 +115,11 @@ class InMemorySource:
         return record
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_source": self._source, "_name": self._name}
+        return {"_source": self._source, "identity": self.identity}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._attach()
-
-
-def _identity_within(source: Any) -> Any:
-    """The identity of a source, or of the sources that a dataset is made of."""
-    identity = getattr(source, "identity", "")
-    if identity:
-        return identity
-    datasets = getattr(source, "datasets", ())
-    inner = [getattr(source, name) for name in ("source", "dataset") if hasattr(source, name)]
-    inner += datasets if isinstance(datasets, (list, tuple)) else []
-    return [_identity_within(each) for each in inner]
 
 
 def _read(source: Any, indices: Sequence[int]) -> list[Any]:

@@ -105,7 +105,7 @@ def preprocess(
         keep_to_plan(folder, plan)
         run = _Run(folder, task, cutting, paths, progress)
         run.tokenize(workers, cluster)
-        changed = [now[0] for before, now in zip(plan["inputs"], map(file_identity, paths)) if before != now]
+        changed = [str(path) for path, before in zip(paths, plan["inputs"]) if file_identity(path) != before]
         if changed:
             raise ConfigError(f"inputs changed while they were read: {changed}; remove {folder} and run this again")
         level = "sentence" if task.split_sentences else "document"

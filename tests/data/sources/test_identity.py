@@ -14,14 +14,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from libai_data.commands.conversion.conversion import Conversion, convert
 from libai_data.data.datasets.combine import ConcatDataset, Subset
 from libai_data.data.datasets.fingerprint import fingerprint_of
 from libai_data.data.datasets.gpt import GPTDataset
 from libai_data.data.datasets.image_datasets import ImageFolderDataset
+from libai_data.data.files import identity as identity_module
 from libai_data.data.files.identity import file_identity
+from libai_data.data.samplers.single_round import SingleRoundSampler
 from libai_data.data.sources import ImageFolderSource, InMemorySource, JsonLinesSource, NumpySource, open_source
 from libai_data.data.sources import mapped_file as mapped_file_module
-from libai_data.errors import FormatError
+from libai_data.errors import CheckpointError, ConfigError, FormatError
+from libai_data.loader.batch_loader import BatchLoader
 from libai_data.loader.same_dataset import fingerprint_with_samples
 from libai_data.loader.shipping import ship, unship
 from tests.data.datasets.gpt_corpora import write as write_corpus
@@ -249,3 +253,87 @@ def test_checkpoints_know_moved_data_again_and_changed_samples_if_they_hash_them
     assert fingerprint_of(corrected) == fingerprint_of(sets[0])
     assert fingerprint_with_samples(corrected, 2) != found[0][0]
     assert ImageFolderSource(root).identity_of(0, 2) != ImageFolderSource(tmp_path / "moved").identity_of(0, 2)
+
+
+@pytest.fixture
+def by_content(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LIBAI_DATA_FILE_IDENTITY", "content")
+
+
+def replace_unseen(path: Path, content: bytes) -> None:
+    """Give a file other bytes of the same number, and its time of change again, as `rsync -t` and `cp -p` can."""
+    before = path.stat()
+    assert len(content) == before.st_size and content != path.read_bytes()
+    replace(path, content)
+    os.utime(path, ns=(1, before.st_mtime_ns))
+
+
+@pytest.mark.usefixtures("by_content")
+def test_with_digests_a_file_of_the_same_size_and_time_is_another_one_everywhere(tmp_path: Path) -> None:
+    root, other = pictures(tmp_path / "images", 1), pictures(tmp_path / "other", 2)
+    kept = InMemorySource(open_source(root, "image_folder"))
+    command = Conversion([str(root)], "webdataset", tmp_path / "shards", "image_folder", records_per_shard=1)
+    convert(command)
+    dataset = ImageFolderDataset(root)
+    state = BatchLoader(dataset, SingleRoundSampler(range(2), 1)).state_dict()
+
+    replace_unseen(root / "b/2.png", (other / "b/2.png").read_bytes())
+    assert in_memory(open_source(root, "image_folder"))[1] != kept[1]
+    assert convert(command).kept == 1
+    assert fingerprint_of(ImageFolderDataset(root)) == fingerprint_of(dataset)
+    with pytest.raises(CheckpointError, match="dataset's files was"):
+        BatchLoader(ImageFolderDataset(root), SingleRoundSampler(range(2), 1)).load_state_dict(state)
+
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"n": 1}\n{"n": 22}\n')
+    assert list(JsonLinesSource(path)) == [{"n": 1}, {"n": 22}]
+    source = JsonLinesSource(path)  # maps the file when it is first read, since its index is kept
+    replace_unseen(path, b'{"n": 22}\n{"n": 1}\n')
+    with pytest.raises(FormatError, match="has changed since it was opened"):
+        source[0]
+    assert list(JsonLinesSource(path)) == [{"n": 22}, {"n": 1}]  # by another index
+
+
+@pytest.mark.usefixtures("by_content")
+def test_with_digests_moved_and_touched_files_are_the_same(tmp_path: Path) -> None:
+    root = pictures(tmp_path / "images", 1)
+    state = BatchLoader(ImageFolderDataset(root), SingleRoundSampler(range(2), 1)).state_dict()
+    kept = InMemorySource(open_source(root, "image_folder"))
+    shutil.move(root, tmp_path / "moved")
+    (tmp_path / "moved/a/1.png").touch()
+    BatchLoader(ImageFolderDataset(tmp_path / "moved"), SingleRoundSampler(range(2), 1)).load_state_dict(state)
+    memory = InMemorySource(open_source(tmp_path / "moved", "image_folder"))
+    assert memory._memory.number == kept._memory.number
+
+
+@pytest.mark.usefixtures("by_content")
+def test_with_digests_a_folder_is_listed_again_although_its_time_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("libai_data.data.sources.image_folder._FEW_FILES", 0)
+    root = pictures(tmp_path / "images", 1)
+    for expected in (2, 3):
+        for folder in (root, root / "a", root / "b"):
+            os.utime(folder, ns=(0, 0))
+        assert len(ImageFolderSource(root, cache_dir=tmp_path / "cache")) == expected
+        shutil.copy(root / "a/1.png", root / "a/3.png")
+
+
+@pytest.mark.usefixtures("by_content")
+def test_a_process_digests_a_file_once_and_again_if_it_is_written_to(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"123")
+    digested = identity_module._digest.cache_info().misses
+    first = [file_identity(path) for _ in range(3)]
+    assert first[0] == first[2] and identity_module._digest.cache_info().misses == digested + 1
+    before = path.stat()
+    with path.open("r+b") as file:  # the same inode
+        file.write(b"456")
+    os.utime(path, ns=(1, before.st_mtime_ns))
+    assert file_identity(path) != first[0]
+
+
+def test_an_unknown_kind_of_identity_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LIBAI_DATA_FILE_IDENTITY", "hash")
+    with pytest.raises(ConfigError, match="LIBAI_DATA_FILE_IDENTITY is 'hash'; it must be 'time'"):
+        file_identity(tmp_path)
