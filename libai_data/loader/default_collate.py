@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import abc
+from collections import Counter, abc
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from libai_data.data.items import as_leaf
-from libai_data.data.nesting import TEXT, fields_of_dataclass, is_dataclass, is_named_tuple, is_numbers
+from libai_data.data.items import array_in, as_leaf, fields_in
+from libai_data.data.nesting import (
+    TEXT,
+    fields_of_dataclass,
+    is_dataclass,
+    is_named_tuple,
+    is_numbers,
+    is_texts,
+    taken_apart,
+)
 from libai_data.errors import SchemaError
 from libai_data.mesh.arrays import stack_tensors
 from libai_data.structures import DistTensorData, Instance
+
+MOST_SCHEMAS_SHOWN = 8
 
 
 def default_collate(samples: Sequence[Any], path: str = "") -> Any:
@@ -27,8 +37,40 @@ def default_collate(samples: Sequence[Any], path: str = "") -> Any:
         path: of the samples within a field, named in errors.
 
     Raises:
-        SchemaError: Samples differ, or a value has a type that cannot be collated; its path is named.
+        SchemaError: Samples differ, or a value has a type that cannot be collated; its path is named. The message
+            says how many samples have which schema.
     """
+    try:
+        return _collated(samples, path)
+    except SchemaError as error:
+        counts = Counter(map(_schema_in_words, samples))
+        if len(counts) == 1:
+            raise
+        seen = ", ".join(f"{count} of {schema}" for schema, count in counts.most_common(MOST_SCHEMAS_SHOWN))
+        seen += ", and others" if len(counts) > MOST_SCHEMAS_SHOWN else ""
+        raise SchemaError(
+            f"{error}. Samples of this batch: {seen}. Make all samples alike (one mode and size of images, one dtype, "
+            "the same fields), or make the batch in a collate_fn"
+        ) from error
+
+
+def _schema_in_words(sample: Any) -> str:
+    leaves: dict[str, Any] = {}
+    try:
+        taken_apart(fields_in(sample) or {"": sample}, leaves)
+        return "{" + ", ".join(sorted(f"{path}: {_kind_of(leaf, path)}" for path, leaf in leaves.items())) + "}"
+    except SchemaError as error:
+        return f"({error})"
+
+
+def _kind_of(leaf: Any, path: str) -> str:
+    if isinstance(leaf, TEXT) or is_texts(leaf):
+        return "text"
+    array = array_in(as_leaf(leaf, path))
+    return f"{array.dtype} {list(array.shape)}"
+
+
+def _collated(samples: Sequence[Any], path: str) -> Any:
     first = samples[0]
     for row, sample in enumerate(samples):
         if _form(sample) != _form(first):
@@ -53,7 +95,7 @@ def default_collate(samples: Sequence[Any], path: str = "") -> Any:
                 f"{_whose(path)}sequences of unequal lengths: {[len(sample) for sample in samples]}; make the batch in "
                 "a collate_fn, or select other fields with fields=[...]"
             )
-        parts = [default_collate(each, f"{path}.{number}".lstrip(".")) for number, each in enumerate(zip(*samples))]
+        parts = [_collated(each, f"{path}.{number}".lstrip(".")) for number, each in enumerate(zip(*samples))]
         return parts if isinstance(first, list) else tuple(parts)
     leaves = [as_leaf(sample, path) for sample in samples]
     try:
@@ -80,4 +122,4 @@ def _by_key(fields: Sequence[Any], path: str) -> dict[str, Any]:
     for row, each in enumerate(fields):
         if set(each) != set(first):
             raise SchemaError(f"{_whose(path)}sample 0 of a batch has {list(first)}, sample {row} has {list(each)}")
-    return {key: default_collate([each[key] for each in fields], f"{path}.{key}".lstrip(".")) for key in first}
+    return {key: _collated([each[key] for each in fields], f"{path}.{key}".lstrip(".")) for key in first}

@@ -12,13 +12,12 @@ import numpy as np
 from libai_data.data.nesting import Skeleton
 from libai_data.errors import ConfigError, SampleError, SchemaError, nearest
 from libai_data.errors.argument_rules import MAPPING, check, or_none
+from libai_data.loader.default_collate import MOST_SCHEMAS_SHOWN
 from libai_data.loader.sample_form import SampleForm
 from libai_data.loader.slots import ArraySpec, bytes_of, lay_out
 from libai_data.mesh.arrays import as_array
 from libai_data.mesh.global_tensor import split_dims
 from libai_data.structures import DEFAULT_SBP, DistTensorData
-
-_MOST_SCHEMAS_SHOWN = 8
 
 
 @dataclass(frozen=True)
@@ -149,8 +148,8 @@ class SchemaMismatch(SchemaError, SampleError):
 
     def __str__(self) -> str:
         counts = {self.expected: 0, **self.counts}
-        seen = ", ".join(f"{count} of {schema}" for schema, count in list(counts.items())[:_MOST_SCHEMAS_SHOWN])
-        seen += ", and others" if len(counts) > _MOST_SCHEMAS_SHOWN else ""
+        seen = ", ".join(f"{count} of {schema}" for schema, count in list(counts.items())[:MOST_SCHEMAS_SHOWN])
+        seen += ", and others" if len(counts) > MOST_SCHEMAS_SHOWN else ""
         return (
             f"sample {self.index} of {self.dataset_name} has another schema than the first sample: {self.problem}. "
             f"Samples so far: {seen}. Only samples that cannot be read are replaced, so make all samples alike in the "

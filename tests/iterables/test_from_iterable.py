@@ -162,6 +162,17 @@ def test_samples_that_do_not_fit_together_are_named(samples: list[Any], message:
         default_collate(samples)
 
 
+@pytest.mark.parametrize("source", ["stream", "texts by index"])
+def test_samples_that_differ_end_the_run_with_all_schemas_their_counts_and_a_remedy(source: str) -> None:
+    rows = [{"x": np.ones((2, 1 + (number % 3 == 1)), np.float32), "name": "n"} for number in range(8)]
+    error = (
+        r"Samples of this batch: 5 of {name: text, x: float32 \[2, 1\]}, "
+        r"3 of {name: text, x: float32 \[2, 2\]}. Make all samples alike"
+    )
+    with pytest.raises(SampleError, match=error):
+        next(iter(from_iterable(iter(rows) if source == "stream" else rows, 8)))
+
+
 def test_tensors_of_batches_are_not_copied() -> None:
     torch = pytest.importorskip("torch")
     kept = [{"x": torch.arange(8.0).reshape(4, 2), "y": np.arange(4)}]
