@@ -272,9 +272,9 @@ class BatchReader:
             self._collated_form = collated.skeleton, dtypes
         skeleton, before = self._collated_form
         if skeleton != collated.skeleton:
-            newer, older = (  # None of a batch whose fields are all tensors.
-                each and put_together(each, lambda leaf: leaf.text or "tensor")
-                for each in (collated.skeleton, skeleton)
+            newer, older = (  # There is no skeleton of a batch whose fields are all tensors.
+                put_together(each, lambda leaf: leaf.text or "tensor") if each else dict.fromkeys(names, "tensor")
+                for each, names in ((collated.skeleton, dtypes), (skeleton, before))
             )
             raise SchemaError(
                 f"a batch is nested as {newer}, the one before it as {older}; nest all batches alike. Instead of a "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from functools import partial
 from time import perf_counter
 from typing import Any, Callable, TypeVar
@@ -9,12 +10,14 @@ from typing import Any, Callable, TypeVar
 import numpy as np
 
 from libai_data.data.items import check_kept, contents_of, first_in_one_place
+from libai_data.data.nesting import TEXT
 from libai_data.data.random.global_generators import GlobalDraws
 from libai_data.data.random.sample_random import SampleKeys, reading_samples
 from libai_data.data.transforms.timing import take_transform_time
 from libai_data.errors import SampleError, SchemaError, error_text
 from libai_data.loader.failures import SkippedSample
 from libai_data.loader.stage_times import StageTimes
+from libai_data.structures import Instance
 
 Result = TypeVar("Result")
 
@@ -101,13 +104,18 @@ class WatchedDataset:
             start, asked = started(), indices[rows].tolist()
             try:
                 with reading_samples(keys):
-                    samples = list(self._get_items(asked))  # type: ignore[misc]
+                    found = self._get_items(asked)  # type: ignore[misc]
+                    is_list = isinstance(found, Iterable) and not isinstance(found, (*TEXT, Mapping, Instance))
+                    samples = list(found) if is_list else []
             except Exception as error:
                 raise self._failure(f"one of the samples {asked}", error) from error
             finally:
                 self._count_source(start, len(asked))
             if len(samples) != len(asked):
-                wrong = SchemaError(f"__getitems__ returned {len(samples)} samples for {len(asked)} indices")
+                what = f"{len(samples)} samples" if is_list else f"a {type(found).__name__}"
+                wrong = SchemaError(
+                    f"__getitems__ returned {what} for {len(asked)} indices; return a list of a sample for each index"
+                )
                 raise self._failure(f"samples {asked}", wrong)
             return samples
 

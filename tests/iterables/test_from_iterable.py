@@ -739,7 +739,10 @@ def test_an_iterable_without_a_batch_is_told(rows: int, ends: str, caplog: pytes
             lambda row: {"x": [np.zeros(2)] * (1 + row // 4)},
             r"as {'x': \['tensor', 'tensor'\]}, the one before it as {'x': \['tensor'\]}; nest all batches alike",
         ),
-        (lambda row: {"x": row if row < 4 else "text"}, "as {'x': 'str'}, the one before it as None; nest all"),
+        (
+            lambda row: {"x": row if row < 4 else "text"},
+            "as {'x': 'str'}, the one before it as {'x': 'tensor'};",
+        ),
     ],
 )
 def test_a_batch_of_other_fields_or_dtypes_than_those_before_is_refused(item: Any, message: str) -> None:

@@ -141,6 +141,12 @@ def test_a_dataset_tells_its_content_apart_by_its_own_fingerprint() -> None:
     loader_of(Hashed(30)).load_state_dict(state, override=["dataset"])
 
 
+def test_a_fingerprint_that_json_cannot_hold_names_its_dataset(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Hashed, "fingerprint", lambda _: {1, 2})
+    with pytest.raises(ConfigError, match=r"Hashed.fingerprint\(\) returned \{1, 2\}, which JSON cannot hold"):
+        loader_of(Hashed(30)).state_dict()
+
+
 def test_the_content_of_some_samples_can_be_hashed() -> None:
     state = loader_of(Numbers(30, offset=1), content_hash=3, seed=8).state_dict()
     loader_of(Numbers(30, offset=1), content_hash=3).load_state_dict(state, override=["seed"])

@@ -104,6 +104,17 @@ def test_too_few_samples_from_getitems_are_refused(workers: dict[str, Any]) -> N
         stream(ShortAnswer(), batches=1, **workers)
 
 
+@pytest.mark.parametrize(
+    ("answer", "kind"), [(None, "NoneType"), (7, "int"), ({"index": 1, "other": 2}, "dict"), ("ab", "str")]
+)
+def test_what_is_no_list_of_samples_from_getitems_is_named(
+    answer: Any, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(NumbersTogether, "__getitems__", lambda *_: answer)
+    with pytest.raises(SampleError, match=rf"__getitems__ returned a {kind} for \d indices; return a list"):
+        stream(NumbersTogether(), batches=1)
+
+
 class LeavesRows(NumbersFilled):
     def read_batch(self, indices: np.ndarray, out: dict[str, np.ndarray]) -> None:
         out["index"][...] = indices

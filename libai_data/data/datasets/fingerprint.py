@@ -6,6 +6,8 @@ import hashlib
 import json
 from typing import Any
 
+from libai_data.errors import ConfigError
+
 _MOST_CHARACTERS = 400
 
 
@@ -18,11 +20,21 @@ def fingerprint_of(dataset: Any) -> dict[str, Any]:
 
     Returns:
         {"name": name of its class, "content": what `fingerprint()` returned}; a long answer is kept as a hash.
+
+    Raises:
+        ConfigError: JSON cannot hold what `fingerprint()` returned.
     """
     found: dict[str, Any] = {"name": type(dataset).__name__}
     own = getattr(dataset, "fingerprint", None)
     if callable(own):
-        text = json.dumps(own(), sort_keys=True)
+        content = own()
+        try:
+            text = json.dumps(content, sort_keys=True)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{found['name']}.fingerprint() returned {content!r:.200}, which JSON cannot hold ({error}); return "
+                "texts, numbers, or lists and dicts of these"
+            ) from error
         # As it will be read back: tuples become lists.
         found["content"] = json.loads(text) if len(text) <= _MOST_CHARACTERS else hash_of(text.encode())
     return found
