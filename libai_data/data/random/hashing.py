@@ -6,6 +6,8 @@ each output bit. Source: G. Steele, D. Lea, C. Flood, "Fast Splittable Pseudoran
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 _MASK = (1 << 64) - 1
@@ -34,7 +36,18 @@ def mix64_array(values: np.ndarray) -> np.ndarray:
 
 def combine64(*parts: int) -> int:
     """Mix several integers, of up to 128 bits and any sign, into one of 64 bits; the order of the parts matters."""
-    mixed = len(parts)
+    return _combined(len(parts), parts)
+
+
+def combine64_each(first: Sequence[int], *parts: np.ndarray) -> np.ndarray:
+    """`combine64` of the same first parts and of each element of int64 arrays, none negative, uint64 [n]."""
+    mixed = np.full(len(parts[0]), _combined(len(first) + len(parts), first), dtype=np.uint64)
+    for part in parts:
+        mixed = mix64_array(mixed + np.uint64(_GOLDEN) + mix64_array(part.astype(np.uint64)))
+    return mixed
+
+
+def _combined(mixed: int, parts: Sequence[int]) -> int:
     for part in parts:
         high = part >> 64
         mixed = mix64(mixed + _GOLDEN + mix64(part ^ mix64(high) if high else part))

@@ -13,7 +13,7 @@ from typing import Any, Callable
 
 import numpy as np
 
-from libai_data.data.random.hashing import combine64, mix64_array
+from libai_data.data.random.hashing import combine64, combine64_each, mix64_array
 
 PERMUTATION_VERSION = 1
 """Raised whenever the same (size, seed, number) would give another permutation."""
@@ -66,6 +66,32 @@ def places_in_each(sizes: np.ndarray, keys: np.ndarray, values: np.ndarray) -> n
     return _in_each(sizes, keys, values, _feistel_back)
 
 
+def whole_permutations(sizes: np.ndarray, seeds: np.ndarray) -> np.ndarray:
+    """All of permutation 0 of many seeds, as `permuted` has it; behind the size of each something.
+
+    Args:
+        sizes: int64 [n].
+        seeds: uint64 [n].
+
+    Returns:
+        int64 [n, greatest size].
+    """
+    width, zero = int(sizes.max()), np.zeros(1, np.int64)
+    if width >= _SORTED_BELOW:
+        found = np.zeros((len(sizes), width), np.int64)
+        for row, size, seed in zip(found, sizes.tolist(), seeds.tolist()):
+            row[:size] = permuted(size, seed, 0, np.arange(size))
+        return found
+    keys = np.arange(width, dtype=np.uint64) + combine64_each((PERMUTATION_VERSION,), seeds, zero)[:, None]
+    return _sorted_hashes(mix64_array(mix64_array(keys) ^ combine64_each((), seeds, zero)[:, None]), sizes)
+
+
+def _sorted_hashes(hashes: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """The order of the first hashes of each row, of which each row has its own number; behind them all others."""
+    hashes[np.arange(hashes.shape[1]) >= sizes[:, None]] = np.iinfo(np.uint64).max
+    return np.argsort(hashes, axis=1, kind="stable")
+
+
 def _round_keys(seed: int, number: int) -> tuple[int, ...]:
     return tuple(combine64(PERMUTATION_VERSION, seed, number, turn) for turn in range(_ROUNDS))
 
@@ -109,8 +135,7 @@ def _sort_each(sizes: np.ndarray, keys: np.ndarray, values: np.ndarray, inverse:
     unique, firsts, numbers = np.unique(keys, return_index=True, return_inverse=True)
     places = np.arange(int(sizes.max()), dtype=np.uint64)
     hashes = mix64_array(mix64_array(places + unique[:, None]) ^ mix64_array(~unique)[:, None])
-    hashes[places >= sizes[firsts][:, None]] = np.iinfo(np.uint64).max
-    permutations = np.argsort(hashes, axis=1, kind="stable")
+    permutations = _sorted_hashes(hashes, sizes[firsts])
     if inverse:
         permutations = np.argsort(permutations, axis=1, kind="stable")
     return np.asarray(permutations[numbers, values])

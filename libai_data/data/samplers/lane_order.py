@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import merge
@@ -112,30 +112,27 @@ class LaneOrder(Order):
     def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         places = np.asarray(positions, dtype=np.int64)
         epochs, offsets = np.divmod(places, self.epoch_size)
+        if not len(places):
+            return epochs, offsets
         lanes, turns = self._lane_of_turn[places % self.lanes], offsets // self.lanes
-        keys, sizes = np.zeros((2, len(places)), dtype=np.uint64)
-        begins, inner = np.zeros((2, len(places)), dtype=np.int64)
-        found = []
-        for rows in _equal_runs(epochs * self.lanes + lanes):
-            epoch, lane = int(epochs[rows[0]]), int(lanes[rows[0]])
-            span = self._span(epoch, lane)
-            groups = self._visits.groups(epoch, lane, span).ends.searchsorted(turns[rows], side="right")
-            for part in _equal_runs(groups):
-                own = rows[part]
-                visits = self._visits.visits(epoch, lane, span, int(groups[part[0]]))
-                within = turns[own] - visits.start
-                blocks = visits.block_ends.searchsorted(within, side="right")
-                begins[own] = visits.block_begins[blocks]
-                sizes[own] = visits.block_ends[blocks] - begins[own]
-                keys[own], inner[own] = visits.block_keys[blocks], within - begins[own]
-                found.append((own, visits))
+        whose, of_lane = np.unique(epochs * self.lanes + lanes, return_inverse=True)
+        own = np.divmod(whose, self.lanes)
+        spans = np.array([self._span(*each) for each in zip(*(part.tolist() for part in own))])
+        ends, found = _search_each([table.ends for table in self._visits.groups_of(*own, spans)], of_lane, turns)
+        parts, firsts, of_part = np.unique(found, return_index=True, return_inverse=True)
+        lane = of_lane[firsts]
+        numbers = parts - ends[lane]
+        tables = self._visits.visits_of(own[0][lane], own[1][lane], spans[lane], numbers)
+        within = turns - np.array([table.start for table in tables])[of_part]
+        _, blocks = _search_each([table.block_ends for table in tables], of_part, within)
+        begins, indices = np.concatenate([table.block_begins for table in tables])[blocks], within
         if self.shuffle:
-            inner = permuted_each(sizes, keys, inner)
-        indices = begins + inner
-        for own, visits in found:
-            shards = visits.ends.searchsorted(indices[own], side="right")
-            indices[own] += visits.firsts[shards] - visits.begins[shards]
-        return epochs, indices
+            sizes = (np.concatenate([table.block_ends for table in tables])[blocks] - begins).astype(np.uint64)
+            keys = np.concatenate([table.block_keys for table in tables])[blocks]
+            indices = begins + permuted_each(sizes, keys, within - begins)
+        _, shards = _search_each([table.ends for table in tables], of_part, indices)
+        moves = np.concatenate([table.firsts - table.begins for table in tables])
+        return epochs, indices + moves[shards]
 
     def find(self, epoch: int, indices: np.ndarray) -> np.ndarray:
         indices = np.asarray(indices, dtype=np.int64)
@@ -321,9 +318,15 @@ def laned_order(
     return LaneOrder(samples, seed, shuffle, 0, int(lanes), BLOCK if block is None else int(block), digest, lengths)
 
 
-def _equal_runs(values: np.ndarray) -> list[np.ndarray]:
-    """The rows of each value, in their order."""
-    order = values.argsort(kind="stable")
-    inner = values[order]
-    ends = [*np.flatnonzero(inner[1:] != inner[:-1]).tolist(), len(values) - 1]
-    return [order[first + 1 : end + 1] for first, end in zip([-1, *ends], ends) if end > first]
+def _search_each(
+    tables: Sequence[np.ndarray], numbers: np.ndarray, values: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Where values lie in tables of ends, each in its own table and below its last end.
+
+    Returns:
+        Where each table begins if they stand one behind the other, and where each value lies then.
+    """
+    ends = np.concatenate(tables)
+    sizes = np.array([len(table) for table in tables])
+    apart = np.arange(len(tables)) * int(ends.max())
+    return np.cumsum(sizes) - sizes, (ends + apart.repeat(sizes)).searchsorted(values + apart[numbers], side="right")

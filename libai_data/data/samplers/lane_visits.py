@@ -7,13 +7,14 @@ each group. So a place in the epoch is found by two short tables, however many s
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Callable, NamedTuple, TypeVar
+from collections.abc import Iterator
+from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
 from libai_data.data.datasets.stream_transform import remember
-from libai_data.data.random.hashing import combine64, mix64_array
-from libai_data.data.random.permutation import permuted
+from libai_data.data.random.hashing import combine64, combine64_each, mix64_array
+from libai_data.data.random.permutation import permuted, whole_permutations
 
 VISITS_VERSION = 1
 """Raised whenever the same (shard lengths, lanes, block, seed, epoch, place) would give another sample."""
@@ -21,7 +22,6 @@ VISITS_VERSION = 1
 _GROUP = 256
 _ROW, _GROUPS, _SHARDS = range(3)
 _AT_ONCE = 1 << 16
-_Table = TypeVar("_Table")
 
 
 class ShardRow(NamedTuple):
@@ -109,61 +109,90 @@ class LaneVisits:
 
     def groups(self, epoch: int, lane: int, span: tuple[int, int]) -> Groups:
         """The groups of a lane that owns the samples `span` of the row."""
-        return self._made((epoch, lane), lambda: self._groups(epoch, lane, span))
+        return self.groups_of(np.array([epoch]), np.array([lane]), np.array([span]))[0]
 
     def visits(self, epoch: int, lane: int, span: tuple[int, int], number: int) -> Visits:
         """The visits of the lane's number-th group of the epoch."""
-        return self._made((epoch, lane, number), lambda: self._visits(epoch, lane, span, number))
+        return self.visits_of(np.array([epoch]), np.array([lane]), np.array([span]), np.array([number]))[0]
 
-    def _made(self, key: tuple[int, ...], make: Callable[[], _Table]) -> _Table:
-        table = self._tables.get(key) or make()
-        remember(self._tables, key, table, self._kept)
-        return table  # type: ignore[return-value]
+    def groups_of(self, epochs: np.ndarray, lanes: np.ndarray, spans: np.ndarray) -> list[Groups]:
+        """The groups of several lanes at once: epochs and lanes int64 [n], spans int64 [n, 2]."""
+        return self._made((epochs, lanes), lambda rows: self._groups(epochs[rows], lanes[rows], spans[rows]))
 
-    def _groups(self, epoch: int, lane: int, span: tuple[int, int]) -> Groups:
-        first = int(np.searchsorted(self.row.edges, span[0], side="right")) - 1
-        count = int(np.searchsorted(self.row.edges, span[1], side="left")) - first
-        groups = -(-count // _GROUP)
-        bounds = first + _evenly(count, groups)
-        order = self._order(groups, epoch, lane, _GROUPS)
-        sizes = np.diff(np.clip(self.row.edges[bounds], *span))
-        return Groups(bounds, order, np.cumsum(sizes[order]))
-
-    def _visits(self, epoch: int, lane: int, span: tuple[int, int], number: int) -> Visits:
-        groups = self.groups(epoch, lane, span)
-        group = int(groups.order[number])
-        low, high = int(groups.bounds[group]), int(groups.bounds[group + 1])
-        edges = np.clip(self.row.edges[low : high + 1], *span)
-        order = self._order(high - low, epoch, lane, _SHARDS, group)
-        ends = np.cumsum(np.diff(edges)[order])
-        places = low + order
-        firsts = self.row.starts[self.row.shards[places]] + edges[order] - self.row.edges[places]
-        blocks = -(-(high - low) // self._block)
-        block_shards = _evenly(high - low, blocks)
-        block_ends = ends[block_shards[1:] - 1]
-        key = combine64(VISITS_VERSION, self._seed, epoch, lane, group)
-        return Visits(
-            int(groups.ends[number - 1]) if number else 0,
-            places,
-            firsts,
-            ends,
-            _before(ends),
-            block_shards,
-            block_ends,
-            _before(block_ends),
-            mix64_array(np.arange(blocks, dtype=np.uint64) + np.uint64(key)),
+    def visits_of(self, epochs: np.ndarray, lanes: np.ndarray, spans: np.ndarray, numbers: np.ndarray) -> list[Visits]:
+        """The visits of the numbers-th groups of several lanes, as `groups_of`."""
+        return self._made(
+            (epochs, lanes, numbers),
+            lambda rows: self._visits(epochs[rows], lanes[rows], spans[rows], numbers[rows]),
         )
 
-    def _order(self, count: int, *what: int) -> np.ndarray:
-        numbers = np.arange(count, dtype=np.int64)
-        if not self._shuffle or count == 1:
-            return numbers
-        return permuted(count, combine64(VISITS_VERSION, self._seed, *what), 0, numbers)
+    def _made(self, keys: tuple[np.ndarray, ...], make: Callable[[list[int]], Iterator[Any]]) -> list[Any]:
+        """The tables of these keys; those that are not kept are made at once: numpy calls cost more than their work."""
+        names = list(zip(*(key.tolist() for key in keys)))
+        found = [self._tables.get(name) for name in names]
+        missing = [row for row, table in enumerate(found) if table is None]
+        for row, table in zip(missing, make(missing) if missing else ()):
+            found[row] = table
+        for name, table in zip(names, found):
+            remember(self._tables, name, table, self._kept)
+        return found
+
+    def _groups(self, epochs: np.ndarray, lanes: np.ndarray, spans: np.ndarray) -> Iterator[Groups]:
+        firsts = np.searchsorted(self.row.edges, spans[:, 0], side="right") - 1
+        shards = np.searchsorted(self.row.edges, spans[:, 1], side="left") - firsts
+        counts = -(-shards // _GROUP)
+        bounds = firsts[:, None] + _evenly(shards, counts)
+        order = self._order(counts, epochs, lanes, np.array([_GROUPS]))
+        sizes = np.diff(np.clip(self.row.edges[bounds], spans[:, :1], spans[:, 1:]))
+        ends = np.cumsum(np.take_along_axis(sizes, order, axis=1), axis=1)
+        for row, count in enumerate(counts.tolist()):
+            yield Groups(bounds[row, : count + 1].copy(), order[row, :count].copy(), ends[row, :count].copy())
+
+    def _visits(
+        self, epochs: np.ndarray, lanes: np.ndarray, spans: np.ndarray, numbers: np.ndarray
+    ) -> Iterator[Visits]:
+        tables, which = self.groups_of(epochs, lanes, spans), numbers.tolist()
+        starts = [int(table.ends[number - 1]) if number else 0 for table, number in zip(tables, which)]
+        groups = np.array([table.order[number] for table, number in zip(tables, which)])
+        lows, highs = np.array([table.bounds[group : group + 2] for table, group in zip(tables, groups.tolist())]).T
+        counts = highs - lows
+        places = np.minimum(lows[:, None] + np.arange(int(counts.max()) + 1), highs[:, None])
+        edges = np.clip(self.row.edges[places], spans[:, :1], spans[:, 1:])
+        order = self._order(counts, epochs, lanes, np.array([_SHARDS]), groups)
+        ends = np.cumsum(np.take_along_axis(np.diff(edges), order, axis=1), axis=1)
+        places = np.minimum(lows[:, None] + order, highs[:, None] - 1)
+        firsts = self.row.starts[self.row.shards[places]] + np.take_along_axis(edges, order, axis=1)
+        firsts -= self.row.edges[places]
+        blocks = -(-counts // self._block)
+        block_shards = _evenly(counts, blocks)
+        block_ends = np.take_along_axis(ends, block_shards[:, 1:] - 1, axis=1)
+        keys = combine64_each((VISITS_VERSION, self._seed), epochs, lanes, groups)
+        block_keys = mix64_array(np.arange(block_ends.shape[1], dtype=np.uint64) + keys[:, None])
+        for row, (start, count, block) in enumerate(zip(starts, counts.tolist(), blocks.tolist())):
+            own, own_blocks = ends[row, :count].copy(), block_ends[row, :block].copy()
+            yield Visits(
+                start,
+                places[row, :count].copy(),
+                firsts[row, :count].copy(),
+                own,
+                _before(own),
+                block_shards[row, : block + 1].copy(),
+                own_blocks,
+                _before(own_blocks),
+                block_keys[row, :block].copy(),
+            )
+
+    def _order(self, counts: np.ndarray, *what: np.ndarray) -> np.ndarray:
+        """A permutation of 0, 1, ... for each count, int64 [n, greatest count]."""
+        if not self._shuffle:
+            return np.broadcast_to(np.arange(int(counts.max())), (len(counts), int(counts.max())))
+        return whole_permutations(counts, combine64_each((VISITS_VERSION, self._seed), *what))
 
 
-def _evenly(count: int, parts: int) -> np.ndarray:
-    """Bounds of parts of a row, which differ by at most one in size: int64 [parts + 1]."""
-    return np.arange(parts + 1, dtype=np.int64) * count // parts
+def _evenly(counts: np.ndarray, parts: np.ndarray) -> np.ndarray:
+    """Bounds of parts of rows, which differ by at most one in size: int64 [n, greatest number of parts + 1]."""
+    numbers = np.minimum(np.arange(int(parts.max()) + 1), parts[:, None])
+    return numbers * counts[:, None] // parts[:, None]
 
 
 def _summed(lengths: np.ndarray) -> np.ndarray:

@@ -298,6 +298,20 @@ def test_a_million_shards_need_little_memory_and_any_step_is_found_at_once() -> 
         tracemalloc.stop()
 
 
+def test_the_tables_of_all_lanes_are_made_at_once() -> None:
+    order = LaneOrder(64_000, 1, True, 0, 64, 4, "", np.full(6400, 10))
+    with pytest.MonkeyPatch.context() as patch:
+        made: list[int] = []
+        whole = lane_visits.whole_permutations
+        patch.setattr(
+            lane_visits, "whole_permutations", lambda sizes, keys: made.append(len(sizes)) or whole(sizes, keys)
+        )
+        order.locate(np.arange(64))
+        assert made == [64, 64], "the groups and the shards of each lane"
+        order.locate(np.arange(64, 640))
+    assert made == [64, 64], "they are kept"
+
+
 class ForgottenAtOnce(OrderedDict):
     """As if another thread had pushed out what this one has just put there."""
 
