@@ -42,6 +42,24 @@ def best_fit(lengths: np.ndarray, room: int, window: int = 0) -> tuple[np.ndarra
     return order, np.searchsorted(samples[order], np.arange(before + 1))
 
 
+def best_fit_in_each(lengths: np.ndarray, room: int) -> list[list[np.ndarray]]:
+    """The samples of each of many windows, each the places of its pieces in the window, int64 [pieces of it].
+
+    Args:
+        lengths: int64 [windows, pieces], from 1 to `room`, or 0 where there is no piece.
+        room: as for `best_fit`.
+    """
+    pieces_first = np.argsort(lengths == 0, axis=1, kind="stable")
+    pieces = np.take_along_axis(lengths, pieces_first, axis=1).astype(np.int32)
+    numbers = np.where(pieces, _samples_of_windows(pieces, room), lengths.shape[1])
+    orders = np.take_along_axis(pieces_first, np.argsort(numbers, axis=1, kind="stable"), axis=1)
+    found = []
+    for order, own in zip(orders, numbers):
+        ends = np.cumsum(np.bincount(own[own < len(own)])).tolist()
+        found.append([order[begin:end] for begin, end in zip([0, *ends], ends)])
+    return found
+
+
 def _samples_of_windows(lengths: np.ndarray, room: int) -> np.ndarray:
     """The sample of each piece, int64 [windows, pieces], from 0 in each window; one piece of all windows at a time.
 
@@ -50,16 +68,18 @@ def _samples_of_windows(lengths: np.ndarray, room: int) -> np.ndarray:
     windows, count = lengths.shape
     every = np.arange(windows)
     longest_first = np.argsort(-lengths, axis=1, kind="stable")
+    pieces = np.ascontiguousarray(np.take_along_axis(lengths, longest_first, axis=1).T)
     rooms = np.full((windows, count + 1), room, np.int32)
-    found = np.zeros((windows, count), np.int64)
+    chosen = np.zeros((count, windows), np.int64)
     opened = 0
-    for place in longest_first.T:
-        pieces = lengths[every, place]
-        left = rooms[:, : opened + 1] - pieces[:, None]
-        chosen = np.where(left < 0, room + 1, left).argmin(axis=1)
-        rooms[every, chosen] -= pieces
-        found[every, place] = chosen
-        opened = max(opened, int(chosen.max()) + 1)
+    for own, samples in zip(pieces, chosen):
+        left = rooms[:, : opened + 1] - own[:, None]
+        # Too little room is a great number if it has no sign.
+        left.view(np.uint32).argmin(axis=1, out=samples)
+        rooms[every, samples] = left[every, samples]
+        opened = max(opened, int(samples.max()) + 1)
+    found = np.empty_like(longest_first)
+    np.put_along_axis(found, longest_first, chosen.T, axis=1)
     # Samples are numbered as their first pieces lie, so that they are in the order of the pieces.
     firsts = np.full((windows, opened), count)
     np.minimum.at(firsts, (every[:, None], found), np.arange(count)[None, :])

@@ -40,6 +40,6 @@ def fingerprint_of(dataset: Any) -> dict[str, Any]:
     return found
 
 
-def hash_of(data: bytes) -> str:
+def hash_of(data: bytes | memoryview) -> str:
     """A short hash, as text."""
     return hashlib.blake2b(data, digest_size=12).hexdigest()

@@ -18,7 +18,7 @@ from typing import Any, Callable, NamedTuple, Protocol, Union
 
 import numpy as np
 
-from libai_data.data.datasets.best_fit import best_fit
+from libai_data.data.datasets.best_fit import best_fit_in_each
 from libai_data.data.datasets.combine import length_of
 from libai_data.data.datasets.fingerprint import fingerprint_of, hash_of
 from libai_data.data.datasets.transform_inputs import LEFT_OUT, Replacement, TransformInputs
@@ -144,6 +144,8 @@ class StreamTransform:
         self._amounts: OrderedDict[tuple[int, int, bool], int] = OrderedDict()
         self._keeps: tuple[Callable[[Any], bool], ...] = keeps
         self._kept: np.ndarray | None = kept
+        # A pass over all samples, which restoring a state must not take.
+        self._kept_hash = "" if kept is None else hash_of(np.ascontiguousarray(kept).data)
         self._order: InputOrder | None = None
         self._in_rounds = False
         self._inputs = TransformInputs(dataset, keeps, kept)
@@ -256,20 +258,26 @@ class StreamTransform:
         packed = [np.empty(0, np.int64)]
         begin, stop = self._window_bounds(place)
         while begin < last:
-            packed += self._packed(begin, stop)[0][offset : behind if last < stop else None]
+            packed += next(self._packed([(begin, stop)]))[0][offset : behind if last < stop else None]
             offset, (begin, stop) = 0, self._window_bounds(stop)
         epochs, indices = self._given_order.locate(np.concatenate(packed))
         return indices, self.amounts(epochs, indices)
 
     def window_at(self, place: int) -> _Window:
         """The window that holds a place, by best fit; a few are remembered, with the samples that were read."""
-        begin, end = self._window_bounds(place)
-        window: _Window | None = _trusted(self._windows, begin)
-        if window is None:
-            window = _Window(begin, end, end - self._given_order.lanes, *self._packed(begin, end))
+        return self.pack_windows(np.array([place]))[0]
+
+    def pack_windows(self, places: np.ndarray) -> list[_Window]:
+        """`window_at` for several places at once, int64 [n]."""
+        bounds = [self._window_bounds(place) for place in places.tolist()]
+        found = [_trusted(self._windows, begin) for begin, _ in bounds]
+        missing = [row for row, window in enumerate(found) if window is None]
+        for row, (outputs, samples) in zip(missing, self._packed([bounds[row] for row in missing])):
+            begin, end = bounds[row]
+            found[row] = _Window(begin, end, end - self._given_order.lanes, outputs, samples)
             most = max(_WINDOWS_KEPT, 2 * self._given_order.lanes)
-            remember(self._windows, (begin, reads_beside_others()), window, most)
-        return window
+            remember(self._windows, (begin, reads_beside_others()), found[row], most)
+        return found
 
     def _window_bounds(self, place: int) -> tuple[int, int]:
         size, lanes = len(self), self._given_order.lanes
@@ -278,20 +286,25 @@ class StreamTransform:
         begin = first + (place - first) // wide * wide
         return begin, min(begin + wide, first + size) if self._in_rounds else begin + wide
 
-    def _packed(self, begin: int, end: int) -> tuple[list[np.ndarray], dict[int, Any]]:
-        """The outputs of a window, and its samples where they had to be read."""
+    def _packed(self, bounds: Sequence[tuple[int, int]]) -> Iterator[tuple[list[np.ndarray], dict[int, Any]]]:
+        """The outputs of windows, and the samples of each where they had to be read."""
+        if not bounds:
+            return
+        lanes = self._given_order.lanes
+        windows = [np.arange(*bound, lanes) for bound in bounds]
+        places = np.concatenate(windows)
+        epochs, indices = self._given_order.locate(places)
         samples: dict[int, Any] = {}
-        window = np.arange(begin, end, self._given_order.lanes)
-        epochs, indices = self._given_order.locate(window)
         if self.reads_to_measure:
-            for place, epoch, index in zip(window.tolist(), epochs.tolist(), indices.tolist()):
+            for place, epoch, index in zip(places.tolist(), epochs.tolist(), indices.tolist()):
                 if (self._kept is None or self._kept[index]) and _trusted(self._amounts, epoch, index) is None:
                     samples[place] = self._measured_amount(epoch, index)[1]
-        amounts = self.amounts(epochs, indices)
-        full = np.flatnonzero(amounts)
-        order, firsts = best_fit(amounts[full], self.units, max(len(full), 1))
-        places = window[full[order]]
-        return np.split(places, firsts[1:-1]) if len(full) else [], samples
+        amounts = np.zeros((len(windows), self.window), np.int64)
+        counts = np.array([len(window) for window in windows])
+        amounts[np.arange(self.window) < counts[:, None]] = self.amounts(epochs, indices)
+        for window, outputs in zip(windows, best_fit_in_each(amounts, self.units)):
+            own = {place: samples[place] for place in window.tolist() if place in samples} if samples else samples
+            yield [window[output] for output in outputs], own
 
     def _known_amounts(self, indices: np.ndarray) -> np.ndarray:
         raise NotImplementedError
@@ -348,7 +361,7 @@ class StreamTransform:
             own["window"] = self.window
         names = [getattr(keep, "__qualname__", type(keep).__name__) for keep in self._keeps]
         if self._kept is not None:
-            names.append(hash_of(self._kept.tobytes()))
+            names.append(self._kept_hash)
         if names:
             own["keep"] = names[0] if len(names) == 1 else names
         return {**fingerprint_of(self.dataset), "samples": len(self.dataset), **own}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -159,10 +160,7 @@ class Walk:
 
     def _ends_until(self, place: int, bound: int, stop: int | None = None) -> np.ndarray:
         """Where samples from `place` on end, in units, until one ends at `bound` or behind it, or `stop` comes."""
-        if not self._buffer_place <= place <= self._buffer_place + self._apart * len(self._buffer):
-            self._buffer_place, self._buffer = place, self._buffer[:0]
-        self._buffer = self._buffer[(place - self._buffer_place) // self._apart :]
-        self._buffer_place = place
+        self._go_to(place)
         total, empty = int(self._buffer.sum()), 0
         while total < bound or not len(self._buffer):
             behind = place + self._apart * len(self._buffer)
@@ -175,6 +173,13 @@ class Walk:
             if empty * self._apart > self._most_without_output:
                 raise self._keeps_nothing()
         return np.cumsum(self._buffer)
+
+    def _go_to(self, place: int) -> None:
+        """Keep the amounts from a place on, as far as they are known."""
+        if not self._buffer_place <= place <= self._buffer_place + self._apart * len(self._buffer):
+            self._buffer_place, self._buffer = place, self._buffer[:0]
+        self._buffer = self._buffer[(place - self._buffer_place) // self._apart :]
+        self._buffer_place = place
 
     def _amounts(self, place: int, stop: int | None) -> np.ndarray:
         count = _MEASURED_AT_ONCE if self._reading.reads_to_measure else self._known_at_once
@@ -213,8 +218,28 @@ class LanesWalk(Walk):
 
     def _outputs(self, position: int, start: Any, count: int) -> tuple[np.ndarray, Start]:
         firsts, ends = np.empty(count, dtype=np.int64), list(start)
+        if not self._reading.reads_to_measure:
+            self._measure(start, -(-count // len(start)))
         for turn, lane in enumerate(self._lanes):
             rows = np.arange((turn - position) % len(ends), count, len(ends))
             if len(rows):
                 firsts[rows], ends[turn] = lane._go(ends[turn], len(rows))
         return firsts, tuple(ends)
+
+    def _measure(self, starts: Sequence[int], count: int) -> None:
+        """Find the amounts of the samples of so many outputs of all lanes at once, as numpy calls cost much."""
+        places, offsets = place_and_offset(np.array(starts))
+        if self._reading.window:
+            self._reading.pack_windows(places)
+            return
+        short = []
+        for lane, place, offset in zip(self._lanes, places.tolist(), offsets.tolist()):
+            lane._go_to(place)
+            if lane._buffer.sum() < offset + count * self._reading.units:
+                short.append(lane)
+        if short:
+            behind = np.array([lane._buffer_place + lane._apart * len(lane._buffer) for lane in short])
+            more = behind[:, None] + self._apart * np.arange(self._known_at_once)
+            amounts = self._reading.amounts(*self._order.locate(more.ravel())).reshape(more.shape)
+            for lane, row in zip(short, amounts):
+                lane._buffer = np.concatenate([lane._buffer, row])

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from libai_data import DataLoader
 from libai_data.data.datasets import BlendedDataset, ConcatDataset, FilteredDataset, PackedDataset, cu_seqlens
 from libai_data.data.random.substitute import substitute_index
-from libai_data.data.samplers import CyclicSampler, Ledger, Order, SingleRoundSampler, StepSchedule
+from libai_data.data.samplers import CyclicSampler, LaneOrder, Ledger, Order, SingleRoundSampler, StepSchedule
 from libai_data.errors import CheckpointError, ConfigError, SampleError, SchemaError
 from libai_data.structures import DistTensorData, Instance, batch_info
 from tests.data.samplers.transforms import Documents, Failing, as_tokens, expected_packs, expected_windows, is_even
@@ -134,6 +134,29 @@ def test_restoring_reads_no_more_than_the_next_batch_however_far_the_stream_is()
     resumed.load_state_dict(far.state_dict())
     assert next(iter(resumed)) == next(iter(far))
     assert len(documents.reads) <= 24
+
+
+@pytest.mark.parametrize("options", [{}, {"cut": False}, {"cut": False, "window": 0}])
+def test_all_lanes_are_measured_at_once_after_a_restore(options: dict[str, Any]) -> None:
+    """numpy calls for each of 64 lanes would take most of the time of a restore."""
+    lengths = np.full(64_000, 7)
+
+    def sampler() -> CyclicSampler:
+        documents: Any = Documents(lengths.tolist())
+        documents.shard_lengths = np.full(640, 100)
+        return CyclicSampler(PackedDataset(documents, 16, lengths=lengths, **options), 512, True, lanes=64)
+
+    far = sampler()
+    next(iter(far))
+    resumed = sampler()
+    resumed.load_state_dict(far.state_dict())
+    located: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        locate = LaneOrder.locate
+        patch.setattr(LaneOrder, "locate", lambda order, places: located.append(1) or locate(order, places))
+        batch = resumed.batch_at(resumed.position)
+    assert len(located) <= 2, "once for what the samples yield, and once for where the outputs begin"
+    assert batch is not None and batch.indices.tolist() == next(iter(far))
 
 
 @pytest.mark.parametrize(("known", "length"), [(True, 4096), (False, 4096), (True, 16_384)])
