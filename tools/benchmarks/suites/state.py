@@ -8,11 +8,15 @@ from functools import partial
 from statistics import median
 from typing import Any, Callable
 
+import numpy as np
+
 from libai_data import DataLoader
+from libai_data.data.datasets import BlendedDataset, FilteredDataset, PackedDataset
 from libai_data.data.samplers import CyclicSampler, StepSchedule
 from tools.benchmarks.rows import AtMost, Row, Scale, contender
 
-STEP = 10**6
+STEP, LANES = 10**6, 64
+IN_LANES = ("samples", "blend", "filter", "packs", "whole packs")
 SAMPLES = 10**8
 BATCH = 512
 TIMES = 100
@@ -21,10 +25,14 @@ Make = Callable[[], DataLoader]
 
 
 class _Numbers:
-    """As many samples as one likes."""
+    """As many samples as one likes, in shards of 10,000."""
+
+    def __init__(self, samples: int = SAMPLES) -> None:
+        self.samples = samples
+        self.shard_lengths = np.full(samples // 10_000, 10_000)
 
     def __len__(self) -> int:
-        return SAMPLES
+        return self.samples
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {"number": index}
@@ -32,7 +40,9 @@ class _Numbers:
 
 def rows(scale: Scale) -> list[Row]:
     """The rows of the state's suite."""
-    kinds = {"plain": _plain, "ramp and skips": _with_ramp_and_skips}
+    plain = {"plain": _plain, "ramp and skips": _with_ramp_and_skips}
+    laned = {f"{kind} in {LANES} lanes": partial(_in_lanes, kind) for kind in IN_LANES}
+    kinds: dict[str, Make] = {**plain, **laned}
     times = tuple(
         contender(name, partial(_restoring, make, 5 if scale.quick else TIMES)) for name, make in kinds.items()
     )
@@ -43,9 +53,15 @@ def rows(scale: Scale) -> list[Row]:
             "load the state at step 10^6 of 10^8 samples, and find the first batch",
             "0",
             times,
-            tuple(AtMost(each.name, 2, "ms") for each in times),
+            tuple(AtMost(name, 20 if name in laned else 2, "ms") for name in kinds),
         ),
-        Row("size", "the same state, as JSON", "0", sizes, tuple(AtMost(each.name, 1023, "bytes") for each in sizes)),
+        Row(
+            "size",
+            "the same state, as JSON",
+            "0",
+            sizes,
+            tuple(AtMost(name, 1023 + 64 * LANES * (name in laned), "bytes") for name in kinds),
+        ),
     ]
 
 
@@ -65,9 +81,28 @@ def _following(schedule: StepSchedule, skips: Any) -> DataLoader:
     return loader
 
 
+def _in_lanes(kind: str) -> DataLoader:
+    few = SAMPLES // 10
+    dataset: Any = _Numbers()
+    if kind == "blend":
+        dataset = BlendedDataset([_Numbers(), _Numbers(few), _Numbers(few)], [5, 3, 2])
+    elif kind == "filter":
+        dataset = FilteredDataset(_Numbers(few), np.arange(few) % 3 > 0)
+    elif kind != "samples":
+        lengths = np.arange(few, dtype=np.int32) * 7919 % 1000 + 1
+        dataset = PackedDataset(_Numbers(few), 2048, lengths=lengths, cut=kind == "packs")
+    loader = DataLoader(dataset, CyclicSampler(dataset, BATCH, shuffle=True, seed=1234, lanes=LANES))
+    loader.follow(StepSchedule(((0, BATCH),)), ())
+    return loader
+
+
 def _state(make: Make) -> dict[str, Any]:
     loader = make()
     loader.stream.set_consumed_samples(loader.stream.schedule.position_of(STEP))
+    if loader.stream.makes_outputs:
+        # As if four samples had made an output; the windows of packs begin at multiples of their size.
+        turns = STEP * BATCH * 4 // LANES // loader.dataset.units * loader.dataset.units
+        loader.stream.note_start(loader.stream.position, tuple(turns * LANES + turn for turn in range(LANES)))
     state: dict[str, Any] = json.loads(json.dumps(loader.state_dict()))
     return state
 
