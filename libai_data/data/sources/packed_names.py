@@ -35,6 +35,8 @@ class PackedNames(Sequence[str]):
 
     def numbers(self) -> list[np.ndarray]:
         """The names as two vectors of int64, such as `cached_arrays` keeps."""
+        if len(self._data) % _NUMBER == 0:
+            return [self._ends, self._data.view("<i8")]
         padded = np.zeros(-(-len(self._data) // _NUMBER) * _NUMBER, np.uint8)
         padded[: len(self._data)] = self._data
         return [self._ends, padded.view("<i8")]

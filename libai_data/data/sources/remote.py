@@ -271,9 +271,11 @@ def _told_md5(protocol: str, info: dict[str, Any]) -> tuple[str | None, bool]:
     for key in ("md5Hash", "Content-MD5"):
         if info.get(key):
             try:
-                return base64.b64decode(info[key], validate=True).hex(), True
+                found = base64.b64decode(info[key], validate=True)
             except (binascii.Error, ValueError):
                 continue
+            if len(found) == hashlib.md5().digest_size:
+                return found.hex(), True
     tag = str(info.get("ETag", "")).strip('"')
     # The tag of an object of several parts is none: it ends with "-" and their number.
     if protocol in ("s3", "s3a") and re.fullmatch(r"[0-9a-f]{32}", tag):

@@ -20,7 +20,7 @@ from libai_data.data.sources.mds import described_shards
 from libai_data.data.sources.packed_names import PackedNames
 from libai_data.data.sources.remote import RemoteFile, list_files, look_up
 from libai_data.data.sources.remote_counts import count_by_ranges
-from libai_data.data.sources.shard_table import TABLE, ShardTable
+from libai_data.data.sources.shard_table import TABLE, ShardTable, packed_digits
 from libai_data.data.sources.storage import LocalFile, Storage
 from libai_data.errors import ConfigError, FormatError, StorageError
 
@@ -97,8 +97,8 @@ def counted(
         PackedNames.of(path[len(folder) + 1 :] for path in files),
         np.array([samples for samples, _ in rows], np.int64),
         np.array([remote.size for remote in remotes], np.int64),
-        np.array([remote.identity for remote in remotes], "S24"),
-        np.array([remote.md5 or "" for remote in remotes], "S32"),
+        packed_digits(np.array([remote.identity for remote in remotes], "S24")),
+        packed_digits(np.array([remote.md5 or "" for remote in remotes], "S32")),
         np.array([remote.md5_is_sure for remote in remotes], np.uint8),
     )
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import binascii
 import hashlib
 import io
 from collections.abc import Sequence
@@ -32,8 +33,8 @@ class ShardTable:
         names: of the files, from the folder on, in the order of the samples.
         samples: int64 [shards].
         sizes: int64 [shards], bytes.
-        versions: S24 [shards], `RemoteFile.identity`.
-        sums: S32 [shards], `RemoteFile.md5`, empty where the store has none.
+        versions: V12 [shards], `RemoteFile.identity`, two of its digits in a byte (`packed_digits`).
+        sums: V16 [shards], `RemoteFile.md5`, all zeros where the store has none.
         sure: uint8 [shards], `RemoteFile.md5_is_sure`.
     """
 
@@ -52,16 +53,18 @@ class ShardTable:
     def identity(self) -> str:
         """Changes when a shard does."""
         digest = hashlib.blake2b(self.format.encode())
-        for array in (*self.names.numbers(), self.samples, self.versions):
-            digest.update(array.tobytes())
+        for array in (*self.names.numbers(), self.samples):
+            digest.update(array.data)
+        for first in range(0, len(self), _AT_ONCE):
+            digest.update(binascii.hexlify(self.versions[first : first + _AT_ONCE].tobytes()))
         return digest.hexdigest()
 
     def remote(self, folder: str, number: int) -> RemoteFile:
         """A shard, as it must still be in the store."""
-        md5 = self.sums[number].decode(errors="replace") or None
-        version = self.versions[number].decode(errors="replace")
+        md5, version = self.sums[number].tobytes(), self.versions[number].tobytes().hex()
+        told = md5.hex() if any(md5) else None
         return RemoteFile(
-            f"{folder}/{self.names[number]}", int(self.sizes[number]), md5, bool(self.sure[number]), version
+            f"{folder}/{self.names[number]}", int(self.sizes[number]), told, bool(self.sure[number]), version
         )
 
     def part(self, numbers: np.ndarray) -> ShardTable:
@@ -74,6 +77,7 @@ class ShardTable:
         content = io.BytesIO()
         ends, data = self.names.numbers()
         columns = {name: getattr(self, name) for name in _COLUMNS}
+        columns.update(versions=_digits(self.versions), sums=_digits(self.sums))
         np.savez(content, format=np.array([str(_VERSION), self.format]), ends=ends, data=data, **columns)
         if is_remote(target):
             write_file(target, content.getvalue(), Storage.from_environment().attempts)
@@ -94,8 +98,9 @@ class ShardTable:
             try:
                 with np.load(file.path, allow_pickle=False) as found:
                     version, kind = found["format"].tolist()
-                    columns = [found[name] for name in _COLUMNS]
-                    ends, data = found["ends"], found["data"]
+                    # One by one, so that no column is in memory twice for long.
+                    columns = [_checked(found[name], name, dtype) for name, dtype in _COLUMNS.items()]
+                    ends, data = _checked(found["ends"], "ends", "i8"), found["data"]
                 if version == str(_VERSION):
                     _check_numbers(ends, data, columns)
             except Exception as error:  # zipfile and numpy raise of many kinds for a damaged file
@@ -107,18 +112,38 @@ class ShardTable:
         return cls(kind, PackedNames.from_numbers(ends, data), *columns)
 
 
+def packed_digits(digits: np.ndarray) -> np.ndarray:
+    """Hexadecimal digits, S2n [shards], as bytes, Vn [shards]; "" becomes zeros, also in what is given."""
+    digits[digits == b""] = b"0" * digits.itemsize
+    return np.frombuffer(binascii.unhexlify(digits.data), f"V{digits.itemsize // 2}")
+
+
+def _digits(packed: np.ndarray) -> np.ndarray:
+    """The inverse of `packed_digits`."""
+    digits = np.frombuffer(binascii.hexlify(packed.tobytes()), f"S{packed.itemsize * 2}").copy()
+    digits[digits == b"0" * digits.itemsize] = b""
+    return digits
+
+
+def _checked(column: np.ndarray, name: str, dtype: str) -> np.ndarray:
+    if column.dtype != dtype:
+        raise ValueError(f"{name!r} has the dtype {column.dtype}")
+    return packed_digits(column) if column.dtype.kind == "S" else column
+
+
 def _check_numbers(ends: np.ndarray, data: np.ndarray, columns: Sequence[np.ndarray]) -> None:
     """Refuse what `ShardTable.save` does not write."""
-    for (name, dtype), column in zip((*_COLUMNS.items(), ("ends", "i8")), (*columns, ends)):
-        if column.dtype != dtype or column.shape != (ends.size,):
-            raise ValueError(f"{name!r} has the dtype {column.dtype} and shape {list(column.shape)}")
+    for name, column in zip((*_COLUMNS, "ends"), (*columns, ends)):
+        if column.shape != (ends.size,):
+            raise ValueError(f"{name!r} has the shape {list(column.shape)}")
     if data.dtype != "i8" or data.ndim != 1 or ends.max(initial=0) > data.nbytes:
         raise ValueError("the names are cut short")
     samples, sizes = columns[:2]
-    if min(np.diff(ends, prepend=0).min(initial=0), samples.min(initial=0), sizes.min(initial=0)) < 0:
+    if (ends[1:] < ends[:-1]).any() or min(each.min(initial=0) for each in (ends, samples, sizes)) < 0:
         raise ValueError("a number is below 0")
     if samples.sum(dtype=np.float64) >= 2**63:
         raise ValueError("there are too many samples")
 
 
 _COLUMNS = {"samples": "i8", "sizes": "i8", "versions": "S24", "sums": "S32", "sure": "u1"}
+_AT_ONCE = 1 << 16

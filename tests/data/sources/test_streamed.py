@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 import threading
+import tracemalloc
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import wait
@@ -43,6 +44,7 @@ from libai_data.data.sources.fetch_log import FetchLog
 from libai_data.data.sources.local_cache import LocalCache
 from libai_data.data.sources.read_ahead import ReadAhead
 from libai_data.data.sources.remote import fetch
+from libai_data.data.sources.shard_table import TABLE
 from libai_data.errors import ConfigError, FormatError, SampleError, StorageError, bytes_in_words
 from libai_data.loader import BatchLoader
 from libai_data.mesh.parallel_mesh import ParallelMesh
@@ -462,6 +464,35 @@ def test_a_table_with_wrong_numbers_is_refused(
     object_store.put("shards/.libai_data_shards.npz", (tmp_path / "table.npz").read_bytes())
     with pytest.raises(FormatError, match=r"shards.npz is no table of shards.*run 'libai-data index"):
         open_source(FOLDER, streaming=True)
+
+
+def test_opening_a_million_shards_takes_under_100_mb(tmp_path: Path) -> None:
+    shards, random = 10**6, np.random.default_rng(0)
+    names = np.char.mod("part-%07d.parquet", np.arange(shards)).astype("S20").tobytes()
+    np.savez(
+        tmp_path / TABLE,
+        format=np.array(["1", "parquet"]),
+        samples=np.full(shards, 10**4),
+        sizes=np.full(shards, 8 << 20),
+        sure=np.ones(shards, np.uint8),
+        ends=20 * np.arange(1, shards + 1),
+        data=np.frombuffer(names, np.int64),
+        **{
+            name: np.frombuffer(random.bytes(shards * digits // 2).hex().encode(), f"S{digits}")
+            for name, digits in (("versions", 24), ("sums", 32))
+        },
+    )
+    tracemalloc.start()
+    try:
+        source = open_source(f"file://{tmp_path}", streaming=True)
+        assert tracemalloc.get_traced_memory()[1] < 100 << 20
+    finally:
+        tracemalloc.stop()
+    assert len(source) == 10**10 and source.table.names[12_345] == "part-0012345.parquet"
+    saved = dict(np.load(tmp_path / TABLE))
+    source.table.save(str(tmp_path / TABLE))
+    for name, column in np.load(tmp_path / TABLE).items():
+        np.testing.assert_array_equal(column, saved[name])
 
 
 @pytest.mark.parametrize("output", ["", "nothing/table.npz"])
