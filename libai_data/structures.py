@@ -71,13 +71,6 @@ class DistTensorData:
             self.tensor = as_flow_tensor(self.tensor).to_global(sbp=sbp, placement=placement)
 
     @staticmethod
-    def of(tensor: Any, sbp_list: Sequence[str], placement_idx: int) -> DistTensorData:
-        """The same for what is known to be an array or a tensor, in a quarter of the time."""
-        made = DistTensorData.__new__(DistTensorData)
-        made.tensor, made.sbp_list, made.placement_idx = tensor, [*sbp_list], placement_idx
-        return made
-
-    @staticmethod
     def stack(values: Sequence[DistTensorData]) -> DistTensorData:
         """Stack samples' tensors along a new batch dim 0.
 
@@ -284,6 +277,13 @@ class NamedBatch(Instance):
 
 
 Mapping.register(NamedBatch)
+
+
+def batch_of(kind: type[Instance], fields: dict[str, Any], origin: Origin) -> Instance:
+    """Make a batch of a loader, in a third of the time of `kind(**fields)` and `attach`."""
+    made = kind.__new__(kind)
+    made.__dict__.update(_fields=fields, _origin=origin)
+    return made
 
 
 def _without_layout(value: Any) -> Any:

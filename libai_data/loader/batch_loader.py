@@ -280,7 +280,7 @@ class BatchLoader(ResumableLoader):
         self._slot_list.planned = 2 * self._ahead + _IN_USE + also_kept
         self._read_ahead(position)
         # Not a method, with which the loader would be in a cycle, and live on when nobody has it.
-        reached = partial(_tell_reached, self._streamed, self.stream)
+        reached = None if self._streamed is None else partial(_tell_reached, self._streamed, self.stream)
         self._iteration = Iteration(self.stream, position, self._reader, self._ahead, self._times, reached, self._turns)
         return self._iteration
 
@@ -439,7 +439,7 @@ def _run_what_is_queued() -> None:
         sys.modules["oneflow"].zeros(1).numpy()
 
 
-def _tell_reached(shards: StreamedShards | None, stream: Any, position: int) -> None:
+def _tell_reached(shards: StreamedShards, stream: Any, position: int) -> None:
     """Tell streamed shards which batch was handed out."""
-    if shards is not None and (batch := stream.batch_of(position)) is not None:
+    if (batch := stream.batch_of(position)) is not None:
         shards.reached(batch)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ from libai_data.loader.schema import Layout, SampleSchema, SchemaMismatch, Tenso
 from libai_data.loader.slots import ArraySpec, Slot, SlotList, bytes_of
 from libai_data.loader.stage_times import StageTimes
 from libai_data.mesh.arrays import as_flow_tensor
-from libai_data.structures import BatchInfo, DistTensorData, Instance, NamedBatch, Origin
+from libai_data.structures import BatchInfo, DistTensorData, Instance, NamedBatch, Origin, batch_of
 
 _INDEX_BYTES = 16
 """Epoch and index of a sample, which a slot holds beside the batch."""
@@ -36,17 +36,14 @@ class PendingBatch:
     """A batch whose tasks are out."""
 
     index_batch: IndexBatch
+    rows: int  # of this reader's part of the batch
     slot: Slot | None = None
+    specs: tuple[ArraySpec, ...] = ()  # of what is read straight into the slot
     tasks_left: int = 0
     abandoned: bool = False
     collated: Collated | None = None
     error: Exception | None = None
-    skipped: list[SkippedSample] = field(default_factory=list)
-
-    @property
-    def rows(self) -> int:
-        """Rows of this reader's part of the batch."""
-        return len(self.index_batch.indices)
+    skipped: Sequence[SkippedSample] = ()
 
 
 class ReadyBatch(NamedTuple):
@@ -125,8 +122,9 @@ class BatchReader:
         Raises:
             ConfigError: A batch transform needs other numbers of rows together.
         """
-        check_rows_together(self._together, index_batch.size // self._shards, f"batch {index_batch.step}")
-        pending = PendingBatch(index_batch)
+        if self._together > 1:
+            check_rows_together(self._together, index_batch.size // self._shards, f"batch {index_batch.step}")
+        pending = PendingBatch(index_batch, len(index_batch.indices))
         if self._collates:
             self._send_whole(pending)
             return pending
@@ -171,18 +169,17 @@ class BatchReader:
             # It is read again, with those that it is transformed with; or it is another rank's.
             self._send_parts(pending, first_row=0)
             return
-        arrays = self._slot_list.arrays(slot, schema.batch_specs(pending.rows))
-        row_writer(schema, arrays)(0, fields)
-        pending.skipped += sample.skipped
+        row_writer(schema, self._slot_list.arrays(slot, pending.specs))(0, fields)
+        pending.skipped = sample.skipped
         self._send_parts(pending, first_row=1)
 
     def _prepare_slot(self, pending: PendingBatch, schema: SampleSchema) -> Slot:
-        rows = pending.rows
-        pending.slot = slot = self._slot_list.acquire(schema.batch_bytes(rows) + _INDEX_BYTES * rows)
+        pending.specs, size = schema.laid_out(pending.rows)
+        pending.slot = slot = self._slot_list.acquire(size + _INDEX_BYTES * pending.rows)
         return slot
 
     def _send_parts(self, pending: PendingBatch, first_row: int) -> None:
-        parts = self._parts_worth_it(pending.rows)
+        parts = 1 if self._parts == 1 else self._parts_worth_it(pending.rows)
         if parts == 1:
             self._send(pending, slice(first_row, pending.rows))
             return
@@ -192,7 +189,7 @@ class BatchReader:
     def _parts_worth_it(self, rows: int) -> int:
         """Fewer parts where samples cost so little that a part would cost more to hand out than to read."""
         times = self.times
-        if self._parts == 1 or not times.samples:
+        if not times.samples:
             return self._parts
         seconds = times.busy / times.samples * rows
         return max(1, min(self._parts, ceil(seconds / _SECONDS_WORTH_A_TASK)))
@@ -221,8 +218,10 @@ class BatchReader:
     def _take_in(self, result: TaskResult) -> None:
         owner = self._tasks.pop(result.number)
         owner.tasks_left -= 1
-        owner.error = first_error(owner.error, result.error)
-        owner.skipped += result.skipped
+        if result.error is not None:
+            owner.error = first_error(owner.error, result.error)
+        if result.skipped:
+            owner.skipped = [*owner.skipped, *result.skipped]
         owner.collated = result.collated
         self.times.add(result.times)
         if result.collated is not None and result.collated.moved_to is not None and owner.slot is not None:
@@ -242,7 +241,8 @@ class BatchReader:
         if isinstance(pending.error, SchemaMismatch):
             alike = self._rows_delivered + pending.rows - pending.error.looked_at
             pending.error = pending.error.with_counts({pending.error.expected: alike}, alike)
-        over_budget = self._failures.deliver(_samples_read(pending), pending.skipped)
+        read = pending.rows if pending.index_batch.next_start is None else _samples_read(pending)
+        over_budget = self._failures.deliver(read, pending.skipped)
         pending.error = pending.error or over_budget
         if pending.error is not None:
             raise pending.error
@@ -255,13 +255,13 @@ class BatchReader:
                 arrays = self._slot_list.hand_out(slot, specs)
                 self._collated_bytes = max(self._collated_bytes, bytes_of(specs))
         elif self._schema is not None and slot is not None:
-            layouts, skeleton = self._schema.layouts, self._schema.skeleton
-            specs = self._schema.batch_specs(pending.rows)
+            layouts, skeleton, specs = self._schema.layouts, self._schema.skeleton, pending.specs
             arrays = self._slot_list.hand_out(slot, specs)
         else:
             raise RuntimeError("a batch without an error has been neither read nor collated")
         pending.slot = None
-        layouts = self._overridden(layouts)
+        if self._layouts:
+            layouts = self._overridden(layouts)
         return ReadyBatch(pending.index_batch, arrays, layouts, skeleton, slot, specs, self._read_in_part)
 
     def _checked(self, collated: Collated) -> Skeleton | None:
@@ -313,8 +313,6 @@ class BatchReader:
                     f"layouts.{name}: the samples have no such field; they have {list(layouts)}."
                     f"{nearest(name, layouts)}"
                 )
-        if not self._layouts:
-            return layouts
         return {name: replace(layout, **self._layouts.get(name, {})) for name, layout in layouts.items()}
 
 
@@ -327,36 +325,41 @@ def assemble(
 ) -> Instance:
     """Make a rank's batch: OneFlow tensors over the arrays' own memory, or with `as_numpy` the arrays as they are."""
 
-    def field_of(name: str) -> DistTensorData:
-        try:
-            tensor = arrays[name] if as_numpy else as_flow_tensor(arrays[name])
-        except SchemaError as error:
-            raise SchemaError(f"field '{name}': {error}") from error
-        layout = layouts[name]
-        value = DistTensorData.of(tensor, layout.sbp_list, layout.placement_idx)
-        if name in origin.parts:
-            # For whoever makes this field global by itself, as LiBai does.
-            value._is_part = True
-        return value
+    if skeleton is None:
+        fields = {name: _field(name, array, layouts[name], origin.parts, as_numpy) for name, array in arrays.items()}
+        return batch_of(NamedBatch, fields, origin)
 
     def value_of(leaf: Leaf) -> Any:
-        return field_of(leaf.path) if leaf.text is None else array_to_text(arrays[leaf.path], leaf.text)
+        name, array = leaf.path, arrays[leaf.path]
+        if leaf.text is not None:
+            return array_to_text(array, leaf.text)
+        return _field(name, array, layouts[name], origin.parts, as_numpy)
 
-    if skeleton is None:
-        instance: Instance = NamedBatch(**{name: field_of(name) for name in arrays})
-    elif isinstance(skeleton, TupleFields):
-        instance = Instance(**put_together(skeleton, value_of))
+    if isinstance(skeleton, TupleFields):
+        instance = batch_of(Instance, dict(put_together(skeleton, value_of)), origin)
         instance._is_tuple = True
-    else:
-        instance = NamedBatch(**put_together(skeleton, value_of))
-    instance.attach(origin)
-    return instance
+        return instance
+    return batch_of(NamedBatch, dict(put_together(skeleton, value_of)), origin)
+
+
+def _field(name: str, array: np.ndarray, layout: Layout, parts: frozenset[str], as_numpy: bool) -> DistTensorData:
+    # Without its checks, which take four times as long: what it is made of is known.
+    field = DistTensorData.__new__(DistTensorData)
+    try:
+        field.tensor = array if as_numpy else as_flow_tensor(array)
+    except SchemaError as error:
+        raise SchemaError(f"field '{name}': {error}") from error
+    field.sbp_list, field.placement_idx = [*layout.sbp_list], layout.placement_idx
+    if name in parts:
+        # For whoever makes this field global by itself, as LiBai does.
+        field._is_part = True
+    return field
 
 
 def _samples_read(pending: PendingBatch) -> int:
-    """How many samples of the dataset a batch took, at least about: a stream transform makes an output of several."""
-    if pending.index_batch.next_start is None or pending.rows == 1:
-        return pending.rows
+    """How many samples of the dataset a batch of a stream transform took, about: an output is made of several."""
+    if pending.rows == 1:
+        return 1
     batch = pending.index_batch
     places, _ = place_and_offset(batch.indices)
     if isinstance(batch.next_start, tuple):  # Between the places of a lane are those of all others.

@@ -185,24 +185,23 @@ class TaskRunner:
         if self._batch_transform is not None:
             arrays = {name: np.require(array, requirements=["C", "W"]) for name, array in collated.arrays.items()}
             collated = replace(collated, arrays=arrays)
-            self._transform(arrays, task)
+            self._transform(self._batch_transform, arrays, task)
         return collated
 
     def _read(self, task: Task) -> Collated | None:
-        if task.slot is None or self.schema is None:
+        schema = self._schema
+        if task.slot is None or schema is None:
             raise RuntimeError("a task without a collator needs a slot and a schema")
-        rows = rows_of(self._arrays(self.schema, task.slot, task.batch_rows), task)
+        rows = rows_of(self._arrays(schema, task.slot, task.batch_rows), task)
         if task.hopeless:
-            self.reader.substitute_into(self.schema, rows, task.epochs, task.indices)
+            self.reader.substitute_into(schema, rows, task.epochs, task.indices)
         else:
-            self.reader.read_into(self.schema, rows, task.epochs, task.indices)
-        self._transform(rows, task)
+            self.reader.read_into(schema, rows, task.epochs, task.indices)
+        if self._batch_transform is not None:
+            self._transform(self._batch_transform, rows, task)
         return None
 
-    def _transform(self, rows: dict[str, np.ndarray], task: Task) -> None:
-        transform = self._batch_transform
-        if transform is None:
-            return
+    def _transform(self, transform: BatchTransform, rows: dict[str, np.ndarray], task: Task) -> None:
         try:
             with transform_time(), reading_samples(SampleKeys(self.reader.seed, task.epochs, task.indices)):
                 transform(rows, BatchRandom(self.reader.seed, task.position, task.epochs, task.indices))
@@ -220,7 +219,7 @@ class TaskRunner:
         if arrays is None:
             if len(self._arrays_of) >= _MOST_SLOTS_REMEMBERED:
                 self._arrays_of.clear()
-            arrays = self._slot_list.arrays(slot, schema.batch_specs(batch_rows))
+            arrays = self._slot_list.arrays(slot, schema.laid_out(batch_rows)[0])
             self._arrays_of[place] = arrays
         return arrays
 

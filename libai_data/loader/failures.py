@@ -116,6 +116,8 @@ class FailureLog:
             The error that ends the run: they are too many, or one could be read when the stream was planned.
         """
         self._delivered += read
+        if not samples and not self._kinds:
+            return None
         self._note(samples)
         for sample in samples:
             if self._planned is not None and self._planned(sample.epoch, sample.index) != sample.substitute:

@@ -103,7 +103,7 @@ class Iteration:
 
     Args:
         ahead: batches to read ahead of the one asked for.
-        reached: called with the position of each batch that is handed out.
+        reached: called with the position of each batch that is handed out; None if nobody needs it.
         turns: held by whoever begins to use the reader, or breaks off who does; threads may share a loader.
     """
 
@@ -114,7 +114,7 @@ class Iteration:
         reader: BatchReader,
         ahead: int,
         times: LoaderTimes,
-        reached: Callable[[int], None],
+        reached: Callable[[int], None] | None,
         turns: AbstractContextManager[Any],
     ) -> None:
         self._reader = reader
@@ -160,7 +160,8 @@ class Iteration:
             self._over = True
             raise StopIteration
         self._count(asked)
-        self._reached(batch.index_batch.position)
+        if self._reached is not None:
+            self._reached(batch.index_batch.position)
         return batch
 
     def next_if_ready(self) -> ReadyBatch | None:

@@ -20,7 +20,7 @@ from libai_data.loader.row_writer import BatchFiller, Rows, RowWriter, row_write
 from libai_data.loader.sample_form import SampleForm, compared, form_of
 from libai_data.loader.schema import SampleSchema, SchemaMismatch
 from libai_data.loader.stage_times import StageTimes
-from libai_data.loader.watched_dataset import Result, WatchedDataset, started
+from libai_data.loader.watched_dataset import ALL, Result, WatchedDataset, started
 from libai_data.structures import Instance, fields_of
 
 _WORKERS_ENDED = "workers ended over it", "a worker that died or hung"
@@ -220,25 +220,26 @@ class SampleReader(WatchedDataset):
         raise SampleError(f"{reason}; {SUBSTITUTES} samples tried in its place failed as well")
 
     def _fill_together(self, schema: SampleSchema, rows: Rows, epochs: np.ndarray, indices: np.ndarray) -> None:
-        def fill(some: slice, keys: SampleKeys) -> None:
-            start, reading = started(), reading_samples(keys)
-            whole = len(keys) == len(indices)
-            out = rows if whole else {name: array[some] for name, array in rows.items()}
-            parts = (schema.parts,) if self._reads_parts else ()
-            try:
-                with reading:
-                    self._read_batch(indices[some], out, *parts)  # type: ignore[misc]
-            except Exception as error:
-                # Where others may take their place, each is read alone after this.
-                if len(keys) == 1 or not self._policy.substitutes:
-                    self._refuse_unlike(schema, epochs[some], indices[some])
-                which = f"one of the samples {indices[some].tolist()}"
-                which = which if reading.failed is None else f"sample {reading.failed}"
-                raise self._failure(which, error) from error
-            finally:
-                self._count_source(start, len(keys))
+        self._together(partial(self._fill_some, schema, rows), epochs, indices)
 
-        self._together(fill, epochs, indices)
+    def _fill_some(
+        self, schema: SampleSchema, rows: Rows, some: slice, epochs: np.ndarray, indices: np.ndarray
+    ) -> None:
+        start, reading = started(), reading_samples(SampleKeys(self.seed, epochs, indices))
+        out = rows if some is ALL else {name: array[some] for name, array in rows.items()}
+        parts = (schema.parts,) if self._reads_parts else ()
+        try:
+            with reading:
+                self._read_batch(indices, out, *parts)  # type: ignore[misc]
+        except Exception as error:
+            # Where others may take their place, each is read alone after this.
+            if len(indices) == 1 or not self._policy.substitutes:
+                self._refuse_unlike(schema, epochs, indices)
+            which = f"one of the samples {indices.tolist()}"
+            which = which if reading.failed is None else f"sample {reading.failed}"
+            raise self._failure(which, error) from error
+        finally:
+            self._count(perf_counter() - start, 0.0, len(indices))
 
     def _refuse_unlike(self, schema: SampleSchema, epochs: np.ndarray, indices: np.ndarray) -> None:
         """Raise SchemaMismatch if one of some samples over which `read_batch` failed can be read, but differs."""

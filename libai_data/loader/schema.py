@@ -94,15 +94,8 @@ class SampleSchema:
     def _batches(self) -> dict[int, tuple[tuple[ArraySpec, ...], int]]:
         return {}
 
-    def batch_specs(self, rows: int) -> tuple[ArraySpec, ...]:
-        """Where the fields of a batch of `rows` samples lie within a slot."""
-        return self._batch(rows)[0]
-
-    def batch_bytes(self, rows: int) -> int:
-        """Bytes that the fields of a batch of `rows` samples take."""
-        return self._batch(rows)[1]
-
-    def _batch(self, rows: int) -> tuple[tuple[ArraySpec, ...], int]:
+    def laid_out(self, rows: int) -> tuple[tuple[ArraySpec, ...], int]:
+        """Where the fields of a batch of `rows` samples lie within a slot, and how many bytes they take."""
         if rows not in self._batches:
             specs = lay_out((spec.name, spec.dtype, (rows, *spec.shape)) for spec in self.fields)
             self._batches[rows] = specs, bytes_of(specs)

@@ -91,7 +91,8 @@ class SlotList:
 
     def acquire(self, size: int) -> Slot:
         """Take a free slot of at least `size` bytes, or make one."""
-        self._take_back()
+        if self._returned:
+            self._take_back()
         if not self._free and len(self.slots) >= max(self.planned, self._settle_above):
             self._settle()
             self._take_back()

@@ -21,6 +21,9 @@ from libai_data.structures import Instance
 
 Result = TypeVar("Result")
 
+ALL = slice(None)
+"""All rows of those that are read together."""
+
 _TIMES_COMPARED = 8
 """Lists of samples that are looked at for samples in one place; of later ones, ever fewer are."""
 
@@ -84,26 +87,29 @@ class WatchedDataset:
         self._skipped += [SkippedSample(*note) for note in reading.replaced]
 
     def _together(self, read: Callable[..., Result], epochs: np.ndarray, indices: np.ndarray) -> list[Result]:
-        """Read samples by one call, or by a call for each if they draw from generators that all code shares."""
+        """Read samples by one call, or by a call for each if they draw from generators that all code shares.
 
-        def read_rows(rows: slice) -> Result:
-            return read(rows, SampleKeys(self.seed, epochs[rows], indices[rows]))
+        Args:
+            read: called with the rows that it is to read, and their epochs and indices.
+        """
 
         def read_all() -> list[Result]:
             if not self.draws.found:
-                return [read_rows(slice(0, len(indices)))]
+                return [read(ALL, epochs, indices)]
             keys = SampleKeys(self.seed, epochs, indices)
+            each = [slice(row, row + 1) for row in range(len(indices))]
             return [
-                self.draws.around(partial(read_rows, slice(row, row + 1)), keys[row]) for row in range(len(indices))
+                self.draws.around(partial(read, rows, epochs[rows], indices[rows]), key)
+                for rows, key in zip(each, keys)
             ]
 
         return self.draws.around(read_all)
 
     def _get_together(self, epochs: np.ndarray, indices: np.ndarray) -> list[Any]:
-        def get(rows: slice, keys: SampleKeys) -> list[Any]:
-            start, asked = started(), indices[rows].tolist()
+        def get(_: slice, epochs: np.ndarray, indices: np.ndarray) -> list[Any]:
+            start, asked = started(), indices.tolist()
             try:
-                with reading_samples(keys):
+                with reading_samples(SampleKeys(self.seed, epochs, indices)):
                     found = self._get_items(asked)  # type: ignore[misc]
                     is_list = isinstance(found, Iterable) and not isinstance(found, (*TEXT, Mapping, Instance))
                     samples = list(found) if is_list else []

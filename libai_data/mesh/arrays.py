@@ -125,7 +125,7 @@ def as_flow_tensor(tensor: Any) -> Any:
         return tensor
     if type(tensor) is not np.ndarray and np.ma.is_masked(tensor):
         raise SchemaError("a masked array cannot become a tensor, which has no mask; pass value.filled(...)")
-    tensor = _native(tensor)
+    tensor = tensor if tensor.dtype.isnative else _native(tensor)
     try:
         return flow.from_numpy(tensor if tensor.flags.c_contiguous else tensor.copy())
     except RuntimeError as error:

@@ -87,29 +87,27 @@ class GlobalDraws:
         if _thread.shares:
             return self._around_beside_others(read)
         is_within, _thread.is_watched = _thread.is_watched, True
+        is_first = True
         try:
-            return self._around_alone(read, key)
+            while True:
+                watch = _Watch(self, key)
+                try:
+                    result = read()
+                except Exception:
+                    if not watch.end(is_first):
+                        raise
+                except BaseException:
+                    watch.end(is_first)
+                    raise
+                else:
+                    if not watch.end(is_first):
+                        return result
+                is_first = False
         finally:
             _thread.is_watched = is_within
-            # The reading around this one finds the generators as they were.
-            _thread.has_seeded |= is_within and self.needs_one_thread
-
-    def _around_alone(self, read: Callable[[], Result], key: tuple[int, int, int] | None) -> Result:
-        is_first = True
-        while True:
-            watch = _Watch(self, key)
-            try:
-                result = read()
-            except Exception:
-                if not watch.end(is_first):
-                    raise
-            except BaseException:
-                watch.end(is_first)
-                raise
-            else:
-                if not watch.end(is_first):
-                    return result
-            is_first = False
+            if is_within and self.needs_one_thread:
+                # The reading around this one finds the generators as they were.
+                _thread.has_seeded = True
 
     def _around_beside_others(self, read: Callable[[], Result]) -> Result:
         """The same in a thread that shares the generators: who has moved them cannot be known, only that they moved."""
