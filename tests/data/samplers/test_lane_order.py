@@ -303,9 +303,12 @@ def test_the_tables_of_all_lanes_are_made_at_once() -> None:
     with pytest.MonkeyPatch.context() as patch:
         made: list[int] = []
         whole = lane_visits.whole_permutations
-        patch.setattr(
-            lane_visits, "whole_permutations", lambda sizes, keys: made.append(len(sizes)) or whole(sizes, keys)
-        )
+
+        def noted(sizes: np.ndarray, keys: np.ndarray) -> np.ndarray:
+            made.append(len(sizes))
+            return whole(sizes, keys)
+
+        patch.setattr(lane_visits, "whole_permutations", noted)
         order.locate(np.arange(64))
         assert made == [64, 64], "the groups and the shards of each lane"
         order.locate(np.arange(64, 640))

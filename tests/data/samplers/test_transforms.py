@@ -153,7 +153,12 @@ def test_all_lanes_are_measured_at_once_after_a_restore(options: dict[str, Any])
     located: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
         locate = LaneOrder.locate
-        patch.setattr(LaneOrder, "locate", lambda order, places: located.append(1) or locate(order, places))
+
+        def noted(order: LaneOrder, places: Any) -> Any:
+            located.append(1)
+            return locate(order, places)
+
+        patch.setattr(LaneOrder, "locate", noted)
         batch = resumed.batch_at(resumed.position)
     assert len(located) <= 2, "once for what the samples yield, and once for where the outputs begin"
     assert batch is not None and batch.indices.tolist() == next(iter(far))
