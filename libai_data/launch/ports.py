@@ -6,6 +6,8 @@ import contextlib
 import ipaddress
 import random
 import socket
+import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 from libai_data.errors import ConfigError
@@ -13,7 +15,8 @@ from libai_data.errors import ConfigError
 DEFAULT_PORT = 29500
 # Below the ports that Linux hands out to clients, so that none of them takes it before rank 0 listens.
 FREE_PORTS = range(15000, 32000)
-_ESTABLISHED = "01"
+_ESTABLISHED, _LISTENING = "01", "0A"
+_MOST_CALLERS = 4096  # ranks of a machine; the holder of a port accepts none, and the system keeps all
 
 
 def listen(port: int, backlog: int = 1) -> socket.socket:
@@ -59,9 +62,10 @@ def reserve_port(port: int, holder: str = "launcher") -> socket.socket:
     ranks would join each other.
     """
     # The name is free again when its process ends, and belongs to the network namespace, as the port does.
-    reservation = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    reservation = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        reservation.bind(f"\0libai_data.launch/port/{port}/{holder}")
+        reservation.bind(_reservation(port, holder))
+        reservation.listen(_MOST_CALLERS)
         refuse_port_in_use(port)
     except OSError as error:
         reservation.close()
@@ -72,6 +76,22 @@ def reserve_port(port: int, holder: str = "launcher") -> socket.socket:
         reservation.close()
         raise
     return reservation
+
+
+def process_with_port(port: int, holder: str) -> int | None:
+    """The process that has reserved a port; None without one, and 0 if it is in another container."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
+        caller.setblocking(False)
+        try:
+            caller.connect(_reservation(port, holder))
+        except OSError:
+            return None
+        found = struct.unpack("3i", caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        return int(found[0])
+
+
+def _reservation(port: int, holder: str) -> str:
+    return f"\0libai_data.launch/port/{port}/{holder}"
 
 
 def refuse_port_in_use(port: int) -> None:
@@ -106,13 +126,27 @@ def refuse_one_machine(nnodes: int, node_rank: int, host: str | None) -> None:
 
 def machines_connected_to(port: int) -> list[str]:
     """Addresses of other machines that have a connection to a TCP port of this one."""
-    found = set()
+    found = {_address_in_words(other.partition(":")[0]) for other in _others_at(port, _ESTABLISHED)}
+    return sorted(each for each in found if not _is_of_this_machine(each))
+
+
+def is_listened_on(port: int) -> bool:
+    """Whether a process of this machine listens on a TCP port."""
+    return any(True for _ in _others_at(port, _LISTENING))
+
+
+def is_this_machine(host: str) -> bool:
+    """Whether a name or address is one of this machine."""
+    return any(map(_is_of_this_machine, _addresses_of(host)))
+
+
+def _others_at(port: int, state: str) -> Iterator[str]:
+    """The other ends of the sockets in a state at a TCP port of this machine, as Linux writes them."""
     for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):
         for line in table.read_text().splitlines()[1:] if table.exists() else ():
-            own, other, state = line.split()[1:4]
-            if state == _ESTABLISHED and int(own.rpartition(":")[2], 16) == port:
-                found.add(_address_in_words(other.partition(":")[0]))
-    return sorted(each for each in found if not _is_of_this_machine(each))
+            own, other, found = line.split()[1:4]
+            if found == state and int(own.rpartition(":")[2], 16) == port:
+                yield other
 
 
 def _is_of_this_machine(address: str) -> bool:

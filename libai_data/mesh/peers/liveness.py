@@ -26,6 +26,7 @@ from libai_data.launch.joining_pipe import tell_that_it_waits, tell_that_it_wait
 from libai_data.launch.ports import reserve_port
 from libai_data.mesh.peers.interrupts import deferring_interrupts, keeping_interrupt_handler
 from libai_data.mesh.peers.node_link import seconds_to_meet
+from libai_data.mesh.peers.same_job import RANK_0, wait_for_own_rank0
 from libai_data.mesh.peers.standstill import BATCH, COLLECTIVE, FIRST_MEETING
 from libai_data.mesh.peers.watchdog import SECONDS_FOR_THE_CAUSE, Liveness, end_after, end_process
 
@@ -50,8 +51,8 @@ def joining() -> Iterator[None]:
     KeyboardInterrupt then; a process alone does this for a Ctrl-C during the import, too, at its end.
 
     Raises:
-        ConfigError: Another program listens on the port of rank 0, and this process is rank 0; or
-            LIBAI_DATA_SECONDS_TO_JOIN is no positive number.
+        ConfigError: Another program listens on the port of rank 0, and this process is rank 0; rank 0 of another job
+            does, and this process is another rank; or LIBAI_DATA_SECONDS_TO_JOIN is no positive number.
     """
     interrupts = deferring_interrupts() if _rank_of_several() is None else keeping_interrupt_handler()
     with interrupts, _joining_within_limits():
@@ -89,7 +90,7 @@ def _joining_within_limits() -> Iterator[None]:
     seconds = seconds_to_join()
     with (
         # Until OneFlow listens on it.
-        reserve_port(port, "rank 0") if rank == 0 else nullcontext(),
+        reserve_port(port, RANK_0) if rank == 0 else nullcontext(),
         _ending_after(
             seconds,
             f"rank {rank} ends: the {world_size} ranks have not all started within {seconds:g} s; were all of them "
@@ -97,6 +98,8 @@ def _joining_within_limits() -> Iterator[None]:
         ),
         _telling_the_launcher(),
     ):
+        if rank > 0:
+            wait_for_own_rank0(port)
         yield
     begin_to_watch()
 

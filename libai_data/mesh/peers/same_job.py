@@ -1,12 +1,88 @@
-"""Whether ranks that connect belong to one job, and run on the machines that OneFlow expects."""
+"""Whether ranks that connect belong to one job, and run on the machines that OneFlow expects.
+
+OneFlow joins a rank to any rank 0 that listens on its port. So if two jobs with one port start at the same time, ranks
+of one job may join the other, and be taken for its own. A rank therefore waits until rank 0 has reserved the port, and
+looks who that is.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
-from libai_data.errors import MeshError
+from libai_data.errors import ConfigError, MeshError
+from libai_data.launch.ports import is_listened_on, is_this_machine, process_with_port
+
+RANK_0 = "rank 0"
+_POLL_SECONDS = 0.02
+
+
+def wait_for_own_rank0(port: int) -> None:
+    """Wait until rank 0 keeps the port, if it is on this machine. Before OneFlow is imported.
+
+    Raises:
+        ConfigError: It is rank 0 of another job.
+    """
+    if not is_this_machine(os.environ.get("MASTER_ADDR", "")):
+        return
+    # A rank 0 that imports this package after OneFlow, or not at all, only listens.
+    while (rank0 := process_with_port(port, RANK_0)) is None and not is_listened_on(port):
+        time.sleep(_POLL_SECONDS)
+    if rank0 and _is_of_another_job(rank0):
+        raise ConfigError(
+            f"port {port} is in use on this machine, by rank 0 of another job (process {rank0}); give each job its own "
+            "--master_port"
+        )
+
+
+def _is_of_another_job(rank0: int) -> bool:
+    """Whether a process is rank 0 of a job that has a rank of this process's number, or another number of ranks.
+
+    Ranks that were started one by one, from several terminals, have several launchers.
+    """
+    launcher = _launcher_of(rank0)
+    if launcher == _launcher_of(os.getpid()):
+        return False
+    theirs = [_environment_of(rank0), *map(_environment_of, _children_of(launcher))]
+    if theirs[0].get("WORLD_SIZE", "") not in ("", os.environ.get("WORLD_SIZE")):
+        return True
+    return any(all(each.get(name) == os.environ.get(name) for name in ("RANK", "MASTER_PORT")) for each in theirs)
+
+
+def _launcher_of(rank: int) -> int:
+    """The closest ancestor of a rank that was not started with the rank's number."""
+    own = _environment_of(rank)
+    while rank > 1:
+        rank = _parent_of(rank)
+        theirs = _environment_of(rank)
+        if "RANK" not in own or any(theirs.get(name) != own[name] for name in ("RANK", "MASTER_PORT") if name in own):
+            break
+    return rank
+
+
+def _environment_of(process: int) -> dict[str, str]:
+    """What a process was started with; {} if that may not be read."""
+    with suppress(OSError):
+        entries = Path(f"/proc/{process}/environ").read_bytes().decode(errors="replace").split("\0")
+        return dict(entry.partition("=")[::2] for entry in entries)
+    return {}
+
+
+def _parent_of(process: int) -> int:
+    with suppress(OSError):
+        return int(Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+    return 0
+
+
+def _children_of(process: int) -> Iterator[int]:
+    for children in Path(f"/proc/{process}/task").glob("*/children"):
+        with suppress(OSError):
+            yield from map(int, children.read_text().split())
 
 
 def told_by_rank0(facts: dict[str, Any]) -> dict[str, Any]:

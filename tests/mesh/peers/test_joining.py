@@ -62,6 +62,77 @@ def test_rank_0_does_not_share_its_port_with_another_job(repository: Path) -> No
         )
 
 
+RANK_OF_TWO_JOBS = """
+import os, sys, time
+from pathlib import Path
+import libai_data
+from libai_data.launch.ports import process_with_port
+job, rank, go = sys.argv[1], os.environ["RANK"], Path(sys.argv[2])
+port = int(os.environ["MASTER_PORT"])
+while job == "second" and process_with_port(port, "rank 0") is None:
+    time.sleep(0.01)
+while job == "first" and rank == "1" and not go.exists():
+    time.sleep(0.01)
+import oneflow
+libai_data.synchronize()
+print(f"rank {rank} of the {job} job done", flush=True)
+"""
+
+
+def test_ranks_of_a_second_job_with_the_same_port_do_not_join_the_first_one(repository: Path, tmp_path: Path) -> None:
+    (tmp_path / "rank.py").write_text(RANK_OF_TWO_JOBS)
+    port, environment = str(free_port()), {**os.environ, "PYTHONPATH": str(repository)}
+    # Not a session of its own: then this launcher ends no other rank when one has failed.
+    launch = [sys.executable, "-m", "oneflow.distributed.launch", "--nproc_per_node", "2", "--master_port", port]
+    jobs = [
+        subprocess.Popen(
+            [*launch, str(tmp_path / "rank.py"), job, str(tmp_path / "go")],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for job in ("first", "second")
+    ]
+    try:
+        told, _ = jobs[1].communicate(timeout=60)  # until both of its ranks have ended
+    finally:
+        (tmp_path / "go").touch()
+    assert jobs[1].returncode != 0
+    assert f"port {port} is in use on this machine, by another job's rank 0" in told
+    assert f"port {port} is in use on this machine, by rank 0 of another job (process" in told
+    told, _ = jobs[0].communicate(timeout=60)
+    assert jobs[0].returncode == 0, told
+    assert "rank 0 of the first job done" in told and "rank 1 of the first job done" in told
+
+
+def test_a_rank_that_was_started_by_itself_is_no_other_job(repository: Path) -> None:
+    first = alone_of_two(0, "60")
+    code = "import libai_data, oneflow; libai_data.synchronize(); print('met')"
+    # Each by a shell of its own, as from two terminals.
+    ranks = [
+        subprocess.Popen(
+            [
+                "sh",
+                "-c",
+                '"$@"; exit $?',
+                "sh",
+                "env",
+                f"RANK={rank}",
+                f"LOCAL_RANK={rank}",
+                sys.executable,
+                "-c",
+                code,
+            ],
+            env={**first, "PYTHONPATH": str(repository), "RANK": "", "LOCAL_RANK": ""},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (1, 0)
+    ]
+    assert [rank.communicate(timeout=60)[0] for rank in ranks] == ["met\n"] * 2
+
+
 @pytest.mark.parametrize("module", ["oneflow._oneflow_internal", "oneflow.version", slowly("oneflow.nn.graph")])
 def test_ctrl_c_during_the_import_raises_at_its_end(module: str, repository: Path) -> None:
     code = f"""
