@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import secrets
 import shutil
@@ -31,10 +32,11 @@ def written_whole(path: PathLike, unfinished: Path | None = None) -> Iterator[Pa
     path = Path(path)
     unfinished = unfinished or path.with_name(f".{path.name}.{secrets.token_hex(4)}.unfinished")
     try:
-        yield unfinished
-        with open(unfinished, "rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(unfinished, path)
+        with named_if_full(path):
+            yield unfinished
+            with open(unfinished, "rb+") as file:
+                os.fsync(file.fileno())
+            os.replace(unfinished, path)
     finally:
         unfinished.unlink(missing_ok=True)
 
@@ -52,7 +54,8 @@ def written_together(folder: Path) -> Iterator[Path]:
     folder.parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=str(folder.parent)))
     try:
-        yield unfinished
+        with named_if_full(folder):
+            yield unfinished
         unfinished.chmod(0o755)
         try:
             os.rename(unfinished, folder)
@@ -61,6 +64,17 @@ def written_together(folder: Path) -> Iterator[Path]:
                 os.replace(path, folder / path.name)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+@contextmanager
+def named_if_full(path: PathLike) -> Iterator[None]:
+    """Name what is written in the block in the error of a full disk, which has no name from `write`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 class AppendFile:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from libai_data.atomic_files import output_file
+from libai_data.atomic_files import output_file, written_whole
 from libai_data.commands.console import config_parser, print_lines
 from libai_data.commands.inspection.inspection import inspect_config
 from libai_data.commands.inspection.page import page_of
@@ -47,5 +47,6 @@ def _inspect(asked: argparse.Namespace) -> list[str]:
         asked.checkpoint,
     )
     asked.output.parent.mkdir(parents=True, exist_ok=True)
-    asked.output.write_text(page_of(found), encoding="utf-8")
+    with written_whole(asked.output) as unfinished:
+        unfinished.write_text(page_of(found), encoding="utf-8")
     return [*(f"warning: {each}" for each in found.findings), f"The page is {asked.output}."]

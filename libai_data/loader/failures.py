@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable
 
+from libai_data.atomic_files import AppendFile
+from libai_data.data.random.global_generators import tell_once
 from libai_data.errors import ConfigError, SampleError
 from libai_data.errors.argument_rules import OUTPUT_FILE, check, one_of, or_none, real
 
@@ -163,11 +164,15 @@ class FailureLog:
 
     def _record(self, sample: SkippedSample) -> None:
         line = json.dumps({"index": sample.index, "error": sample.error}) + "\n"
-        path = Path(str(self._policy.quarantine_file))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # One write in append mode: lines of several ranks that share the file do not mix.
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        file = AppendFile(str(self._policy.quarantine_file))
         try:
-            os.write(descriptor, line.encode())
-        finally:
-            os.close(descriptor)
+            Path(file.path).parent.mkdir(parents=True, exist_ok=True)
+            # In one write: lines of several ranks that share the file do not mix.
+            file.append(line.encode())
+            file.close()
+        except OSError as error:
+            tell_once(
+                "Samples are skipped, but cannot be listed in %s (%s); the next run reads them again, and skips them "
+                "if they fail",
+                *(file.path, error.strerror),
+            )

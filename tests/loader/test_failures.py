@@ -21,6 +21,7 @@ from libai_data.data.samplers import CyclicSampler, SingleRoundSampler
 from libai_data.errors import ConfigError, DataPipelineError, SampleError, SchemaError
 from libai_data.loader.failures import ErrorPolicy, read_quarantine
 from libai_data.structures import DistTensorData
+from tests.full_disk import fill, small_disk
 from tests.loader.sample_datasets import (
     ExitingPolitely,
     Failing,
@@ -191,6 +192,26 @@ def test_quarantine_writes_a_file_that_can_be_fed_back(workers: dict[str, Any], 
     for was, now, index in zip(indices_of(found), indices_of(again), asked):
         assert (now != 5) if index == 5 else (now == was or was == 5)
     assert len(path.read_text().splitlines()) == 3
+
+
+def test_a_full_disk_loses_lines_of_the_quarantine_file_but_no_batch(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with small_disk(tmp_path / "disk", 64) as disk:
+        path = disk / "deep" / "bad.jsonl"
+        arguments: dict[str, Any] = {"on_error": "quarantine", "quarantine_file": str(path)}
+        expected = indices_of(stream(Failing(bad=[2]), batches=32, **arguments))
+        # Only a part of the next line has room.
+        path.write_text((path.read_text() * 100)[:4096].rpartition("\n")[0] + "\n")
+        ballast, before = fill(disk), path.read_text()
+        found = stream(Failing(bad=[2, 40, 41]), batches=32, **arguments)
+        assert indices_of(found)[:2] == expected[:2] and len(found) == 32
+        assert path.read_text() == before
+        assert f"Samples are skipped, but cannot be listed in {path} (No space left on device)" in caplog.text
+        assert read_quarantine(path) == {2}
+        ballast.unlink()
+        stream(Failing(bad=[2, 40, 41]), batches=32, **arguments)
+        assert read_quarantine(path) == {2, 40, 41}
 
 
 @WITHOUT_SPAWN

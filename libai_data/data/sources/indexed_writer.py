@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from libai_data.atomic_files import named_if_full
 from libai_data.data.sources.indexed import IndexedSource
 from libai_data.data.sources.indexed_format import LARGEST_SEQUENCE, code_of, index_header
 from libai_data.errors import ConfigError
@@ -74,7 +75,7 @@ class IndexedWriter:
             self._check_range(values)
             values = values.astype(self.dtype)
         self._check_size(len(values))
-        self._out.write(np.ascontiguousarray(values).data)
+        self._write(np.ascontiguousarray(values).data)
         self._sizes.append(len(values))
 
     def end_document(self) -> None:
@@ -102,7 +103,7 @@ class IndexedWriter:
             raise ConfigError(f"{other.prefix} has {other.dtype} tokens, {self.prefix} has {self.dtype}")
         self._check_ended()
         for first in range(0, len(other.tokens), _COPIED_AT_ONCE):
-            self._out.write(other.tokens[first : first + _COPIED_AT_ONCE].data)
+            self._write(other.tokens[first : first + _COPIED_AT_ONCE].data)
         before = len(self._sizes)
         self._sizes.frombytes(other.sizes.tobytes())
         self._documents.frombytes((other.doc_idx[1:] + before).tobytes())
@@ -116,9 +117,10 @@ class IndexedWriter:
         if self._file is None:
             return
         self._check_ended()
-        self._file.close()
+        with named_if_full(self.prefix + ".bin"):
+            self._file.close()
         sizes = np.frombuffer(self._sizes, np.int32) if self._sizes else np.empty(0, np.int32)
-        with open(self._unfinished[1], "wb") as file:
+        with named_if_full(self.prefix + ".idx"), open(self._unfinished[1], "wb") as file:
             file.write(index_header(self.dtype, len(sizes), len(self._documents)))
             file.write(sizes.data)
             pointers = np.cumsum(sizes, dtype=np.int64)
@@ -136,7 +138,8 @@ class IndexedWriter:
     def discard(self) -> None:
         """Remove what was written; files that stood under the names before stay."""
         if self._file is not None:
-            self._file.close()
+            with contextlib.suppress(OSError):  # What is still buffered finds no room on a full disk.
+                self._file.close()
             self._file = None
             for path in self._unfinished:
                 with contextlib.suppress(FileNotFoundError):
@@ -154,11 +157,11 @@ class IndexedWriter:
         finally:
             self.discard()
 
-    @property
-    def _out(self) -> BinaryIO:
+    def _write(self, data: memoryview) -> None:
         if self._file is None:
             raise ValueError(f"the writer of {self.prefix} is closed")
-        return self._file
+        with named_if_full(self.prefix + ".bin"):
+            self._file.write(data)
 
     def _check_range(self, values: np.ndarray) -> None:
         if not len(values):

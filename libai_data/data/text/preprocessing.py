@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Callable
 
+from libai_data.atomic_files import written_whole
 from libai_data.data.files.identity import file_identity
 from libai_data.data.shard_work.work_folder import keep_to_plan, own_folder
 from libai_data.data.sources.indexed_writer import IndexedWriter, dtype_for
@@ -210,7 +211,7 @@ def _write_bad(bad: Iterator[dict[str, Any]], result: Preprocessed, path: Path) 
     if not result.bad:
         return "0 bad lines"
     first: list[str] = []
-    with open(path, "w", encoding="utf-8") as file:
+    with written_whole(path) as unfinished, open(unfinished, "w", encoding="utf-8") as file:
         for entry in bad:
             file.write(json.dumps(entry, ensure_ascii=False) + "\n")
             if len(first) < 3:
