@@ -65,7 +65,7 @@ class LeftOut:
 
     def place_of(self, position: int) -> int:
         """The place at a position."""
-        return int(self.places_of(np.array([position]))[0])
+        return int(self.places_of(np.array([position]))[0]) if self.ranges else int(position)
 
     def positions_of(self, places: np.ndarray) -> np.ndarray:
         """The positions of these places, int64 [n]; -1 where they are left out."""

@@ -8,6 +8,8 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Any, Callable
 
+_MOST_VALUES = 1 << 14
+
 
 class LastUsed:
     """Values that took long to make, kept until those used after them need their room.
@@ -15,7 +17,8 @@ class LastUsed:
     All shards of a source share one, and so do threads. Another process, forked or not, begins with none.
 
     Args:
-        limit: bytes; one value is kept even if it has more.
+        limit: bytes; one value is kept even if it has more. Also, no more than 16,384 values are kept: a process may
+            have 65,530 memory maps.
 
     Attributes:
         limit: the same.
@@ -31,12 +34,15 @@ class LastUsed:
         """The value of a key, or None if it is not kept."""
         if self._forks != _forks:
             self.__init__(self.limit)  # type: ignore[misc]
-        with self._lock:
-            found = self._values.get(key)
-            if found is None:
-                return None
+        # Both steps are whole without the lock, which would take as long as they do.
+        found = self._values.get(key)
+        if found is None:
+            return None
+        try:
             self._values.move_to_end(key)
-            return found[0]
+        except KeyError:  # Another thread has let go of it meanwhile.
+            return None
+        return found[0]
 
     def put(self, key: Hashable, value: Any, size: int) -> Any:
         """Keep a value, and let go of those that were used longest ago; returns the value."""
@@ -62,7 +68,7 @@ class LastUsed:
         return self.put(key, value, size)
 
     def _make_room(self, left: int) -> None:
-        while self._bytes > self.limit and len(self._values) > left:
+        while len(self._values) > left and (self._bytes > self.limit or len(self._values) > _MOST_VALUES):
             self._bytes -= self._values.popitem(last=False)[1][1]
 
     def forget(self, key: Hashable) -> None:

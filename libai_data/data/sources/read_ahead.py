@@ -52,9 +52,9 @@ class ReadAhead:
 
     def reached(self, batch: int) -> None:
         """Let go of shards whose last use is before this batch, and fetch more."""
+        if batch <= self._soonest:  # Without the lock, as the number only grows.
+            return
         with self._lock:
-            if batch <= self._soonest:
-                return
             # One that is still being fetched is let go of later, and one that is held for a later use stays.
             kept: _Held = []
             over: _Held = []

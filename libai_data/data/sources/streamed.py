@@ -115,7 +115,11 @@ class StreamedSource:
     __getitems__ = read_many
 
     def _shard(self, number: int) -> Any:
-        return self.opened.opened((self.identity, number), int(self.table.sizes[number]), lambda: self._opened(number))
+        key = self.identity, number
+        opened = self.opened.get(key)
+        if opened is None:
+            opened = self.opened.opened(key, int(self.table.sizes[number]), lambda: self._opened(number))
+        return opened
 
     def _opened(self, number: int) -> Any:
         remote = self.table.remote(self.folder, number)

@@ -150,6 +150,13 @@ def test_threads_share_what_was_used_last_within_its_limit() -> None:
     assert sum(kept.get(key) is not None for key in range(20)) == 3
 
 
+def test_no_more_values_are_kept_than_a_process_may_have_memory_maps() -> None:
+    kept, allowed = LastUsed(1 << 60), int(Path("/proc/sys/vm/max_map_count").read_text())
+    for key in range(allowed):
+        kept.put(key, "mapped", 1)
+    assert len(kept._values) < allowed / 2 and kept.get(allowed - 1) == "mapped"
+
+
 def test_a_forked_process_begins_with_nothing_that_was_used_last() -> None:
     kept = LastUsed(100)
     kept.put("key", "value", 30)

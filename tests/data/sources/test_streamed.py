@@ -787,3 +787,16 @@ def test_shards_stay_open_from_pass_to_pass_unless_workers_would_hold_them_too(s
     assert first.get(shard) is None, "a closed loader leaves the room in the cache to others"
     assert opened_by_two_passes(num_workers=1, worker_type="thread")[1][0] is first
     assert all(each[0] is not first for each in opened_by_two_passes(num_workers=1))
+
+
+def test_later_epochs_open_no_shard_again_if_the_cache_has_room_for_all(
+    store: ObjectStore, local: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LIBAI_DATA_CACHE_SIZE", str(3 * SHARDS * (local / "00.parquet").stat().st_size))
+    source = open_source(FOLDER, streaming=True)
+    opened, open_it = list[int](), source._opened
+    monkeypatch.setattr(source, "_opened", lambda number: opened.append(number) or open_it(number))
+    with closing(BatchLoader(Numbers(source), sampler_of(Numbers(source)))) as loader:
+        for _ in zip(range(3 * SHARDS * SAMPLES // 10), loader):
+            pass
+    assert sorted(opened) == list(range(SHARDS))

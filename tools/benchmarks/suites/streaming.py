@@ -96,12 +96,14 @@ def _source(address: str, folder: Path) -> Any:
     return open_source(address, streaming=True)
 
 
-def _epochs(source: Any, count: int) -> None:
+def _loading(source: Any) -> BatchLoader:
     dataset = _Rows(source)
-    sampler = CyclicSampler(dataset, BATCH, shuffle=True, seed=1, lanes=LANES, block=BLOCK)
-    with closing(BatchLoader(dataset, sampler)) as loader:
-        for _ in zip(range(count * len(dataset) // BATCH), loader):
-            pass
+    return BatchLoader(dataset, CyclicSampler(dataset, BATCH, shuffle=True, seed=1, lanes=LANES, block=BLOCK))
+
+
+def _read(batches: Iterator[Any], source: Any, epochs: int) -> None:
+    for _ in range(epochs * len(source) // BATCH):
+        next(batches)
 
 
 def _fetching(name: str, cache: Path, folder: Path, size: int, follows: bool) -> Contender:
@@ -116,7 +118,8 @@ def _fetching(name: str, cache: Path, folder: Path, size: int, follows: bool) ->
                 if not follows:
                     source._cache = _LeastRecent(source.storage.directory, source.storage.size)
                 store.sent = 0
-                _epochs(source, EPOCHS)
+                with closing(_loading(source)) as loader:
+                    _read(iter(loader), source, EPOCHS)
                 return store.sent / int(source.table.sizes.sum())
 
             yield measured
@@ -131,13 +134,15 @@ def _reading(name: str, folder: Path, scale: Scale) -> Contender:
             with _cache(scale.folder / "cached", 1 << 40):
                 # The table is hidden, so that it is none of the local files.
                 source = _source(store.address, folder) if name == "streamed" else open_source(folder)
-            _epochs(source, 1)
+            with closing(_loading(source)) as loader:
+                batches = iter(loader)
+                _read(batches, source, 1)
 
-            def measured() -> float:
-                start = time.perf_counter()
-                _epochs(source, 1)
-                return time.perf_counter() - start
+                def measured() -> float:
+                    start = time.perf_counter()
+                    _read(batches, source, 1)
+                    return time.perf_counter() - start
 
-            yield measured
+                yield measured
 
     return Contender(name, opened)
