@@ -5,7 +5,6 @@ Every class also derives from the fitting built-in exception, so that code witho
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -98,6 +97,8 @@ def nearest(name: object, known: Iterable[object]) -> str:
     spellings: dict[str, str] = {}
     for candidate in known:
         spellings.setdefault(str(candidate).lower(), str(candidate))
+    import difflib  # Not at the start of each worker, which it would delay.
+
     close = difflib.get_close_matches(str(name).lower(), spellings, n=1, cutoff=0.6)
     return f" Did you mean '{spellings[close[0]]}'?" if close else ""
 

@@ -9,13 +9,15 @@ import mmap
 import os
 import weakref
 from contextlib import suppress
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
 import numpy as np
 
-from libai_data.atomic_files import PathLike
 from libai_data.data.files.identity import FileStatus
 from libai_data.errors import FormatError
+
+if TYPE_CHECKING:  # Its imports would delay the start of each worker.
+    from libai_data.atomic_files import PathLike
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p

@@ -14,10 +14,12 @@ import os
 import stat
 import time
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from libai_data.atomic_files import PathLike
 from libai_data.errors import ConfigError
+
+if TYPE_CHECKING:  # Its imports would delay the start of each worker.
+    from libai_data.atomic_files import PathLike
 
 _VARIABLE = "LIBAI_DATA_FILE_IDENTITY"
 _AT_ONCE = 1 << 20
