@@ -795,7 +795,12 @@ def test_later_epochs_open_no_shard_again_if_the_cache_has_room_for_all(
     monkeypatch.setenv("LIBAI_DATA_CACHE_SIZE", str(3 * SHARDS * (local / "00.parquet").stat().st_size))
     source = open_source(FOLDER, streaming=True)
     opened, open_it = list[int](), source._opened
-    monkeypatch.setattr(source, "_opened", lambda number: opened.append(number) or open_it(number))
+
+    def noted(number: int) -> Any:
+        opened.append(number)
+        return open_it(number)
+
+    monkeypatch.setattr(source, "_opened", noted)
     with closing(BatchLoader(Numbers(source), sampler_of(Numbers(source)))) as loader:
         for _ in zip(range(3 * SHARDS * SAMPLES // 10), loader):
             pass
