@@ -19,7 +19,7 @@ _PLAN = "plan.json"
 
 @contextmanager
 def own_folder(folder: Path) -> Iterator[None]:
-    """Makes a folder, and this process's own as long as it lives."""
+    """Makes a folder, and this process's own as long as it lives; files of it that nobody finishes are removed."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / LOCK, "w") as file:
         try:
@@ -28,7 +28,17 @@ def own_folder(folder: Path) -> Iterator[None]:
             raise ConfigError(f"another process is writing to {folder}; wait until it ends, or end it") from error
         if not os.fstat(file.fileno()).st_nlink:
             raise ConfigError(f"another process has just finished the work in {folder}; run this again if needed")
-        yield
+        _remove_unfinished(folder)
+        try:
+            yield
+        finally:
+            _remove_unfinished(folder)
+
+
+def _remove_unfinished(folder: Path) -> None:
+    """Make room of what killed processes were writing."""
+    for path in folder.glob("*.unfinished"):
+        path.unlink(missing_ok=True)
 
 
 def keep_to_plan(folder: Path, plan: dict[str, Any]) -> None:
