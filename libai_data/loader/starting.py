@@ -20,6 +20,7 @@ import threading
 import time
 import traceback
 import weakref
+from collections.abc import Iterator
 from concurrent.futures import thread as thread_pools
 from contextlib import suppress
 from dataclasses import asdict
@@ -121,7 +122,7 @@ class WorkerStarter:
         inherited = [descriptor for name, descriptor in asdict(handles).items() if name not in ("number", "workers")]
         # A dataset may look at the arguments of the trainer, and `-O` or `-W` of its interpreter change what code does.
         options = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-        arguments = json.dumps([asdict(handles), shipped, [*map(str, sys.argv)]])
+        arguments = json.dumps([asdict(handles), shipped, [*map(str, sys.argv)], list(_open_files())])
         program = subprocess.Popen(
             [sys.executable, *options, "-c", _BOOT, arguments, json.dumps(sys.path)],
             pass_fds=[*inherited, shipped],
@@ -166,6 +167,14 @@ class WorkerStarter:
         if self._shipment is not None:
             self._shipment.close()
             self._shipment = None
+
+
+def _open_files() -> Iterator[int]:
+    """The descriptors of the files that the trainer has open."""
+    for number in map(int, os.listdir("/proc/self/fd")):
+        with suppress(OSError):  # It was the listing's own.
+            if number > STDERR and stat.S_ISREG(os.fstat(number).st_mode) and not _is_memory(f"/proc/self/fd/{number}"):
+                yield number
 
 
 def _open_files_again() -> None:

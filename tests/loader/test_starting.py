@@ -30,6 +30,7 @@ from libai_data.loader.failures import ErrorPolicy
 from libai_data.loader.shipping import ship, unship
 from libai_data.loader.starting import WorkerStarter
 from libai_data.loader.worker import Payload
+from libai_data.structures import Instance
 from tests.loader.sample_datasets import (
     Arrays,
     DeadlyToUnpack,
@@ -238,6 +239,37 @@ class Locked(Numbers):
 
 def test_a_lock_makes_workers_fork() -> None:
     assert stream(Locked(), batches=4, num_workers=2) == stream(Numbers(), batches=4)
+
+
+class ByDescriptor(Numbers):
+    """Keeps the descriptor of a file as a number, and opens many other files where it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        path.write_bytes(b"right")
+        self.path, self.descriptor = path, os.open(path, os.O_RDONLY)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.others = [open(__file__, "rb") for _ in range(100)]  # noqa: SIM115
+
+    def __getitem__(self, index: int) -> Instance:
+        return super().__getitem__(index) if os.pread(self.descriptor, 5, 0) == b"right" else Instance()
+
+
+@pytest.mark.parametrize("workers", WORKERS, ids=WORKER_NAMES)
+def test_the_number_of_a_descriptor_is_refused_by_spawned_workers_and_valid_in_all_others(
+    workers: dict[str, Any], tmp_path: Path
+) -> None:
+    dataset = ByDescriptor(tmp_path / "file")
+    try:
+        if workers.get("start_method") == "spawn":
+            with pytest.raises(SampleError, match="Bad file descriptor"):
+                stream(dataset, batches=4, **workers)
+        else:
+            assert stream(dataset, batches=4, **workers) == stream(Numbers(), batches=4)
+    finally:
+        os.close(dataset.descriptor)
 
 
 def test_an_unknown_start_method_is_refused() -> None:
