@@ -9,6 +9,7 @@ enters `joining`, so this works in any script that imports this package before O
 from __future__ import annotations
 
 import atexit
+import ctypes
 import importlib
 import os
 import select
@@ -147,9 +148,16 @@ def _ending_after(seconds: float, message: str) -> Iterator[None]:
 
 
 def _in_forked_child() -> None:
-    """A child of a rank is no rank."""
+    """A child of a rank is no rank, and leaves OneFlow to its parent."""
     global _liveness, _forked
-    _liveness, _forked = None, "oneflow" in sys.modules
+    oneflow = sys.modules.get("oneflow")
+    _liveness, _forked = None, oneflow is not None
+    holder = vars(oneflow).get("__oneflow_global_unique_env") if oneflow else None
+    if holder is not None:
+        # OneFlow's end would wait in the child for threads of the parent, and end the parent's connections to the other
+        # ranks, so that these never end either.
+        holder.switch_to_shutting_down = lambda *_: None
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(holder._env_cxt))
 
 
 os.register_at_fork(after_in_child=_in_forked_child)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -183,3 +185,17 @@ def test_a_fork_of_a_rank_is_told_that_it_is_no_rank(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(liveness, "_forked", True)
     with pytest.raises(MeshError, match="was forked from one that had imported OneFlow"):
         liveness.watch_over_ranks()
+
+
+def test_a_fork_of_a_rank_ends_with_its_exit_code(repository: Path) -> None:
+    code = (
+        "import os; import libai_data; import oneflow\npid = os.fork()\n"
+        "if not pid: raise SystemExit(3)\nraise SystemExit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) + 1)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(repository)}
+    with subprocess.Popen([sys.executable, "-c", code], env=environment, start_new_session=True) as process:
+        try:
+            assert process.wait(60) == 4
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
