@@ -282,7 +282,7 @@ def streaming_report(
         enough = max(
             cache_for(
                 order.most_bytes(each, batch_size, ahead + BESIDE_AHEAD, own_sizes),
-                share_of_node(len(parts), mesh.data_parallel_size, mesh.num_nodes),
+                share_of_node(len(parts), mesh.data_parallel_size, mesh.parts_of_data),
             )
             for each, parts in zip(spans, of_readers)
         )

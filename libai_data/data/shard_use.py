@@ -78,9 +78,13 @@ def most_of_turns(turns: int, block: int, lengths: np.ndarray, sizes: np.ndarray
     return int(np.sort(sizes)[len(sizes) - count :].sum())
 
 
-def share_of_node(parts: int, data_parallel_size: int, nodes: int) -> float:
-    """Of the cache of a node, the part of a reader of so many data-parallel ranks, if all nodes read equally many."""
-    return min(1.0, parts / data_parallel_size * nodes)
+def share_of_node(ranks: int, data_parallel_size: int, parts: float) -> float:
+    """Of the cache of a node, the part of a reader of the rows of so many data-parallel ranks.
+
+    Args:
+        parts: `ParallelMesh.parts_of_data`, of which a node reads one.
+    """
+    return min(1.0, ranks / data_parallel_size * parts)
 
 
 def cache_for(needed: int, share: float) -> int:

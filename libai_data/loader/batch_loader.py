@@ -294,7 +294,7 @@ class BatchLoader(ResumableLoader):
         if shards.sources and isinstance(self.stream, StreamSampler):
             self._streamed = shards
             in_workers = self.num_workers > 0 and self._worker_type != "thread"
-            shards.use_share(self.stream.share_of_node(get_mesh().num_nodes), is_kept=not in_workers)
+            shards.use_share(self.stream.share_of_node(get_mesh().parts_of_data), is_kept=not in_workers)
 
     def _read_ahead(self, position: int) -> None:
         if self._streamed is None:

@@ -117,6 +117,14 @@ class ParallelMesh:
         return self.world_size // self.num_nodes
 
     @property
+    def parts_of_data(self) -> float:
+        """In how many equal parts nodes have the rows of a batch; nodes of other stages have the same rows."""
+        ranks, tensor = self.ranks_per_node, self.tensor_parallel_size
+        # At most: nodes may begin and end within the ranks of one coordinate of the data axis.
+        of_node = -(-ranks // tensor) + (max(ranks, tensor) % min(ranks, tensor) > 0)
+        return max(1.0, self.data_parallel_size / of_node)
+
+    @property
     def data_parallel_rank(self) -> int:
         """Which shard of a global batch this rank works on."""
         return self.rank // self.tensor_parallel_size % self.data_parallel_size

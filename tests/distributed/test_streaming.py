@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from itertools import islice
@@ -68,6 +69,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectSto
     for path in paths:
         store.put(f"shards/{path.name}", path.read_bytes())
     assert index([FOLDER]) == 0
+    store.gets.clear()
     monkeypatch.setenv("LIBAI_DATA_CACHE_SIZE", str(18 * paths[0].stat().st_size))
     yield store
     store.close()
@@ -139,6 +141,9 @@ def test_ranks_stream_the_batches_of_local_files_and_resume(
     assert len(found) == (meshes.count(",") + 1) * (readers.count(",") + 1) * (kinds.count(",") + 1)
     for case, taken in found.items():
         check_rows(case, taken, tmp_path)
+    if cached == WHOLE_CACHE:
+        fetched = Counter(path for path in store.gets if path.endswith(".parquet"))
+        assert set(fetched.values()) == {1}, "of all ranks of a node that need a shard, one fetches it for all"
 
 
 def check_rows(case: str, taken: Any, folder: Path) -> None:

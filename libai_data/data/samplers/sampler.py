@@ -221,13 +221,9 @@ class StreamSampler:
         places = self.order.in_rows(self.left_out.places_of(firsts[:, None] + np.arange(count)))
         return np.take_along_axis(places, np.minimum((positions - firsts)[:, None] + rows, count - 1), axis=1)
 
-    def share_of_node(self, nodes: int) -> float:
-        """Of the rows that a node reads, the part of this reader, if all nodes read equally many.
-
-        Args:
-            nodes: that read.
-        """
-        return share_of_node(len(self._shards), self.data_parallel_size, nodes)
+    def share_of_node(self, parts: float) -> float:
+        """Of the rows that a node reads, the part of this reader, if a node reads one of so many equal parts."""
+        return share_of_node(len(self._shards), self.data_parallel_size, parts)
 
     def shard_plan(self, position: int, shards: StreamedShards) -> ShardPlan | None:
         """The streamed shards that this reader needs from a position on; None if nobody knows what is there.

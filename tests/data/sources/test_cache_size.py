@@ -16,7 +16,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from libai_data.data.datasets import BlendedDataset, Subset
@@ -25,8 +25,10 @@ from libai_data.data.shard_use import most_in_use
 from libai_data.data.sources import open_source, streamed
 from libai_data.data.sources.shard_counts import counted
 from libai_data.data.sources.shard_table import TABLE
+from libai_data.delivery.read_plan import READERS, ReadPlan
 from libai_data.errors import ConfigError
 from libai_data.loader import BatchLoader
+from libai_data.mesh.parallel_mesh import ParallelMesh
 from tests.properties import examples
 
 pyarrow = pytest.importorskip("pyarrow")
@@ -231,3 +233,23 @@ def test_no_epoch_needs_more_bytes_at_once_than_is_said(
     uses = laned.shard_uses(rows, batch_size, data.draw(st.integers(0, 100)))
     taken = [use._replace(last=use.last + at_once - 1) for use, _ in zip(uses, range(300))]
     assert most_in_use(taken, sizes) <= most
+
+
+@given(*[st.integers(1, 8)] * 4, st.sampled_from(READERS))
+def test_what_the_readers_of_a_node_keep_is_at_most_half_of_its_cache_on_every_mesh(
+    data: int, tensor: int, pipeline: int, nodes: int, readers: str
+) -> None:
+    """Ranks that read the same rows keep the same shards. Also of several stages, whose nodes read the same rows."""
+    assume(data * tensor * pipeline % nodes == 0)
+    mesh = ParallelMesh(data, tensor, pipeline, num_nodes=nodes)
+    plan, sampler = ReadPlan(mesh, readers), CyclicSampler(range(64), 1, data_parallel_size=data, lanes=None)
+    for node in range(nodes):
+        different = {parts for rank in plan.ranks_of(node) if (parts := plan.shards_read_by(rank))}
+        shares = [sampler.serving(parts).share_of_node(mesh.parts_of_data) for parts in different]
+        assert sum(shares) < 1.001, "of which each reader keeps half"
+        if is_power_of_two(data * tensor * pipeline * nodes) and shares:
+            assert sum(shares) > 0.999, "none of it is left unused"
+
+
+def is_power_of_two(number: int) -> bool:
+    return number & (number - 1) == 0
