@@ -261,7 +261,7 @@ def streaming_report(
     title = f"Streaming {shards.name}: {len(sizes):,} shard files, {bytes_in_words(int(sizes.sum()))}."
     if not isinstance(order, LaneOrder):
         return ["", f"{title} Without lanes, each node fetches what its ranks read, when they read it."]
-    room, lengths = shards.sources[0].storage.size // 2, shard_lengths_of(dataset)
+    size, lengths = shards.sources[0].storage.size, shard_lengths_of(dataset)
     plan, batch_size = ReadPlan(mesh, readers), rows * mesh.data_parallel_size
     batches, own_sizes = -(-order.epoch_size // batch_size), shards.sizes_of(lengths)
     costs: dict[tuple[str, ...], list[int]] = {}
@@ -277,8 +277,6 @@ def streaming_report(
         of_epoch = takewhile(lambda use: use.first < batches, shards.plan_of(in_lanes, lengths).uses)
         uses = [use for use in of_epoch if use.shard != shards.none]
         needed = {use.shard for use in uses}
-        # How many samples a batch of a filter or packer takes is not known in advance.
-        rate = inf if isinstance(dataset, StreamTransform) else bytes_a_batch(uses, sizes, room)
         enough = max(
             cache_for(
                 order.most_bytes(each, batch_size, ahead + BESIDE_AHEAD, own_sizes),
@@ -286,6 +284,8 @@ def streaming_report(
             )
             for each, parts in zip(spans, of_readers)
         )
+        # How many samples a batch of a filter or packer takes is not known in advance.
+        rate = inf if isinstance(dataset, StreamTransform) else bytes_a_batch(uses, sizes, max(size, enough) // 2)
         costs.setdefault(
             (
                 f"{len(needed):,}",
@@ -308,6 +308,6 @@ def streaming_report(
         ]
     return [
         *head,
-        f"No batch but the first one waits if a node fetches the bytes of the last column in the time of a batch, with "
-        f"a cache of {bytes_in_words(2 * room)}.",
+        "Only the first batch waits if a node fetches the bytes of the last column in the time of a batch, with a "
+        f"cache of {bytes_in_words(size)} (LIBAI_DATA_CACHE_SIZE) or, if this is less, of the size that is enough.",
     ]

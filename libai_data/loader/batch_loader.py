@@ -247,17 +247,18 @@ class BatchLoader(ResumableLoader):
         origin = Origin(info, rows, agreement, batch.parts)
         return assemble(batch.arrays, batch.layouts, batch.skeleton, origin, as_numpy), self.stream.after(info)
 
-    def begin(self, position: int, also_kept: int = 0) -> Iteration:
+    def begin(self, position: int, also_kept: int = 0, fetches_ahead: bool = True) -> Iteration:
         """Begin to read batches, as arrays. The caller makes Instances from them.
 
         Args:
             position: position of the first batch in the stream.
             also_kept: batches that the caller keeps in addition to the one in use.
+            fetches_ahead: fetch streamed shards before they are needed. Otherwise, they are fetched when they are read.
         """
         with self._turns:
-            return self._begun(position, also_kept)
+            return self._begun(position, also_kept, fetches_ahead)
 
-    def _begun(self, position: int, also_kept: int) -> Iteration:
+    def _begun(self, position: int, also_kept: int, fetches_ahead: bool) -> Iteration:
         if self._begun_in not in (0, os.getpid()):
             if self._is_lent:
                 refuse_in_fork(self._begun_in, "this loader")
@@ -278,7 +279,8 @@ class BatchLoader(ResumableLoader):
             self._reader.first_read = read_by_all(self.stream, position)
         # What a pass that was broken off has read ahead comes back while the new one reads ahead.
         self._slot_list.planned = 2 * self._ahead + _IN_USE + also_kept
-        self._read_ahead(position)
+        if fetches_ahead:
+            self._read_ahead(position)
         # Not a method, with which the loader would be in a cycle, and live on when nobody has it.
         reached = None if self._streamed is None else partial(_tell_reached, self._streamed, self.stream)
         self._iteration = Iteration(self.stream, position, self._reader, self._ahead, self._times, reached, self._turns)

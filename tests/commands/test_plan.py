@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from libai_data.commands.index import main as index
 from libai_data.commands.plan import JobPlan, PlannedField, main
-from libai_data.errors import SchemaError
+from libai_data.errors import SchemaError, bytes_in_words
 from libai_data.loader.schema import Layout
 from libai_data.mesh.parallel_mesh import ParallelMesh
 from tools.prepare_digits import write_digits
@@ -72,3 +73,56 @@ def test_what_a_rank_holds_depends_on_its_place_on_all_three_axes() -> None:
     assert job.part_held(TOKENS, 1) == (slice(0, 3), slice(4, 8))
     with pytest.raises(SchemaError, match="cannot be split evenly"):
         JobPlan(ParallelMesh(1, 3, 1), 3, (TOKENS,)).part_held(TOKENS, 0)
+
+
+STREAMED = """
+import numpy as np
+from omegaconf import DictConfig
+
+from libai_data import build_image_train_loader
+from libai_data.config import LazyCall, get_config
+from libai_data.data.samplers import CyclicSampler
+from libai_data.data.sources import open_source
+
+
+class Numbers:
+    def __init__(self, address):
+        self.source = open_source(address, streaming=True)
+        self.shard_lengths = self.source.shard_lengths
+
+    def __len__(self):
+        return len(self.source)
+
+    def __getitem__(self, index):
+        return {"x": np.array(self.source[index]["data"])}
+
+
+sampler = LazyCall(CyclicSampler)(shuffle=True, lanes=8, block=1)
+dataset = LazyCall(Numbers)(address="file://FOLDER")
+dataloader = DictConfig(
+    {"train": LazyCall(build_image_train_loader)(dataset=[dataset], sampler=sampler), "test": []},
+    flags={"allow_objects": True},
+)
+train = get_config("common/train.py").train
+train.global_batch_size, train.train_micro_batch_size, train.train_iter = 16, None, 9
+model = LazyCall(dict)()
+"""
+
+
+def test_the_cache_of_the_machine_that_plans_need_not_be_enough_for_a_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    for number in range(32):
+        np.save(folder / f"{number:02}.npy", np.full((10, 100), number))
+    monkeypatch.setenv("LIBAI_DATA_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("LIBAI_DATA_CACHE_SIZE", "20KB")  # two shards
+    assert index([f"file://{folder}"]) == 0
+    (tmp_path / "config.py").write_text(STREAMED.replace("FOLDER", str(folder)))
+    assert main([str(tmp_path / "config.py"), "--nodes", "2"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    # Each node has 4 lanes; the batches that are read at once may need three blocks of each, in half of the cache.
+    cost = rf"0-1 16 130 KB 130 KB {2 * 12 * 8128 + 1:,} bytes \d[\d.]* KB Only the first batch waits"
+    assert f"32 shard files, {bytes_in_words(32 * 8128)}" in shown and re.search(cost, shown)
+    assert len(list((tmp_path / "cache").glob("files/*.npy"))) <= 2

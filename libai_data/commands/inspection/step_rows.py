@@ -106,7 +106,7 @@ class _Chunk(NamedTuple):
 
 
 def _from_position(loader: BatchLoader, position: int) -> Iterator[_Chunk]:
-    for ready in loader.begin(position):
+    for ready in loader.begin(position, fetches_ahead=False):
         batch = ready.index_batch
         yield _Chunk(ready.arrays, ready.layouts, batch.epochs, batch.indices, batch.valid)
 

@@ -621,7 +621,7 @@ def test_the_plan_shows_what_each_node_fetches_and_keeps(store: ObjectStore) -> 
         order = CyclicSampler(kept, 10, shuffle=True, seed=3, lanes=2, block=1).order
         row, last = streaming_report(kept, order, ParallelMesh(2, 1, 1, num_nodes=2), 5, "every_rank")[4:][-2:]
         assert (row.split()[1], row.split()[-1], "not known" in last) == (shards, "-", True)
-    assert shown[-1].endswith(f"with a cache of {bytes_in_words(int(source.storage.size))}.")
+    assert f"with a cache of {bytes_in_words(int(source.storage.size))} (" in shown[-1]
     assert bytes_a_batch([ShardUse(0, 0, 3), ShardUse(1, 2, 5), ShardUse(2, 6, 7)], sizes, int(sizes[0])) == np.inf
     plain = CyclicSampler(dataset, 10).order
     assert "Without lanes" in streaming_report(dataset, plain, ParallelMesh(1, 1, 1), 5, "node")[1]
