@@ -195,49 +195,7 @@ class TestTheseTests:
         (tmp_path / "page.md").write_text(text)
         return blocks_of(tmp_path / "page.md")
 
-    def test_blocks_and_their_comments_are_found(self, tmp_path: Path) -> None:
-        first, second, third = self.page(
-            tmp_path,
-            "# Page <!-- not run: this one is about nothing --> here\n```python\na = 1\n```\n"
-            "<!-- not run: it costs money -->\n\n```bash\npay\n```\n"
-            "1. item\n\n    ```text\n    out\n    ```\n",
-        )
-        assert (first.line, first.language, first.code, first.directive) == (3, "python", "a = 1\n", None)
-        assert second.directive == ("not run", "it costs money")
-        assert (third.code, third.directive) == ("out\n", None)
-
-    def test_blocks_of_a_page_share_names_and_errors_show_the_line_of_the_page(self, tmp_path: Path) -> None:
-        blocks = self.page(
-            tmp_path, "```python\na = 1\n```\ntext\n```python\nassert a == 1\nraise ValueError(a)\n```\n"
-        )
-        run_python(blocks[:1], tmp_path)
-        with pytest.raises(ValueError, match="1") as error:
-            run_python(blocks, tmp_path)
-        assert (Path(error.traceback[-1].path).name, error.traceback[-1].lineno + 1) == ("page.py", 7)
-
     def test_a_shell_block_fails_when_any_of_its_commands_does(self, tmp_path: Path) -> None:
         (block,) = self.page(tmp_path, "```bash\nfalse\ntrue\n```\n")
         with pytest.raises(AssertionError):
             run_shell(block, tmp_path)
-
-    def test_a_shell_block_runs_in_a_copy_of_the_repository_on_request(self, tmp_path: Path) -> None:
-        (block,) = self.page(
-            tmp_path,
-            "<!-- runs in: repository -->\n```bash\ntouch made_here\ntest -f setup.py\n.venv/bin/python -V\n```\n",
-        )
-        run_shell(block, tmp_path)
-        assert not (REPOSITORY / "made_here").exists()
-
-    @pytest.mark.parametrize(
-        ("comment", "error"),
-        [
-            ("tests/docs/no_such_test.py: here", "does not exist"),
-            ("tests/docs/test_documentation_blocks.py: there", "does not contain 'there'"),
-            ("tests/docs/test_documentation_blocks.py", "with a TEXT"),
-            ("LICENSE: here it is", "does not contain 'here it is' of"),
-        ],
-    )
-    def test_a_block_that_claims_a_test_is_checked(self, tmp_path: Path, comment: str, error: str) -> None:
-        (block,) = self.page(tmp_path, f"<!-- tested by: {comment} -->\n```bash\necho here it is\n```\n")
-        with pytest.raises(AssertionError, match=error):
-            check_tested_elsewhere(block)

@@ -11,23 +11,7 @@ from typing import Any
 
 import pytest
 
-from libai_data.errors import ConfigError
-from tests.tools.benchmarks.fake_rows import row
-from tools.benchmark import chosen, main, suite_names
-
-
-def test_a_module_in_the_folder_of_suites_is_a_suite() -> None:
-    assert "loader" in suite_names()
-
-
-def test_without_a_choice_all_rows_are_measured() -> None:
-    rows = [row([]), row([])]
-    assert chosen(rows, None) == rows
-
-
-def test_an_unknown_row_is_refused_with_the_nearest_name() -> None:
-    with pytest.raises(ConfigError, match="Did you mean 'fake'"):
-        chosen([row([])], ["fakes"])
+from tools.benchmark import main
 
 
 @pytest.mark.parametrize(

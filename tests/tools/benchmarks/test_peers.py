@@ -14,7 +14,7 @@ import pytest
 from tests.tools.benchmarks.fake_rows import contender as fake_contender
 from tools.benchmarks.chart import described, table, write_into
 from tools.benchmarks.peer_loaders import PEERS
-from tools.benchmarks.peer_process import PeerError, PeerProcess, versions
+from tools.benchmarks.peer_process import PeerError, PeerProcess
 from tools.benchmarks.peers import peer
 from tools.benchmarks.results import table as results_table
 from tools.benchmarks.rows import AtLeast, Row, Scale, Unavailable, measure
@@ -124,10 +124,6 @@ def test_a_later_run_replaces_the_table_of_the_page(suite: str, tmp_path: Path, 
     assert before.count("\nfirst\n") == 1 and page.read_text("utf-8") == before.replace("\nfirst\n", "\nsecond\n")
     with pytest.raises(ValueError, match="has no line"):
         write_into(Path(__file__), suite, "third")
-
-
-def test_the_versions_are_those_of_the_other_environment() -> None:
-    assert versions(sys.executable)["python"] == ".".join(map(str, sys.version_info[:3]))
 
 
 @pytest.mark.slow
