@@ -26,7 +26,7 @@ COMMANDS: dict[str, Command] = {
     "state": Command("libai_data.commands.state", "show, verify or edit the data state of a checkpoint"),
     "inspect": Command("libai_data.commands.inspect", "show a config's samples, fields and mesh on a page"),
     "profile": Command("libai_data.commands.profile", "measure a config's loader and recommend workers"),
-    "convert": Command("libai_data.commands.convert", "write records of any format as shards of another"),
+    "convert": Command("libai_data.commands.conversion", "write records of any format as shards of another"),
     "index": Command("libai_data.commands.index", "count the samples of shards, so that trainings can stream them"),
     "preprocess": Command("libai_data.commands.preprocess", "tokenize files of documents into an indexed dataset"),
     "train-tokenizer": Command(

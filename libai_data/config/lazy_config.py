@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Union
 
-from omegaconf import DictConfig, ListConfig
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from libai_data.atomic_files import written_whole
 from libai_data.config.config_files import as_config, files_near, run_config_file
+from libai_data.config.naming import describe, dotted_name
 from libai_data.config.overrides import apply_overrides
-from libai_data.config.python_text import to_py
+from libai_data.config.signatures import TARGET
 from libai_data.config.yaml_format import from_yaml, to_yaml
 from libai_data.errors import ConfigError, error_text, nearest
 from libai_data.errors.argument_rules import OUTPUT_FILE, check
 
 Keys = Union[None, str, Sequence[str]]
 Path = Union[str, "os.PathLike[str]"]
+_WIDTH = 88  # of lines of `to_py`
 # They import the engine, and so lie there.
 _PACKAGED = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "engine", "configs")
 
@@ -111,7 +113,7 @@ class LazyConfig:
         Args:
             prefix: what the name of each key begins with.
         """
-        return to_py(cfg, prefix)
+        return "".join(f"{line}\n" for line in _statements(OmegaConf.to_container(cfg, resolve=True), prefix))
 
 
 def _existing_file(filename: str) -> str:
@@ -169,3 +171,44 @@ def load_config(config_file: str, overrides: Sequence[str] = ()) -> Any:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     return LazyConfig.apply_overrides(LazyConfig.load(config_file), list(overrides))
+
+
+def _statements(section: Mapping[Any, Any], prefix: str) -> Iterator[str]:
+    for key in sorted(section, key=str):
+        name = f"{prefix}{key}" if str(key).isidentifier() else f"{prefix.rstrip('.')}[{_flat(key)}]"
+        value = section[key]
+        if isinstance(value, Mapping) and value and TARGET not in value:
+            yield from _statements(value, f"{name}.")
+        else:
+            yield f"{name} = {_expression(value, 0, len(name) + 3)}"
+
+
+def _expression(value: Any, indent: int, used: int) -> str:
+    """The text of a value: one line, or one for each argument or element if `indent + used` leave no room."""
+    flat = _flat(value)
+    opening, items, closing = _parts(value)
+    if not items or indent + used + len(flat) <= _WIDTH:
+        return flat
+    blank = " " * indent
+    lines = [f"{blank}    {head}{_expression(item, indent + 4, len(head) + 1)},\n" for head, item in items]
+    return f"{opening}\n{''.join(lines)}{blank}{closing}"
+
+
+def _flat(value: Any) -> str:
+    opening, items, closing = _parts(value)
+    return opening + ", ".join(f"{head}{_flat(item)}" for head, item in items) + closing
+
+
+def _parts(value: Any) -> tuple[str, list[tuple[str, Any]], str]:
+    """What a value begins with, its items with what stands before each, and what it ends with."""
+    if isinstance(value, Mapping) and TARGET in value:
+        arguments = [(f"{key}=", value[key]) for key in sorted(value, key=str) if key != TARGET]
+        return f"{describe(value[TARGET])}(", arguments, ")"
+    if isinstance(value, Mapping):
+        return "{", [(f"{_flat(key)}: ", value[key]) for key in sorted(value, key=str)], "}"
+    if isinstance(value, list):
+        return "[", [("", item) for item in value], "]"
+    if isinstance(value, str):
+        text = repr(value)
+        return (text if '"' in text else f'"{text[1:-1]}"'), [], ""
+    return dotted_name(value) or repr(value), [], ""

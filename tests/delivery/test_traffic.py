@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libai_data.data.samplers import CyclicSampler
 from libai_data.delivery.read_plan import READERS, FieldSize, ReadPlan, node_traffic, times_read
 from libai_data.mesh.parallel_mesh import ParallelMesh
 from tests.properties import examples
@@ -57,31 +54,6 @@ def test_a_job_of_1024_ranks_is_covered_in_every_read_mode() -> None:
     for data, tensor, pipeline in ((1024, 1, 1), (128, 8, 1), (32, 8, 4), (1, 1024, 1)):
         for readers in READERS:
             check_covered(ParallelMesh(data, tensor, pipeline, num_nodes=128), readers)
-
-
-@pytest.mark.parametrize("sizes", [(1024, 1, 1), (128, 8, 1), (32, 8, 4)])
-@pytest.mark.parametrize("readers", READERS)
-def test_1024_ranks_read_every_sample_of_each_epoch_exactly_once(sizes: tuple[int, int, int], readers: str) -> None:
-    """By the samplers that the ranks would have; an epoch ends within a batch."""
-    plan = ReadPlan(ParallelMesh(*sizes, num_nodes=128), readers)
-    data, samples = sizes[0], 5 * 2 * sizes[0] // 2 + 3
-    sampler = CyclicSampler(range(samples), 2, shuffle=True, data_parallel_size=data, seed=5)
-    steps = -(-2 * samples // (2 * data))
-    read = {shards: _read(sampler, shards, steps) for shards in {plan.shards_read_by(rank) for rank in range(1024)}}
-    # One reader for each shard; that of a shard that several ranks of an axis read is the same sampler.
-    cover: list[tuple[int, ...]] = []
-    for shards in sorted(each for each in read if each):
-        if not any(set(shards) & set(other) for other in cover):
-            cover.append(shards)
-    found = np.concatenate([read[shards] for shards in cover])
-    for epoch in (0, 1):
-        assert np.sort(found[found[:, 0] == epoch, 1]).tolist() == list(range(samples))
-
-
-def _read(sampler: CyclicSampler, shards: tuple[int, ...], steps: int) -> np.ndarray:
-    """Epoch and index of each sample that a reader of these shards takes in some steps, int64 [n, 2]."""
-    batches = [batch for _, batch in zip(range(steps), sampler.serving(shards).batches(0))] if shards else []
-    return np.array([pair for batch in batches for pair in zip(batch.epochs, batch.indices)], dtype=np.int64)
 
 
 def test_a_field_of_the_last_stage_is_received_by_the_nodes_of_that_stage_alone() -> None:

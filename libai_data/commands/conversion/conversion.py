@@ -1,11 +1,16 @@
-"""Convert records of any format into shards of another, by several processes. A stopped conversion continues."""
+"""The command: `libai-data convert 'data/*.tar' --to array_record --output data/records`.
+
+It converts records of any format into shards of another, by several processes. A stopped conversion continues.
+"""
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -13,13 +18,15 @@ from pathlib import Path
 from typing import Any, Callable
 
 import numpy as np
+from tqdm import tqdm
 
 from libai_data.atomic_files import written_whole
+from libai_data.commands.console import print_lines
 from libai_data.commands.conversion.shard_writers import FORMATS, schema_of
 from libai_data.data.files.identity import key_of
 from libai_data.data.shard_work.process_pool import Work, WorkError, done_by_processes
 from libai_data.data.shard_work.work_folder import check_same_plan, keep_to_plan, own_folder, write_json
-from libai_data.data.sources.opening import open_source, source_format
+from libai_data.data.sources.opening import SOURCES, open_source, source_format
 from libai_data.data.sources.remote import is_remote
 from libai_data.data.sources.shard_counts import MANIFEST
 from libai_data.data.sources.storage import listed
@@ -297,3 +304,41 @@ class _Digest:
     def _piece(self, kind: str, content: bytes) -> None:
         self._hash.update(f"{kind} {len(content)}\n".encode())
         self._hash.update(content)
+
+
+def parser() -> argparse.ArgumentParser:
+    arguments = argparse.ArgumentParser(prog="libai-data convert", description=__doc__)
+    arguments.add_argument("source", nargs="+", help="files, globs (in quotes) or folders of records")
+    arguments.add_argument("--to", required=True, choices=list(FORMATS), help="format of the shards")
+    arguments.add_argument("--output", required=True, metavar="FOLDER", help="folder to write the shards to")
+    arguments.add_argument(
+        "--format", choices=list(SOURCES), default="", help="format of the source (default: by file name)"
+    )
+    arguments.add_argument(
+        "--records-per-shard", type=int, default=Conversion.records_per_shard, metavar="N", help="default: %(default)s"
+    )
+    arguments.add_argument(
+        "--name", default=Conversion.name, help="beginning of the file names of the shards (default: %(default)s)"
+    )
+    arguments.add_argument("--workers", type=int, default=1, help="processes (default: 1)")
+    return arguments
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Convert records; returns the exit code: 1 if that failed."""
+    asked = parser().parse_args(argv)
+
+    def lines() -> Iterable[str]:
+        conversion = Conversion(asked.source, asked.to, asked.output, asked.format, asked.records_per_shard, asked.name)
+        with tqdm(unit="record", unit_scale=True, file=sys.stderr) as bar:
+
+            def tell(done: int, total: int) -> None:
+                bar.total = total
+                bar.update(done - bar.n)
+
+            result = convert(conversion, asked.workers, tell)
+        yield f"{result.records} records in {len(result.paths)} shards of {result.size} bytes in all, read again"
+        if result.kept:
+            yield f"{result.kept} shards were kept from an earlier run"
+
+    return print_lines("convert", lines)

@@ -6,21 +6,28 @@ Source: Hugging Face, "Chat templates": Jinja with `messages`, `tools`, `add_gen
 from __future__ import annotations
 
 import json
+import random
 import re
 from collections.abc import Collection, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from libai_data.data.text.conversations import Message
-from libai_data.data.text.generation_marks import SPOKEN, UNKNOWN, GenerationMarks, MarkedPart
 from libai_data.errors import ConfigError, FormatError, error_text
 
 # What a message may say beside its content; a template without the name leaves it out.
 _BESIDE_CONTENT = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
 _OTHER_WORDS = "\ue000"  # of the private use area, with which no message begins
+UNKNOWN = -1
+SPOKEN = "_spoken_messages"
+"""The variable of a template with all messages."""
 
 
 class Span(NamedTuple):
@@ -197,3 +204,62 @@ def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
 
 def _raise(message: str) -> None:
     raise ValueError(message)
+
+
+class MarkedPart(NamedTuple):
+    """A part of a text that a template marks."""
+
+    number: int  # of its message, or UNKNOWN
+    start: int  # its first character
+    stop: int  # the character behind it
+
+
+class GenerationMarks(Extension):
+    """`{% generation %}` ... `{% endgeneration %}`, around what an assistant says: writes marks into the text, which
+    `removed` finds again.
+
+    Source: Hugging Face, "Chat templates", `return_assistant_tokens_mask`.
+    """
+
+    tags = {"generation"}  # noqa: RUF012 - as in the base class
+
+    def __init__(self, environment: jinja2.Environment) -> None:
+        super().__init__(environment)
+        # No conversation has the same number in it.
+        self._mark = f"<{random.SystemRandom().getrandbits(96)}:{{}}>"
+        self._pattern = re.compile(self._mark.format("(-?\\d*)"))
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        begin = self.call_method("_begin", [nodes.DerivedContextReference()])
+        end = nodes.TemplateData(self._mark.format(""))
+        return [nodes.Output([begin], lineno=line), *body, nodes.Output([end], lineno=line)]
+
+    def _begin(self, context: Context) -> str:
+        return self._mark.format(_number_of_message(context[SPOKEN], context.get_all()))
+
+    def removed(self, marked: str) -> tuple[str, list[MarkedPart]]:
+        """A text without marks, and the parts that these were around."""
+        pieces: list[str] = []
+        parts: list[MarkedPart] = []
+        opened: list[tuple[int, int]] = []
+        length = behind = 0
+        for mark in self._pattern.finditer(marked):
+            pieces.append(marked[behind : mark.start()])
+            length += len(pieces[-1])
+            behind = mark.end()
+            if mark[1]:
+                opened.append((int(mark[1]), length))
+            else:
+                parts.append(MarkedPart(*opened.pop(), length))
+        return "".join([*pieces, marked[behind:]]), parts
+
+
+def _number_of_message(messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> int:
+    """Which message a template has in a variable, such as that of its loop."""
+    held = {id(value) for value in variables.values()}
+    found = [number for number, message in enumerate(messages) if id(message) in held]
+    if len(found) > 1:
+        found = [number for number in found if messages[number]["role"] == "assistant"]
+    return found[0] if len(found) == 1 else UNKNOWN

@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from libai_data.commands.conversion import Conversion, Converted, convert
+from libai_data.commands.conversion import Conversion, Converted, convert, main
 from libai_data.commands.conversion.conversion import ConversionError, ShardJob, WriteShard
 from libai_data.commands.conversion.shard_writers import FORMATS, schema_of
-from libai_data.commands.convert import main
 from libai_data.data.sources import open_source, unpack_record
 from libai_data.data.sources.shard_counts import MANIFEST
 from libai_data.errors import ConfigError, FormatError

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from libai_data.commands.convert import main as convert
+from libai_data.commands.conversion import main as convert
 from libai_data.commands.index import main as index
 from libai_data.commands.plan import streaming_report
 from libai_data.data.datasets import (
