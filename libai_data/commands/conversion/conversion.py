@@ -250,7 +250,7 @@ class WriteShard:
         return ShardReport(job.stop - job.first, path.stat().st_size, written, job.input)
 
     def _write(self, path: Path, job: ShardJob) -> str:
-        digest = _Digest()
+        digest = hashlib.blake2b(digest_size=16)
         writer = FORMATS[self._to].writer(path, self._schema)
         try:
             for first in range(job.first, job.stop, _AT_ONCE):
@@ -259,51 +259,35 @@ class WriteShard:
                     expected = writer.write(self._source.read_many(range(first, stop)), first)  # type: ignore[union-attr]
                 except SchemaError as error:
                     raise SchemaError(f"records {first} to {stop - 1}: {error}") from error
-                digest.add(expected)
+                for record in expected:
+                    _feed(digest, record)
         finally:
             writer.close()
-        return digest.value()
+        return digest.hexdigest()
 
     def _digest_of_file(self, path: Path) -> str:
-        digest = _Digest()
+        digest = hashlib.blake2b(digest_size=16)
         with tempfile.TemporaryDirectory(dir=self._folder) as folder:
             # A shard under a name of its own for a while needs no index that stays.
             options = {"cache_dir": folder} if self._to == "webdataset" else {}
-            digest.add(FORMATS[self._to].source([path], **options))
-        return digest.value()
+            for record in FORMATS[self._to].source([path], **options):
+                _feed(digest, record)
+        return digest.hexdigest()
 
 
-class _Digest:
-    """BLAKE2b of records, whatever they are made of."""
-
-    def __init__(self) -> None:
-        self._hash = hashlib.blake2b(digest_size=16)
-
-    def add(self, records: Iterable[Any]) -> None:
-        for record in records:
-            self._value(record)
-
-    def value(self) -> str:
-        return self._hash.hexdigest()
-
-    def _value(self, value: Any) -> None:
-        if isinstance(value, dict):
-            self._piece("dict", str(len(value)).encode())
-            for name in sorted(value):
-                self._piece("name", name.encode())
-                self._value(value[name])
-        elif isinstance(value, (list, tuple)):
-            self._piece("list", str(len(value)).encode())
-            for each in value:
-                self._value(each)
-        elif isinstance(value, np.ndarray):
-            self._piece(f"{value.dtype}{value.shape}", value.tobytes())
-        else:
-            self._piece(type(value).__name__, value if isinstance(value, bytes) else repr(value).encode())
-
-    def _piece(self, kind: str, content: bytes) -> None:
-        self._hash.update(f"{kind} {len(content)}\n".encode())
-        self._hash.update(content)
+def _feed(digest: Any, value: Any) -> None:
+    """Add a record, whatever it is made of, to a hash."""
+    if isinstance(value, (dict, list, tuple)):
+        digest.update(f"{type(value).__name__} {len(value)}\n".encode())
+        for each in sorted(value.items()) if isinstance(value, dict) else value:
+            _feed(digest, each)
+        return
+    if isinstance(value, np.ndarray):
+        kind, content = f"{value.dtype}{value.shape}", value.tobytes()
+    else:
+        kind, content = type(value).__name__, value if isinstance(value, bytes) else repr(value).encode()
+    digest.update(f"{kind} {len(content)}\n".encode())
+    digest.update(content)
 
 
 def parser() -> argparse.ArgumentParser:
