@@ -11,13 +11,11 @@ import pytest
 from tests.distributed.delivered import (
     COUNTED_BATCHES,
     MODES,
-    SCHEMA_SCRIPT,
     SCRIPT,
     SOAK_SCRIPT,
     Found,
     check_nothing_grows,
     check_same_batches,
-    check_schema_errors,
     check_warnings,
     planned,
     read_found,
@@ -97,12 +95,6 @@ def test_each_sample_is_read_once_by_whoever_reads(mesh: str, found_on: FoundOn)
 @each_mesh
 def test_memory_is_planned_for_what_is_used(mesh: str, found_on: FoundOn) -> None:
     check_warnings(found_on(mesh), mesh)
-
-
-def test_other_fields_on_one_rank_are_named_on_all(tmp_path: Path) -> None:
-    launch = launch_ranks(SCHEMA_SCRIPT, 2, str(tmp_path), timeout=60)
-    assert launch.returncode == 0, launch.output
-    check_schema_errors(tmp_path, ranks=2)
 
 
 def test_neither_batches_nor_loaders_leave_anything_behind(tmp_path: Path) -> None:

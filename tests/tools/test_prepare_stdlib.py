@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from libai_data.data.sources import IndexedSource, IndexedWriter
-from libai_data.errors import ConfigError
 from tools.prepare_stdlib import write_stdlib_corpus
 from tools.unigram import main, unigram_perplexity
 
@@ -42,12 +41,6 @@ def test_each_source_file_is_one_document_of_one_part_the_same_each_time(tmp_pat
     write_stdlib_corpus(tmp_path / "b", stdlib)
     for part in ("train.jsonl", "test.jsonl"):
         assert (tmp_path / "a" / part).read_bytes() == (tmp_path / "b" / part).read_bytes()
-
-
-def test_a_library_with_nothing_to_hold_out_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="too few Python files"):
-        write_stdlib_corpus(tmp_path / "a", library(tmp_path / "lib", 1))
-    assert not (tmp_path / "a").exists()
 
 
 def test_the_unigram_perplexity_is_that_of_its_definition(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
