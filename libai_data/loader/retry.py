@@ -65,7 +65,7 @@ class Retry:
     def result_of(self, task: Task, result: TaskResult) -> TaskResult | None:
         """The result of a whole task, once all of its parts are done."""
         self._deaths.pop((task.number, task.first_row), None)
-        result = result._replace(number=task.number)
+        result = TaskResult(task.number, *result[1:])
         if task.number not in self._parts:
             return result
         results = self._results.setdefault(task.number, [])
