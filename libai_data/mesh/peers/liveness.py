@@ -35,6 +35,7 @@ from libai_data.mesh.peers.watchdog import SECONDS_FOR_THE_CAUSE, Liveness, end_
 _JOINS = "oneflow._oneflow_internal"
 SECONDS_TO_JOIN_VARIABLE = "LIBAI_DATA_SECONDS_TO_JOIN"
 _SECONDS_TO_JOIN = 600.0
+_SECONDS_TO_WRITE = 1.0
 _NO_RANK = (
     "this process was forked from one that had imported OneFlow, so it is no rank; start it by the launcher, or as a "
     "program of its own (multiprocessing's method 'spawn')"
@@ -133,7 +134,8 @@ def _ending_after(seconds: float, message: str) -> Iterator[None]:
             os.close(told)
             # A word comes with the end of the block; the pipe also closes with the parent.
             if not select.select([heard], [], [], seconds)[0] and os.getppid() == parent:
-                os.write(2, message.encode())
+                if select.select([], [2], [], _SECONDS_TO_WRITE)[1]:  # Not so on a terminal that is stopped (Ctrl-S).
+                    os.write(2, message.encode())
                 os.kill(parent, signal.SIGKILL)
         finally:
             os._exit(0)

@@ -361,15 +361,16 @@ class Liveness:
     def _end(self, why: str, told_by: int = -1) -> None:
         """End all ranks; called by the thread that watches."""
         self._tell(f"{_END}{why}", but=told_by)
+        leads = len(self._connections) > 1
+        seconds = SECONDS_FOR_THE_CAUSE + (_SECONDS_LATER_THAN_FOLLOWERS if leads else 0.0)
+        # If the output is stuck (Ctrl-S), and with it this thread or the main one, that must not keep this process.
+        timer = threading.Timer(seconds + _SECONDS_TO_FLUSH, os._exit, (1,))
+        timer.daemon = True
+        timer.start()
         # Said before the wait, and past all locks: OneFlow aborts the process when its own connection breaks.
         with suppress(OSError):
             os.write(2, f"rank {self._rank} ends: {why}\n".encode())
-        leads = len(self._connections) > 1
-        time.sleep(SECONDS_FOR_THE_CAUSE + (_SECONDS_LATER_THAN_FOLLOWERS if leads else 0.0))
-        # If the output is stuck, and with it the main thread, that must not keep this process.
-        timer = threading.Timer(_SECONDS_TO_FLUSH, os._exit, (1,))
-        timer.daemon = True
-        timer.start()
+        time.sleep(seconds)
         end_process(1)
 
     def note_exit(self, code: Any) -> None:
