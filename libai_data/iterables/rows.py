@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from tqdm import tqdm
 
 from libai_data.data.items import array_in, leaves_of_batch, named, rows_in
+from libai_data.data.samplers.resuming import allowing
 from libai_data.delivery.gather import digest_of
 from libai_data.errors import CheckpointError, ConfigError, SchemaError
 from libai_data.iterables.collation import BatchRow
@@ -101,7 +102,7 @@ class RowReader:
                 f"{self._source.name} does not replay: the first {place.index} rows of epoch {place.epoch} differ "
                 "from the rows before the checkpoint, so fast-forwarding cannot reach the saved row. Seed its "
                 "shuffling (by `epoch`, if each epoch is shuffled), or give it state_dict and load_state_dict. To "
-                "continue at the same row although the rows differ: train.resume_override=[seed]"
+                f"continue at the same row although the rows differ: {allowing('seed')}"
             )
         if place.mark is not None:
             self.place = replace(self.place, digest=place.digest)

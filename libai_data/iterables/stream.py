@@ -10,6 +10,7 @@ import numpy as np
 
 from libai_data.data.random.global_generators import tell_once
 from libai_data.data.samplers.cursor import Cursor, EpochPositions
+from libai_data.data.samplers.resuming import allowing
 from libai_data.data.samplers.sampler import IndexBatch, StreamSampler
 from libai_data.data.samplers.stream_state import Keys, check_state
 from libai_data.errors import CheckpointError, ConfigError, SchemaError
@@ -321,7 +322,7 @@ class IterableStream(EpochPositions, StreamSampler):
         if saved != own and "seed" not in override:
             raise CheckpointError(
                 f"the data state was saved with {saved or 'no shards'}, which are now {own or 'no shards'}, so other "
-                "rows would follow. Set the old values, or allow the difference: train.resume_override=[seed]"
+                f"rows would follow. Set the old values, or allow the difference: {allowing('seed')}"
             )
         if not self.endless:
             check_state(state, Keys({"epoch": EPOCH}, others=True), "a loader whose rounds end")

@@ -15,6 +15,7 @@ from libai_data.data.datasets.combine import indexed_length, length_of
 from libai_data.data.datasets.stream_transform import remember
 from libai_data.data.nesting import array_of
 from libai_data.data.samplers.cursor import Cursor, EpochPositions
+from libai_data.data.samplers.resuming import allowing
 from libai_data.data.samplers.sampler import IndexBatch, StreamSampler
 from libai_data.data.samplers.stream_state import Keys, check_state
 from libai_data.errors import CheckpointError, ConfigError, SampleError, error_text
@@ -198,7 +199,7 @@ class ListedBatches(EpochPositions):
         raise CheckpointError(
             f"the {self._argument} ({self._name}) does not replay: its lists {before} round {epoch} are "
             "not those from before the checkpoint, so the samples would be others. Seed it (`generator` of a torch "
-            f"sampler), {instead}, or continue with other samples on purpose: train.resume_override=[seed]"
+            f"sampler), {instead}, or continue with other samples on purpose: {allowing('seed')}"
         )
 
     def order_words(self) -> dict[str, Any]:

@@ -27,6 +27,8 @@ PlacesToSkip = Callable[[StepSchedule], LeftOut]
 
 def check_overrides(override: Collection[str]) -> None:
     """Refuse names that are not in `OVERRIDES`; a trainer that is told `RESTART_DATA` restores nothing."""
+    if isinstance(override, str) or not isinstance(override, Collection):
+        raise ConfigError(f"override is {override!r:.100}; it must be a list of names, such as ['seed']")
     for name in override:
         if name not in OVERRIDES:
             known = [*OVERRIDES, RESTART_DATA]
@@ -48,8 +50,13 @@ def refuse(differences: Mapping[str, str], override: Collection[str]) -> None:
     if refused:
         raise CheckpointError(
             f"the data state belongs to another stream: {', '.join(refused.values())}; restore the old values, start "
-            f"a new run, or allow the difference on purpose: train.resume_override=[{','.join(refused)}]"
+            f"a new run, or allow the difference on purpose: {allowing(*refused)}"
         )
+
+
+def allowing(*names: str) -> str:
+    """How to allow what these overrides allow, in words."""
+    return f"train.resume_override=[{','.join(names)}], or load_state_dict(state, override={list(names)}) in your loop"
 
 
 def differences(saved: Mapping[str, Any], own: StreamState) -> dict[str, str]:

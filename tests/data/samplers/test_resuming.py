@@ -172,6 +172,12 @@ def test_an_unknown_override_is_refused(name: str) -> None:
         plain().load_state_dict(state_after(1, plain()), override=[name])
 
 
+@pytest.mark.parametrize("override", ["seed", None, 3])
+def test_overrides_that_are_no_list_of_names_are_refused(override: Any) -> None:
+    with pytest.raises(ConfigError, match=r"it must be a list of names, such as \['seed'\]"):
+        plain().load_state_dict(state_after(1, plain()), override=override)
+
+
 def test_everything_that_differs_is_named_at_once_with_what_would_allow_it() -> None:
     with pytest.raises(CheckpointError) as caught:
         plain(60, seed=9).load_state_dict(state_after(2, plain(50)))
@@ -179,6 +185,7 @@ def test_everything_that_differs_is_named_at_once_with_what_would_allow_it() -> 
     assert "seed was 5 and is now 9" in message
     assert "samples was 50 and is now 60" in message
     assert "train.resume_override=[seed,dataset]" in message
+    assert "load_state_dict(state, override=['seed', 'dataset'])" in message
 
 
 @pytest.mark.parametrize(
