@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
 from abc import ABCMeta
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from libai_data.data.random.global_generators import tell_once
 from libai_data.data.samplers.listed import DealtIndices, known_length
 from libai_data.data.samplers.sampler import StreamSampler
 from libai_data.delivery.shared_loader import SharedLoader
-from libai_data.errors import ConfigError, nearest
+from libai_data.errors import ConfigError
 from libai_data.errors.argument_rules import BATCH_SIZE, FLAG, Rule, check, or_none, takes_numpy_numbers
-from libai_data.iterables.from_iterable import from_iterable
+from libai_data.iterables.from_iterable import from_iterable, refuse_unknown
 from libai_data.iterables.iterable_loader import IterableLoader
 from libai_data.iterables.kinds import dataset_name, has_index
 from libai_data.loader.batch_loader import BatchLoader, read_ahead_of_all
@@ -131,7 +130,8 @@ class DataLoader(_Made, metaclass=ABCMeta):
         **options: Any,
     ) -> Any:
         kept = {name: value for name, value in locals().items() if name in _KEPT}
-        _refuse_unknown(options)
+        takers = DataLoader.__new__, from_iterable, BatchLoader
+        refuse_unknown("DataLoader", options, *takers, given=("cls", "source", "micro_batch_size"))
         is_list = hasattr(batch_size, "__iter__") and not isinstance(batch_size, str)
         if batch_sampler is None and is_list and getattr(batch_size, "ndim", None) != 0:
             batch_size, batch_sampler = 1, batch_size
@@ -234,20 +234,6 @@ def _with_attributes(loader: Any, dataset: Any, arguments: Mapping[str, Any]) ->
         setattr(loader, name, value)
     loader.collate_fn = loader.collate_fn or default_collate
     return loader
-
-
-def _refuse_unknown(options: Collection[str]) -> None:
-    if not options:
-        return
-    known = {
-        name
-        for made_by in (DataLoader.__new__, from_iterable, BatchLoader)
-        for name, parameter in inspect.signature(made_by).parameters.items()
-        if parameter.kind is not parameter.VAR_KEYWORD
-    } - {"cls", "source", "micro_batch_size"}
-    for name in options:
-        if name not in known:
-            raise ConfigError(f"DataLoader has no argument '{name}'.{nearest(name, known)}")
 
 
 def _refuse_pairs(sampler: Any, batch_sampler: Any, **given: bool) -> None:

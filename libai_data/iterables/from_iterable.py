@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Callable
 
 from libai_data.config import LazyCall, instantiate
 from libai_data.data.datasets.combine import length_of
@@ -19,7 +20,7 @@ from libai_data.delivery.feeds import in_one_line
 from libai_data.delivery.read_plan import ReadPlan
 from libai_data.delivery.same_values import check_same_arguments
 from libai_data.delivery.shared_loader import SharedLoader
-from libai_data.errors import ConfigError, PeerError
+from libai_data.errors import ConfigError, PeerError, nearest
 from libai_data.errors.argument_rules import (
     BATCH_SIZE,
     FLAG,
@@ -136,6 +137,7 @@ def from_iterable(
         ConfigError: An argument is out of range, or does not fit the source.
         PeerError: The rank that reads for this rank could not open the source.
     """
+    refuse_unknown("from_iterable", loader_options.keys() - set(_DECIDED), from_iterable, BatchLoader, given=_DECIDED)
     plan = ReadPlan(get_mesh(), readers)
     collate_fn, mixup_func = instantiate(collate_fn), instantiate(mixup_func)
     check(_RULES, **locals())
@@ -250,6 +252,21 @@ def _open(
     if summary.problem:
         raise PeerError(f"rank 0, which reads for others, could not open the source: {summary.problem}")
     return opened, summary
+
+
+def refuse_unknown(whose: str, options: Collection[str], *takers: Callable[..., Any], given: Collection[str]) -> None:
+    """Refuse options that none of the takers has, or that are `given` already."""
+    if not options:
+        return
+    known = {
+        name
+        for taker in takers
+        for name, parameter in inspect.signature(taker).parameters.items()
+        if parameter.kind is not parameter.VAR_KEYWORD and name not in given
+    }
+    for name in options:
+        if name not in known:
+            raise ConfigError(f"{whose} has no argument '{name}'.{nearest(name, known)}")
 
 
 def _needed(micro_batch_size: int | None) -> int:
