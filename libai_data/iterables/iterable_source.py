@@ -12,7 +12,7 @@ from typing import Any, Callable
 
 import numpy as np
 
-from libai_data.data.datasets.combine import length_of
+from libai_data.data.datasets.combine import length_of, refuse_class
 from libai_data.data.random.permutation import permuted
 from libai_data.errors import CheckpointError, ConfigError
 from libai_data.iterables.failed_rows import Skipping
@@ -56,8 +56,9 @@ class Source:
         thing = (
             PipelineRounds(thing) if derives_from(thing, "nvidia.dali", "Pipeline") else without_node_splitting(thing)
         )
+        refuse_class(thing)
         self._thing = thing
-        self._is_factory = callable(thing) and not hasattr(thing, "__iter__") and not isinstance(thing, type)
+        self._is_factory = callable(thing) and not hasattr(thing, "__iter__")
         if not self._is_factory and not hasattr(thing, "__iter__") and not hasattr(thing, "__getitem__"):
             raise ConfigError(
                 f"a loader cannot be made of {thing!r:.100} ({type(thing).__name__}); pass an iterable, a generator "

@@ -465,6 +465,11 @@ def test_what_one_loader_reads_at_a_time_is_read_by_two_in_turn(source: Any) -> 
         (numbers, {"micro_batch_size": 2, "fields": ["x", "x"]}, "one or more names, each once"),
         (numbers, {"micro_batch_size": 2, "readers": "rank1"}, "Did you mean 'rank0'"),
         (5, {"micro_batch_size": 2}, "a loader cannot be made of 5"),
+        (
+            KnowsItsEpoch,
+            {"micro_batch_size": 2},
+            r"dataset is the class KnowsItsEpoch; pass an object of it, KnowsItsEpoch\(...\)",
+        ),
         ("data.tar", {"micro_batch_size": 2}, "a str is not an iterable of samples"),
         ({"train": []}, {"micro_batch_size": 2}, "a dict is not an iterable of samples"),
         ([], {"micro_batch_size": 2}, "is empty"),

@@ -203,6 +203,13 @@ def random_split(dataset: Any, fractions: Sequence[float], seed: int = 0) -> lis
     return [RandomPart(dataset, int(seed), end - size, end) for size, end in zip(sizes, ends)]
 
 
+def refuse_class(dataset: Any) -> None:
+    """Refuse a class in place of an object of it."""
+    if isinstance(dataset, type):
+        name = dataset.__name__
+        raise ConfigError(f"dataset is the class {name}; pass an object of it, {name}(...), or LazyCall({name})(...)")
+
+
 def length_of(dataset: Any) -> int:
     """The number of samples of a dataset.
 
@@ -210,9 +217,8 @@ def length_of(dataset: Any) -> int:
         ConfigError: It has no length, or is a mapping or a table: `table[index]` is a column, where a sample is
             expected.
     """
-    name = getattr(type(dataset) if not isinstance(dataset, type) else dataset, "__name__", "?")
-    if isinstance(dataset, type):
-        raise ConfigError(f"dataset is the class {name}; pass an object of it, {name}(...), or LazyCall({name})(...)")
+    refuse_class(dataset)
+    name = type(dataset).__name__
     for base in type(dataset).__mro__:
         rows = _ROWS_OF.get((base.__module__.partition(".")[0], base.__name__))
         if rows is not None:
