@@ -40,6 +40,29 @@ def test_every_rank_is_on_one_node_and_led_from_there(plan: ReadPlan) -> None:
         assert {plan.leader_of(rank) for rank in ranks} == {ranks[0]}
 
 
+@given(plans())
+def test_whatever_a_rank_needs_is_read_for_it(plan: ReadPlan) -> None:
+    for rank in ranks_of(plan):
+        reader = {"every_rank": rank, "node": plan.leader_of(rank), "rank0": 0}[plan.readers]
+        assert plan.shard_of(rank) in plan.shards_read_by(reader)
+
+
+@given(plans())
+def test_node_and_rank0_read_nothing_twice(plan: ReadPlan) -> None:
+    if plan.readers == "every_rank":
+        return
+    groups = (
+        [list(ranks_of(plan))]
+        if plan.readers == "rank0"
+        else [list(plan.ranks_of(node)) for node in range(plan.mesh.num_nodes)]
+    )
+    for ranks in groups:
+        read = sum((plan.shards_read_by(rank) for rank in ranks), ())
+        assert list(read) == sorted(set(read))
+        assert set(read) == {plan.shard_of(rank) for rank in ranks} if plan.readers == "node" else True
+        assert [rank for rank in ranks if plan.shards_read_by(rank)] == ranks[:1]
+
+
 @given(plans(), st.integers(1, 5))
 def test_a_rank_finds_the_rows_of_its_shard_in_the_memory_of_its_node(plan: ReadPlan, rows: int) -> None:
     for rank in ranks_of(plan):

@@ -669,8 +669,9 @@ def test_a_function_with_one_of_the_parameters_of_shards_is_refused_unless_it_is
 @pytest.mark.parametrize("source", [[{"n": 1}], lambda: iter([{"n": 1}])])
 @pytest.mark.parametrize(("name", "meant"), [("collate", "collate_fn"), ("batch_size", "micro_batch_size")])
 def test_a_mistyped_argument_is_an_error_with_the_nearest(source: Any, name: str, meant: str) -> None:
+    options: dict[str, Any] = {name: 2}
     with pytest.raises(ConfigError, match=rf"from_iterable has no argument '{name}'\. Did you mean '{meant}'"):
-        from_iterable(source, **{name: 2})
+        from_iterable(source, **options)
 
 
 @pytest.mark.parametrize("name", ["sampler", "batch_sampler", "dataset", "test_batch_size", "consumed_samples"])
