@@ -1,4 +1,4 @@
-"""Streamed shards: beside the same files opened locally, and beside a cache that removes what was used longest ago."""
+"""Streamed shards: the start, steps that wait, what nodes fetch; beside local files, other caches and MosaicML."""
 
 from __future__ import annotations
 
@@ -12,16 +12,23 @@ from typing import Any
 
 import numpy as np
 
+from libai_data.data.datasets import Map
 from libai_data.data.samplers import CyclicSampler
 from libai_data.data.sources import open_source
 from libai_data.data.sources.local_cache import LocalCache
 from libai_data.data.sources.shard_counts import counted
 from libai_data.data.sources.shard_table import TABLE
 from libai_data.loader import BatchLoader
-from tools.benchmarks.rows import AtLeast, AtMost, Contender, Measure, Row, Scale
+from tools.benchmarks.peer_loaders import WORKERS
+from tools.benchmarks.peers import libai_data_loader, peer
+from tools.benchmarks.rows import AtLeast, AtMost, Contender, Measure, Row, Scale, Unavailable
+from tools.benchmarks.samples import PLAIN
 from tools.benchmarks.slow_store import slow_store
+from tools.benchmarks.works import write_tokens
 
-BATCH, EPOCHS, LANES, BLOCK = 64, 3, 4, 2
+BATCH, EPOCHS, LANES, BLOCK, LANES_OF_NODES = 64, 3, 4, 2, 64
+_BANDWIDTH = 100_000_000  # bytes a second of the store from which a run starts cold
+_SECONDS_OF_STEP = 0.01
 
 
 def rows(scale: Scale) -> list[Row]:
@@ -36,7 +43,37 @@ def rows(scale: Scale) -> list[Row]:
         _fetching("no room is needed", scale.folder / "all", folder, 4 * size, follows=True),
     )
     cached = (_reading("local", folder, scale), _reading("streamed", folder, scale))
+    first = LANES * BLOCK * (size // shards) / _BANDWIDTH
+    write_tokens(scale.folder / PLAIN, 256 if scale.quick else 8192)
     return [
+        Row(
+            "cold",
+            f"to the first batch; {_BANDWIDTH // 10**6} MB/s, 20 ms a request: {LANES * BLOCK} shards in {first:.2f} s",
+            "0",
+            (_starting(scale.folder / "cold", folder),),
+            (AtMost("first batch", first + 0.5, "s"),),
+        ),
+        Row(
+            "waiting",
+            f"steps of {1000 * _SECONDS_OF_STEP:g} ms that wait half as long again; 1.5 times the bandwidth they need",
+            "0",
+            (_stepping(scale.folder / "steps", folder, 50 if scale.quick else 1000),),
+            (AtMost("waiting", 3, "%"),),
+        ),
+        Row(
+            "nodes",
+            f"bytes that two nodes fetch in an epoch / of the data; lanes={LANES_OF_NODES}, block={BLOCK}",
+            "0",
+            (_two_nodes(scale.folder / "nodes", folder),),
+            (AtMost("two nodes", 1.05, "x"),),
+        ),
+        Row(
+            "mosaicml",
+            "4 x uint16[1024] from shards in MDS, all in the cache; int64",
+            str(WORKERS),
+            (peer("streaming", PLAIN, scale), _from_mds(scale)),
+            (AtLeast("libai_data", "streaming", 8),),
+        ),
         Row("cached", f"an epoch, all shards in the cache: {work}", "0", cached, (AtLeast("streamed", "local", 0.95),)),
         Row(
             "fetched",
@@ -96,14 +133,104 @@ def _source(address: str, folder: Path) -> Any:
     return open_source(address, streaming=True)
 
 
-def _loading(source: Any) -> BatchLoader:
+def _loading(source: Any, node: int = 0, nodes: int = 1, lanes: int = LANES) -> BatchLoader:
+    order: dict[str, Any] = {"shuffle": True, "seed": 1, "lanes": lanes, "block": BLOCK}
+    order.update(data_parallel_rank=node, data_parallel_size=nodes)
     dataset = _Rows(source)
-    return BatchLoader(dataset, CyclicSampler(dataset, BATCH, shuffle=True, seed=1, lanes=LANES, block=BLOCK))
+    return BatchLoader(dataset, CyclicSampler(dataset, BATCH // nodes, **order))
 
 
 def _read(batches: Iterator[Any], source: Any, epochs: int) -> None:
     for _ in range(epochs * len(source) // BATCH):
         next(batches)
+
+
+def _starting(cache: Path, folder: Path) -> Contender:
+    @contextmanager
+    def opened() -> Iterator[Measure]:
+        with slow_store(folder, bandwidth=_BANDWIDTH) as store:
+            _source(store.address, folder)
+            with closing(_loading(open_source(folder))) as loader:
+                next(iter(loader))  # So that all modules are there.
+
+            def measured() -> float:
+                shutil.rmtree(cache, ignore_errors=True)
+                start = time.perf_counter()
+                with _cache(cache, 1 << 40), closing(_loading(_source(store.address, folder))) as loader:
+                    next(iter(loader))
+                    return time.perf_counter() - start
+
+            yield measured
+
+    return Contender("first batch", opened)
+
+
+def _stepping(cache: Path, folder: Path, steps: int) -> Contender:
+    """The share of steps, after the first, that wait for data."""
+
+    @contextmanager
+    def opened() -> Iterator[Measure]:
+        bytes_a_batch = np.load(next(folder.glob("*.npy")), mmap_mode="r")[0].nbytes * BATCH
+        with slow_store(folder, bandwidth=1.5 * bytes_a_batch / _SECONDS_OF_STEP) as store:
+
+            def measured() -> float:
+                shutil.rmtree(cache, ignore_errors=True)
+                waiting = 0
+                with _cache(cache, 1 << 40), closing(_loading(_source(store.address, folder))) as loader:
+                    batches = iter(loader)
+                    next(batches)
+                    for _ in range(steps):
+                        time.sleep(_SECONDS_OF_STEP)
+                        start = time.perf_counter()
+                        next(batches)
+                        waiting += time.perf_counter() - start > _SECONDS_OF_STEP / 2
+                return 100 * waiting / steps
+
+            yield measured
+
+    return Contender("waiting", opened)
+
+
+def _two_nodes(cache: Path, folder: Path) -> Contender:
+    @contextmanager
+    def opened() -> Iterator[Measure]:
+        with slow_store(folder, delay=0) as store:
+
+            def measured() -> float:
+                shutil.rmtree(cache, ignore_errors=True)
+                store.sent = 0
+                for node in range(2):
+                    with _cache(cache / str(node), 1 << 40):
+                        source = _source(store.address, folder)
+                    with closing(_loading(source, node, 2, LANES_OF_NODES)) as loader:
+                        _read(iter(loader), source, 1)
+                return store.sent / int(source.table.sizes.sum())
+
+            yield measured
+
+    return Contender("two nodes", opened)
+
+
+def _from_mds(scale: Scale) -> Contender:
+    """The loader over the shards that MosaicML Streaming has written for itself."""
+    shards = scale.folder / f"{PLAIN}.mds"
+
+    def samples() -> Any:
+        if not shards.exists():
+            raise Unavailable("MosaicML Streaming, which writes the shards, is not installed")
+        return Map(open_source(f"file://{shards}", streaming=True), _as_int64)
+
+    @contextmanager
+    def opened() -> Iterator[Measure]:
+        loader = libai_data_loader(samples, WORKERS, scale.seconds)
+        with _cache(scale.folder / "mds", 1 << 40), loader.open() as measure:
+            yield measure
+
+    return Contender("libai_data", opened)
+
+
+def _as_int64(record: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: value.astype(np.int64) for name, value in record.items()}
 
 
 def _fetching(name: str, cache: Path, folder: Path, size: int, follows: bool) -> Contender:
