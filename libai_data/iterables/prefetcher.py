@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 import weakref
 from collections.abc import Iterator
 from contextlib import suppress
@@ -69,15 +68,17 @@ class Prefetcher:
 
     def next_group(self) -> Group:
         """Wait for the next group."""
-        seen, since = self._shared.items, time.monotonic()
+        # Time in which this process was suspended counts as one look.
+        seen, silent = self._shared.items, 0.0
         while True:
             try:
                 group = self._shared.groups.get(timeout=_LOOK_SECONDS)
                 break
             except queue.Empty:
+                silent += _LOOK_SECONDS
                 if self._shared.items != seen:
-                    seen, since = self._shared.items, time.monotonic()
-                if self._timeout and time.monotonic() - since > self._timeout:
+                    seen, silent = self._shared.items, 0.0
+                if self._timeout and silent > self._timeout:
                     raise SampleError(
                         f"{self._name} has yielded nothing for {self._timeout:g} s, after {seen} item(s) of this "
                         "round; check what it waits for, or raise timeout"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -28,6 +30,7 @@ from libai_data.loader.stage_times import NO_TIMES, StageTimes
 
 _MOST_SLOTS_REMEMBERED = 64
 _DRAWS_OF_BATCHES = 1
+_LONGEST_WAIT = 3.0
 
 
 class Task(NamedTuple):
@@ -222,6 +225,26 @@ class TaskRunner:
             arrays = self._slot_list.arrays(slot, schema.laid_out(batch_rows)[0])
             self._arrays_of[place] = arrays
         return arrays
+
+
+class Awake:
+    """Keeps time in which the whole job was suspended (Ctrl-Z, a scheduler) from counting as the time of a hung worker.
+
+    Such a time shows as a wait that lasts longer than it can.
+    """
+
+    def __init__(self) -> None:
+        self._since = -math.inf
+
+    def note(self, began: float) -> None:
+        """Note the end of a wait that began then, and lasts about a second at most."""
+        now = time.monotonic()
+        if now - began > _LONGEST_WAIT:
+            self._since = now
+
+    def seconds_since(self, begin: float) -> float:
+        """Seconds since then, or since this process was suspended."""
+        return time.monotonic() - max(begin, self._since)
 
 
 def wants_to_end(indices: list[int], error: BaseException) -> SampleError:

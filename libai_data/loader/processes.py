@@ -15,7 +15,7 @@ import numpy as np
 
 from libai_data.errors import DataPipelineError, SampleError, SchemaError
 from libai_data.loader.arena import Arena
-from libai_data.loader.executor import Executor, Task, TaskResult
+from libai_data.loader.executor import Awake, Executor, Task, TaskResult
 from libai_data.loader.retry import Retry
 from libai_data.loader.sample_form import SampleForm
 from libai_data.loader.schema import SampleSchema
@@ -72,6 +72,7 @@ class ProcessExecutor(Executor):
         self._in_init: dict[int, float] = {}
         self._has_unpickled = False
         self._last_look = time.monotonic()
+        self._awake = Awake()
         self._is_closed = False
         self._task_queue = TaskQueue(workers)
         try:
@@ -108,7 +109,7 @@ class ProcessExecutor(Executor):
         self._pool.tell(0, ("first sample", (int(task.epochs[0]), int(task.indices[0]), task.hopeless)))
         while not self._first_sample and process is self._pool.processes[0]:
             self._hear_or_look()
-            seconds = time.monotonic() - max(asked, self._heard[0])
+            seconds = self._awake.seconds_since(max(asked, self._heard[0]))
             if self._timeout and seconds > self._timeout and process is self._pool.processes[0]:
                 self._end_hung(0, f"reading sample {int(task.indices[0])}", seconds)
 
@@ -150,7 +151,9 @@ class ProcessExecutor(Executor):
         self._check_open()
         self._collect()
         if not self._ready:
+            began = time.monotonic()
             self._wait()
+            self._awake.note(began)
         if time.monotonic() - self._last_look > _SECONDS_BETWEEN_LOOKS:
             self._look_after_workers()
             self._last_look = time.monotonic()
@@ -306,7 +309,7 @@ class ProcessExecutor(Executor):
     def _look_at_init(self) -> None:
         """Raise an error if a `worker_init_fn` takes too long; another worker's would, too."""
         for number, begun in self._in_init.items():
-            process, seconds = self._pool.processes[number], time.monotonic() - begun
+            process, seconds = self._pool.processes[number], self._awake.seconds_since(begun)
             if self._timeout and seconds > self._timeout and not process.has_ended():
                 process.send(signal.SIGUSR1)
                 time.sleep(_SECONDS_TO_PRINT_STACKS)
@@ -328,7 +331,7 @@ class ProcessExecutor(Executor):
             since_it_finished = math.inf if place is None else seconds
             since_it_spoke = time.monotonic() - max(self._heard[number], waiting_since)
             seconds = min(since_it_finished, since_it_spoke, self._task_queue.seconds_awake(number))
-        if seconds > self._timeout:
+        if min(seconds, self._awake.seconds_since(-math.inf)) > self._timeout:
             self._end_hung(number, what, seconds)
 
     def _end_hung(self, number: int, what: str, seconds: float) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from libai_data.data.random.global_generators import WHAT_TO_WRITE, share_generators, take_doubt, tell_once
 from libai_data.errors import SampleError
-from libai_data.loader.executor import Executor, Task, TaskResult, TaskRunner, wants_to_end
+from libai_data.loader.executor import Awake, Executor, Task, TaskResult, TaskRunner, wants_to_end
 from libai_data.loader.sample_form import SampleForm
 from libai_data.loader.schema import SampleSchema
 
@@ -39,6 +39,7 @@ class ThreadExecutor(Executor):
         self._runners = [make_runner() for _ in range(workers)]
         self._name = type(self._runners[0].reader.dataset).__name__
         self._timeout = timeout
+        self._awake = Awake()
         self._closed = False
         self._first_samples: dict[int, SampleForm] = {}
         self._firsts_asked, self._wanted_first = 0, _ORDINARY
@@ -175,10 +176,12 @@ class ThreadExecutor(Executor):
 
     def _wait_for_thread(self) -> tuple[Task, TaskResult, bool]:
         while not self._closed:
+            began = time.monotonic()
             with suppress(queue.Empty):
                 found = self._results.get(timeout=_SECONDS_BETWEEN_LOOKS)
                 if found is not None:
                     return found
+            self._awake.note(began)
             if self._timeout:
                 self._check_timeout()
         raise RuntimeError("the loader has been closed while a batch was being read")
@@ -188,7 +191,7 @@ class ThreadExecutor(Executor):
 
     def _check_timeout(self) -> None:
         for number, (since, task) in enumerate(self._working):
-            if task is not None and time.monotonic() - since > self._timeout:
+            if task is not None and self._awake.seconds_since(since) > self._timeout:
                 raise SampleError(
                     f"worker thread {number} has been reading samples {task.indices.tolist()} for more than "
                     f"{self._timeout} s; raise timeout if that is normal"

@@ -422,3 +422,51 @@ def test_killed_workers_leave_no_descriptors_or_zombies() -> None:
         assert descriptors() == before
         alive = worker_pids(loader)
         assert not [pid for pid in gone if pid not in alive and Path(f"/proc/{pid}").exists()]
+
+
+SUSPENDED = """
+import itertools, sys, time
+import numpy as np
+from libai_data import DataLoader, from_iterable
+
+class Slow:
+    def __len__(self):
+        return 1000
+    def __getitem__(self, index):
+        for _ in range(50):  # In one sleep, the time of the suspension would count.
+            time.sleep(0.01)
+        return {"x": np.array([index])}
+
+if __name__ == "__main__":
+    kind = sys.argv[1]
+    if kind == "stream":
+        loader = from_iterable(lambda: map(Slow().__getitem__, itertools.count()), 1, timeout=1.5)
+    else:
+        how = {"worker_type": "thread"} if kind == "thread" else {"multiprocessing_context": kind}
+        loader = DataLoader(Slow(), 1, num_workers=1, timeout=1.5, **how)
+    for row, batch in enumerate(loader):
+        print(row, batch["x"].numpy().tolist(), flush=True)
+        if row == 6:
+            break
+    loader.close()
+"""
+
+
+@pytest.mark.parametrize("kind", ["stream", slowly("thread"), slowly("fork"), "spawn"])
+def test_a_job_that_was_suspended_longer_than_the_timeout_continues(
+    kind: str, repository: Path, tmp_path: Path
+) -> None:
+    """By Ctrl-Z and `fg`, or by a scheduler: trainer and workers alike."""
+    (tmp_path / "job.py").write_text(SUSPENDED)
+    environment = {**os.environ, "PYTHONPATH": str(repository)}
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    command = [sys.executable, str(tmp_path / "job.py"), kind]
+    job = subprocess.Popen(command, env=environment, start_new_session=True, **pipes)
+    assert job.stdout is not None
+    lines = [job.stdout.readline() for _ in range(3)]
+    os.killpg(job.pid, signal.SIGSTOP)
+    time.sleep(4)  # The passing of time is what is tested.
+    os.killpg(job.pid, signal.SIGCONT)
+    told, errors = job.communicate(timeout=60)
+    assert "".join([*lines, told]) == "".join(f"{row} [[{row}]]\n" for row in range(7)), errors
+    assert "is ended" not in errors and job.returncode == 0
