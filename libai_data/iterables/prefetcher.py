@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Callable, Optional
 
 from libai_data.data.items import ReuseCheck
-from libai_data.errors import SampleError, error_text
+from libai_data.errors import PassError, SampleError, error_text
 from libai_data.iterables.shared_use import SaveState
 from libai_data.loader.resumable import finish
 
@@ -67,7 +67,7 @@ class Prefetcher:
         thread.start()
 
     def next_group(self) -> Group:
-        """Wait for the next group."""
+        """Wait for the next group; a PassError if another thread closes this meanwhile."""
         # Time in which this process was suspended counts as one look.
         seen, silent = self._shared.items, 0.0
         while True:
@@ -76,6 +76,8 @@ class Prefetcher:
                 break
             except queue.Empty:
                 silent += _LOOK_SECONDS
+                if self._shared.stop.is_set():
+                    raise PassError("the loader was closed; iter(loader) starts it again") from None
                 if self._shared.items != seen:
                     seen, silent = self._shared.items, 0.0
                 if self._timeout and silent > self._timeout:
@@ -89,6 +91,10 @@ class Prefetcher:
                 f"{self._name} raised {kind} after {self._shared.items} item(s) of this round: {message}"
             ) from group.error
         return group
+
+    def stop(self) -> None:
+        """Hand out nothing that is read from now on: what ends meanwhile was ended, and is no end of the epoch."""
+        self._shared.stop.set()
 
     def close(self) -> None:
         """End the thread. A thread that hangs in the iterable is left, and ends with the process."""

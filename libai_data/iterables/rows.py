@@ -188,9 +188,10 @@ class RowReader:
                 return rows
 
     def _fill(self) -> bool:
-        if self._prefetcher is None:
+        prefetcher = self._prefetcher  # Another thread may close this reader.
+        if prefetcher is None:
             return False
-        group = self._prefetcher.next_group()
+        group = prefetcher.next_group()
         self._before = self._after
         for item in group.items:
             self._waiting.extend(self._rows_of(item))
@@ -198,7 +199,7 @@ class RowReader:
         if group.is_last:
             # The state of what has ended is, to many iterables, that of the next round's beginning.
             self._after = self._before
-            self._prefetcher.close()
+            prefetcher.close()
             self._prefetcher = None
         return bool(self._waiting) or not group.is_last
 
@@ -257,6 +258,11 @@ class RowReader:
             source.name,
             self._options.timeout,
         )
+
+    def stop(self) -> None:
+        """Let whoever waits for a row get an error instead."""
+        if (prefetcher := self._prefetcher) is not None:
+            prefetcher.stop()
 
     def close(self) -> None:
         """End the reading ahead."""

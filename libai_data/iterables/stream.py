@@ -370,7 +370,9 @@ class IterableStream(EpochPositions, StreamSampler):
     def close(self) -> None:
         """End the reading ahead."""
         self._stands_at = None
-        # First, since a thread that reads ahead may wait for those that read its shards.
+        for reader in self._readers:
+            reader.stop()
+        # Then, since a thread that reads ahead may wait for those that read its shards.
         if self._rows is not None:
             self._rows.source.close()
         for reader in self._readers:

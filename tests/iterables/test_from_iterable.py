@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import threading
 from collections import OrderedDict, namedtuple
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Callable
 
 import numpy as np
@@ -23,7 +25,7 @@ from libai_data.delivery import to_global
 from libai_data.engine.batches import join_micro_batches
 from libai_data.engine.evaluation import DatasetEvaluator
 from libai_data.engine.evaluation.inference import inference_on_dataset
-from libai_data.errors import CheckpointError, ConfigError, SampleError, SchemaError
+from libai_data.errors import CheckpointError, ConfigError, PassError, SampleError, SchemaError
 from libai_data.iterables import default_collate, from_iterable
 from libai_data.structures import DistTensorData, Instance, batch_info
 from tests.iterables.rows import flat, numbers, resumed, rows_of, sample, taken
@@ -797,3 +799,36 @@ def test_an_interrupt_before_the_reading_thread_starts_leaves_nothing_to_end(mon
         next(iter(from_iterable(lambda: map(sample, range(4)), 2, prefetch=1)))
     gc.collect()
     assert not unheard
+
+
+class WaitsAfterARow:
+    def __init__(self, folder: Path) -> None:
+        self.waits, self.goes_on = folder / "waits", folder / "goes on"
+
+    def __iter__(self) -> Iterator[Any]:
+        yield sample(0)
+        self.waits.write_bytes(b".")
+        with self.goes_on.open("rb", buffering=0) as event:
+            event.read(1)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_shards": 1, "num_workers": 1}])
+def test_a_loader_that_waits_for_a_row_says_so_when_another_thread_closes_it(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    source = WaitsAfterARow(tmp_path)
+    for path in (source.waits, source.goes_on):
+        os.mkfifo(path)
+    loader = from_iterable(source, 2, timeout=20, **options)
+
+    def close() -> None:
+        source.waits.read_bytes()
+        loader.close()
+
+    closing = threading.Thread(target=close)
+    with open(os.open(source.goes_on, os.O_RDWR), "wb", buffering=0) as event:
+        closing.start()
+        with pytest.raises(PassError, match=r"the loader was closed; iter\(loader\) starts it again"):
+            next(iter(loader))
+        event.write(b".")
+        closing.join()
