@@ -36,6 +36,10 @@ class Terminal:
         self.ranks.append(subprocess.Popen([sys.executable, "-c", code], env=environment, **streams))
         return self.ranks[-1]
 
+    def shown(self) -> str:
+        """What the terminal shows."""
+        return os.read(self._ours, 1 << 16).decode(errors="replace")
+
     def stop(self) -> None:
         """What Ctrl-S does."""
         termios.tcflow(self.side, termios.TCOOFF)
@@ -79,7 +83,7 @@ libai_data.synchronize()
 """
     ranks = [terminal.start(rank, code) for rank in range(2)]
     while len(list(tmp_path.iterdir())) < 2:
-        assert ranks[0].poll() is None and ranks[1].poll() is None
+        assert [rank.poll() for rank in ranks] == [None, None], terminal.shown()
         time.sleep(0.01)
     terminal.stop()
     ranks[1].kill()
