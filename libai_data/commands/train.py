@@ -11,6 +11,7 @@ from typing import Any
 
 from libai_data.config import default_argument_parser, try_get_key
 from libai_data.config.lazy_config import load_config
+from libai_data.config.values import check_values
 from libai_data.engine.checkpoint import Checkpointer
 from libai_data.engine.default_trainer import DefaultTrainer
 from libai_data.engine.failure import end_job_on_failure
@@ -54,6 +55,7 @@ def run(args: Any, trainer_class: type[DefaultTrainer] = DefaultTrainer) -> dict
     """Train or evaluate what the parsed command line says; returns the results of the last evaluation."""
     cfg = load_config(args.config_file, args.opts)
     if args.fast_dev_run:
+        check_values(cfg)  # Before some of them are replaced: the training would refuse them.
         shorten(cfg)
     default_setup(cfg, args)
     seed_all(cfg.train.seed)

@@ -453,6 +453,12 @@ def test_a_fast_dev_run_takes_20_steps_evaluates_every_10_and_leaves_its_log_alo
         command(run_folder, "--fast-dev-run", "--resume")
 
 
+@pytest.mark.parametrize("override", ["train.train_iter=-1", "train.log_period=0", "train.evaluation.eval_period=-2"])
+def test_a_fast_dev_run_refuses_what_the_training_would(run_folder: Path, override: str) -> None:
+    with pytest.raises(ConfigError, match=override.replace("=", " is ")):
+        command(run_folder, "--fast-dev-run", override)
+
+
 def test_the_resume_that_a_restart_adds_changes_neither_an_evaluation_nor_a_fast_dev_run(
     run_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
