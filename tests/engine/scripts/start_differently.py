@@ -33,11 +33,12 @@ def one_more_key() -> Any:
     return OmegaConf.create({"train": {"seed": 1}, "model": {"width": 2, **({"depth": 3} if IS_ODD else {})}})
 
 
-def told(cfg: Any) -> list[Any]:
+def told(cfg: Any) -> str:
     try:
-        return ["agreed", check_same_start(cfg)]
+        check_same_start(cfg)
     except ConfigError as error:
-        return [f"ConfigError: {error}", 0.0]
+        return f"ConfigError: {error}"
+    return "agreed"
 
 
 def main() -> None:
