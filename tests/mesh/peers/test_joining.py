@@ -17,12 +17,13 @@ from libai_data.launch.launcher import free_port
 from libai_data.launch.ports import listen, reserve_port
 from libai_data.mesh.peers import liveness
 from libai_data.mesh.peers.liveness import SECONDS_TO_JOIN_VARIABLE, seconds_to_join
+from tests.distributed.processes import ranks_environment
 from tests.properties import slowly
 
 
 def alone_of_two(rank: int, seconds: str) -> dict[str, str]:
     job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "RANK": str(rank)}
-    return {**os.environ, **job, "LOCAL_RANK": str(rank), SECONDS_TO_JOIN_VARIABLE: seconds}
+    return ranks_environment({**job, "LOCAL_RANK": str(rank), SECONDS_TO_JOIN_VARIABLE: seconds})
 
 
 @pytest.mark.parametrize("rank", [slowly(0), 1])

@@ -17,21 +17,23 @@ import pytest
 
 from libai_data.launch.ports import free_port
 from libai_data.mesh.peers.liveness import SECONDS_TO_JOIN_VARIABLE
+from tests.distributed.processes import ranks_environment
 from tests.properties import slowly
 
 
 class Terminal:
     """A terminal that nobody reads, and the ranks that write to it."""
 
-    def __init__(self, repository: Path) -> None:
+    def __init__(self) -> None:
         self._ours, self.side = pty.openpty()
-        self._repository, self._port = repository, free_port()
+        self._port = free_port()
         self.ranks: list[subprocess.Popen[bytes]] = []
 
     def start(self, rank: int, code: str, seconds: str = "60") -> subprocess.Popen[bytes]:
         """Start a rank of two, which waits so long for the other one."""
-        job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self._port), "WORLD_SIZE": "2", "RANK": str(rank)}
-        environment = {**os.environ, **job, SECONDS_TO_JOIN_VARIABLE: seconds, "PYTHONPATH": str(self._repository)}
+        place = {"WORLD_SIZE": "2", "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self._port), SECONDS_TO_JOIN_VARIABLE: seconds}
+        environment = ranks_environment({**place, **job})
         streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": self.side, "stderr": self.side}
         self.ranks.append(subprocess.Popen([sys.executable, "-c", code], env=environment, **streams))
         return self.ranks[-1]
@@ -53,9 +55,9 @@ class Terminal:
 
 
 @pytest.fixture
-def terminal(repository: Path) -> Iterator[Terminal]:
+def terminal() -> Iterator[Terminal]:
     """A terminal for ranks; they are ended with the test."""
-    made = Terminal(repository)
+    made = Terminal()
     yield made
     made.close()
 
