@@ -16,7 +16,7 @@ class FailedRow(NamedTuple):
     kind: str
 
 
-class _Ended(SampleError):
+class StreamEnded(SampleError):
     """An error that ended the stream."""
 
 
@@ -37,7 +37,7 @@ class Skipping:
             if self._may_have_ended is not None:
                 raise self._ended(self._may_have_ended) from None
             raise
-        except _Ended:
+        except StreamEnded:
             raise
         except Exception as error:
             text = error_text(error)
@@ -49,8 +49,8 @@ class Skipping:
         self._may_have_ended = None
         return row
 
-    def _ended(self, text: str) -> _Ended:
-        return _Ended(
+    def _ended(self, text: str) -> StreamEnded:
+        return StreamEnded(
             f"on_error='skip' cannot continue {self._name} after {text}: an error ends a Python generator. Move what "
             "may fail out of the generator, with MappedStream(source, decode) or map(decode, names), or catch the "
             "error where it is raised"

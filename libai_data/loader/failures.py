@@ -135,10 +135,13 @@ class FailureLog:
             f"{self._examples[kind].error[:_LONGEST_EXAMPLE]}"
             for kind, count in self._kinds.most_common()
         )
+        # A row of a stream has no index that could be listed.
+        listed = any(sample.substitute is not None for sample in self._examples.values())
+        remedy = "list bad samples in quarantine_file, or raise" if listed else "or raise"
         return SampleError(
             f"on_error={self._policy.on_error!r} has skipped {failed} of {self._delivered} samples of "
             f"{self._dataset_name}, more than replacement_budget={budget:g} allows. Reasons: {reasons}. Repair the "
-            "data, list bad samples in quarantine_file, or raise replacement_budget"
+            f"data, {remedy} replacement_budget"
         )
 
     def _note(self, samples: Iterable[SkippedSample]) -> None:
