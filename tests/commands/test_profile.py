@@ -186,7 +186,8 @@ def test_of_a_streamed_source_rate_hits_and_bytes_ahead_are_printed(
 ) -> None:
     (tmp_path / "shards").mkdir()
     for number in range(4):
-        np.save(tmp_path / "shards" / f"{number}.npy", np.ones((5, 4), np.float32))
+        # So few that each batch has several epochs.
+        np.save(tmp_path / "shards" / f"{number}.npy", np.ones((1, 4), np.float32))
     monkeypatch.setenv("LIBAI_DATA_CACHE_DIR", str(tmp_path / "cache"))
     assert index([f"file://{tmp_path / 'shards'}"]) == 0
     (tmp_path / "streamed.py").write_text(STREAMED.format(folder=tmp_path / "shards"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from itertools import chain
@@ -54,6 +55,7 @@ class StreamedShards:
         self._share, self._budget = 1.0, 0
         self._ahead: ReadAhead | None = None
         self._log: FetchLog | None = None
+        self._counting = threading.Lock()
 
     def at(self, indices: np.ndarray) -> np.ndarray:
         """The shards of samples by the samples' indices, int64 [n]."""
@@ -191,9 +193,10 @@ class StreamedShards:
                 return lambda: None
             source, own = self._own(shard)
             copy = source.hold(own)
-            # A batch that needs the shard may have fetched it first.
-            log.arrived(shard, int(self.sizes[shard]), own in source.fetched)
-            source.fetched.discard(own)
+            with self._counting:
+                # A batch that needs the shard may have fetched it first.
+                log.arrived(shard, int(self.sizes[shard]), own in source.fetched)
+                source.fetched.discard(own)
             return copy.close
 
         self._ahead = ReadAhead(chain(first, plan.uses), hold, sizes, self._budget, done)
@@ -251,7 +254,12 @@ class StreamedShards:
 
     def stats(self) -> dict[str, Any]:
         """What was fetched ahead of the newest pass, and the bytes that are held for its next batches."""
-        return {} if self._log is None else self._log.stats()
+        if self._log is None:
+            return {}
+        with self._counting:
+            return self._log.stats(
+                int(source.table.sizes[shard]) for source in self.sources for shard in tuple(source.fetched)
+            )
 
     def _bytes_ahead(self) -> int:
         return 0 if self._ahead is None else self._ahead.bytes_held()

@@ -30,7 +30,7 @@ class DecompressedFile(LocalFile):
         digests: name of an algorithm -> hexadecimal digest of the decompressed bytes; unknown ones are passed over.
         storage: where copies are kept; by default as the environment sets it.
         identity: what the file must still have; by default any.
-        on_fetch: called if the cache does not have it.
+        on_fetch: called when it was fetched, because the cache did not have it.
 
     Raises:
         ConfigError: There is no such file, or pyarrow is not installed.
@@ -64,10 +64,10 @@ class DecompressedFile(LocalFile):
             )
 
         def make(part: Path) -> None:
-            on_fetch()
             with LocalFile(self.source, storage, version) as packed:
                 _decompress(self.source, packed.path, part)
             self._check(part)
+            on_fetch()
 
         name = re.sub(r"[^A-Za-z0-9._-]", "_", self.source.rpartition("/")[2])[-100:].removesuffix(".zstd")
         self.path, release = LocalCache(kept.directory, kept.size).hold(self.identity, name, size, make)

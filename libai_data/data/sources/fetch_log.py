@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Callable
 
 from libai_data.errors import bytes_in_words
@@ -59,12 +59,18 @@ class FetchLog:
             words = self._name, bytes_in_words(self._total), time.monotonic() - self._begin
             logger.info("The first shard files of %s, %s, were fetched after %.1f s.", *words)
 
-    def stats(self) -> dict[str, Any]:
-        """Shards and bytes fetched, bytes a second since the pass began, shards that the cache had, bytes ahead."""
+    def stats(self, also_fetched: Iterable[int] = ()) -> dict[str, Any]:
+        """Shards and bytes fetched, bytes a second since the pass began, shards that the cache had, bytes ahead.
+
+        Args:
+            also_fetched: bytes of each shard that was fetched, and for which `arrived` is not called yet.
+        """
+        more = [*also_fetched]
+        size = self._bytes + sum(more)
         return {
-            "fetched_shards": self._fetched,
-            "fetched_bytes": self._bytes,
-            "fetched_bytes_per_second": self._bytes / max(time.monotonic() - self._begin, 1e-9),
+            "fetched_shards": self._fetched + len(more),
+            "fetched_bytes": size,
+            "fetched_bytes_per_second": size / max(time.monotonic() - self._begin, 1e-9),
             "cached_shards": self._cached,
             "bytes_ahead": self._bytes_ahead(),
         }

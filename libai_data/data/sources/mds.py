@@ -242,7 +242,7 @@ def decompressed(
         shard: what the index says of it.
         storage: where copies are kept; by default as the environment sets it.
         version: of an object in a store, which it must still have; by default any.
-        on_fetch: called if the cache does not have it.
+        on_fetch: called when it was fetched, because the cache did not have it.
     """
     if shard.compression != "zstd":
         method = shard.compression or "an unknown method"

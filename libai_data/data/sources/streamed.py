@@ -193,7 +193,7 @@ class StreamedSource:
 
 
 class Copy(LocalFile):
-    """The copy of a shard in the cache; `on_fetch` is called if it is not there yet."""
+    """The copy of a shard in the cache; `on_fetch` is called when it was fetched because it was not there yet."""
 
     def __init__(
         self,
@@ -209,8 +209,8 @@ class Copy(LocalFile):
         changed = f"since its samples were counted; run 'libai-data index {folder}' again"
 
         def make(part: Path) -> None:
-            on_fetch()
             fetch(remote, part, attempts, changed)
+            on_fetch()
 
         self.path, release = cache.hold(key, name, remote.size, make)
         self._release = weakref.finalize(self, release)
