@@ -195,6 +195,8 @@ def _two_nodes(cache: Path, folder: Path) -> Contender:
     @contextmanager
     def opened() -> Iterator[Measure]:
         with slow_store(folder, delay=0) as store:
+            with _cache(cache, 1 << 40):
+                _source(store.address, folder)  # Counting the samples may fetch all shards.
 
             def measured() -> float:
                 shutil.rmtree(cache, ignore_errors=True)
