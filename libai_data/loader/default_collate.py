@@ -23,7 +23,7 @@ from libai_data.errors import SchemaError
 from libai_data.mesh.arrays import stack_tensors
 from libai_data.structures import DistTensorData, Instance
 
-MOST_SCHEMAS_SHOWN = 8
+_MOST_SCHEMAS_SHOWN = 8
 
 
 def default_collate(samples: Sequence[Any], path: str = "") -> Any:
@@ -46,12 +46,17 @@ def default_collate(samples: Sequence[Any], path: str = "") -> Any:
         counts = Counter(map(_schema_in_words, samples))
         if len(counts) == 1:
             raise
-        seen = ", ".join(f"{count} of {schema}" for schema, count in counts.most_common(MOST_SCHEMAS_SHOWN))
-        seen += ", and others" if len(counts) > MOST_SCHEMAS_SHOWN else ""
+        seen = counts_in_words(dict(counts.most_common()))
         raise SchemaError(
             f"{error}. Samples of this batch: {seen}. Make all samples alike (one mode and size of images, one dtype, "
             "the same fields), or make the batch in a collate_fn"
         ) from error
+
+
+def counts_in_words(counts: abc.Mapping[str, int]) -> str:
+    """How many samples have which schema; the first ones, if there are many."""
+    seen = ", ".join(f"{count} of {schema}" for schema, count in list(counts.items())[:_MOST_SCHEMAS_SHOWN])
+    return f"{seen}, and others" if len(counts) > _MOST_SCHEMAS_SHOWN else seen
 
 
 def _schema_in_words(sample: Any) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from libai_data.data.nesting import Skeleton
 from libai_data.errors import ConfigError, SampleError, SchemaError, nearest
 from libai_data.errors.argument_rules import MAPPING, check, or_none
-from libai_data.loader.default_collate import MOST_SCHEMAS_SHOWN
+from libai_data.loader.default_collate import counts_in_words
 from libai_data.loader.sample_form import SampleForm
 from libai_data.loader.slots import ArraySpec, bytes_of, lay_out
 from libai_data.mesh.arrays import as_array
@@ -140,9 +140,7 @@ class SchemaMismatch(SchemaError, SampleError):
         )
 
     def __str__(self) -> str:
-        counts = {self.expected: 0, **self.counts}
-        seen = ", ".join(f"{count} of {schema}" for schema, count in list(counts.items())[:MOST_SCHEMAS_SHOWN])
-        seen += ", and others" if len(counts) > MOST_SCHEMAS_SHOWN else ""
+        seen = counts_in_words({self.expected: 0, **self.counts})
         return (
             f"sample {self.index} of {self.dataset_name} has another schema than the first sample: {self.problem}. "
             f"Samples so far: {seen}. Only samples that cannot be read are replaced, so make all samples alike in the "
