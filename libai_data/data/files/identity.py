@@ -58,11 +58,15 @@ def by_content() -> bool:
 @lru_cache(maxsize=1 << 16)
 def _digest(path: str, kept: tuple[int, ...]) -> str:
     """The digest of a file that has the status `kept`; computed once by a process."""
-    found = hashlib.blake2b(digest_size=16)
+    return digest_of_file(path, hashlib.blake2b(digest_size=16))
+
+
+def digest_of_file(path: PathLike, digest: Any) -> str:
+    """The digest of all bytes of a file, in hexadecimal, by an object of `hashlib`."""
     with open(path, "rb") as file:
         for block in iter(lambda: file.read(_AT_ONCE), b""):
-            found.update(block)
-    return found.hexdigest()
+            digest.update(block)
+    return str(digest.hexdigest())
 
 
 def identity_within(data: Any) -> Any:

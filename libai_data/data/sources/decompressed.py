@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 from libai_data.atomic_files import PathLike
-from libai_data.data.files.identity import file_identity, key_of
+from libai_data.data.files.identity import digest_of_file, file_identity, key_of
 from libai_data.data.sources.arrow_columns import import_pyarrow
 from libai_data.data.sources.local_cache import LocalCache
 from libai_data.data.sources.remote import is_remote, look_up
@@ -80,12 +80,8 @@ class DecompressedFile(LocalFile):
             )
         for name, expected in self._digests.items():
             if name in hashlib.algorithms_guaranteed:
-                digest = hashlib.new(name)
-                with part.open("rb") as file:
-                    for block in iter(lambda: file.read(_AT_ONCE), b""):
-                        digest.update(block)
-                if digest.hexdigest() != expected:
-                    found = digest.hexdigest()
+                found = digest_of_file(part, hashlib.new(name))
+                if found != expected:
                     raise FormatError(f"{self.source}, decompressed, has the {name} {found}; it should be {expected}")
 
     def __reduce__(self) -> tuple[Any, ...]:

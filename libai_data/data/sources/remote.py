@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Callable, TypeVar
 from urllib.parse import unquote
 
-from libai_data.data.files.identity import key_of
+from libai_data.data.files.identity import digest_of_file, key_of
 from libai_data.errors import ConfigError, StorageError, installed
 
 logger = logging.getLogger(__name__)
@@ -204,11 +204,7 @@ def write_file(url: str, content: bytes, attempts: int) -> None:
 
 def md5_of(path: Path) -> str:
     """The MD5 sum of a file, in hexadecimal."""
-    digest = hashlib.md5()
-    with path.open("rb") as file:
-        for block in iter(lambda: file.read(1 << 20), b""):
-            digest.update(block)
-    return digest.hexdigest()
+    return digest_of_file(path, hashlib.md5())
 
 
 class _Changed(Exception):
