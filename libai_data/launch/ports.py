@@ -16,6 +16,7 @@ DEFAULT_PORT = 29500
 # Below the ports that Linux hands out to clients, so that none of them takes it before rank 0 listens.
 FREE_PORTS = range(15000, 32000)
 _ESTABLISHED, _LISTENING = "01", "0A"
+_CREDENTIALS = struct.Struct("3i")
 _MOST_CALLERS = 4096  # ranks of a machine; the holder of a port accepts none, and the system keeps all
 
 
@@ -86,8 +87,13 @@ def process_with_port(port: int, holder: str) -> int | None:
             caller.connect(_reservation(port, holder))
         except OSError:
             return None
-        found = struct.unpack("3i", caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        return int(found[0])
+        return process_and_user_of(caller)[0]
+
+
+def process_and_user_of(end: socket.socket) -> tuple[int, int]:
+    """Process and user id of the other end of a Unix socket; the process is 0 if it is in another container."""
+    process, user, _ = _CREDENTIALS.unpack(end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return process, user
 
 
 def _reservation(port: int, holder: str) -> str:

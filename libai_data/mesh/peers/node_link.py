@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import os
 import socket
-import struct
 import time
 from collections.abc import Sequence
 
 from libai_data.errors import PeerError
 from libai_data.launch.job_environment import seconds_from_environment
 from libai_data.launch.parent_pipe import keep_from_forks
+from libai_data.launch.ports import process_and_user_of
 from libai_data.mesh.peers.channel import Channel
 
 SECONDS_TO_MEET_VARIABLE = "LIBAI_DATA_SECONDS_TO_MEET"
@@ -21,7 +21,6 @@ _SECONDS_TO_MEET = 60.0
 _SECONDS_TO_INTRODUCE_ONESELF = 5.0
 _SECONDS_BETWEEN_TRIES = 0.02
 _MOST_SECONDS_BETWEEN_TRIES = 0.2
-_CREDENTIALS = struct.Struct("3i")
 
 
 def seconds_to_meet() -> float:
@@ -120,5 +119,4 @@ def _address(name: str) -> str:
 
 def user_of(end: socket.socket) -> int:
     """User id of the process at the other end; an abstract address is open to every user of the machine."""
-    credentials = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return int(_CREDENTIALS.unpack(credentials)[1])
+    return process_and_user_of(end)[1]
