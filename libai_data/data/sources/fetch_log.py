@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any, Callable
@@ -16,7 +15,7 @@ _SECONDS_UNTIL_BAR, _SECONDS_BETWEEN_LINES = 1.0, 60.0
 
 
 class FetchLog:
-    """What has been fetched ahead of a pass.
+    """What has been fetched ahead of a pass. Called by one thread at a time.
 
     Args:
         name: of what is streamed.
@@ -32,7 +31,6 @@ class FetchLog:
         self._begin = time.monotonic()
         self._next_line = self._begin + _SECONDS_BETWEEN_LINES
         self._fetched = self._bytes = self._cached = 0
-        self._lock = threading.Lock()
         what = f"Fetching the first shard files of {name}"
         # Where the output is no terminal, the line that follows has to do.
         self._bar = tqdm(
@@ -41,17 +39,16 @@ class FetchLog:
 
     def arrived(self, shard: int, size: int, was_fetched: bool) -> None:
         """Count a shard that is there now."""
-        with self._lock:
-            self._fetched += was_fetched
-            self._bytes += size * was_fetched
-            self._cached += not was_fetched
-            if self._waiting:
-                self._bar.update(self._waiting.pop(shard, 0))
-                if not self._waiting:
-                    self._end_beginning()
-            if time.monotonic() > self._next_line:
-                self._next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
-                logger.info("Streaming %s: %s.", self._name, in_words(self.stats()))
+        self._fetched += was_fetched
+        self._bytes += size * was_fetched
+        self._cached += not was_fetched
+        if self._waiting:
+            self._bar.update(self._waiting.pop(shard, 0))
+            if not self._waiting:
+                self._end_beginning()
+        if time.monotonic() > self._next_line:
+            self._next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
+            logger.info("Streaming %s: %s.", self._name, in_words(self.stats()))
 
     def _end_beginning(self) -> None:
         self._bar.close()
