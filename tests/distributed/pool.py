@@ -25,6 +25,7 @@ from tests.distributed.processes import (
 )
 
 SECONDS_TO_START = 60.0
+DIED = -1  # in place of the exit code of a rank that did not report one
 
 
 class RankPool:
@@ -32,6 +33,7 @@ class RankPool:
 
     def __init__(self, nproc: int) -> None:
         self._ranks: list[Connection] = []
+        self._scripts: list[str] = []  # that it has run
         self._job = Job()
         folder = tempfile.TemporaryDirectory(prefix="pool-")
         with folder, Listener(os.path.join(folder.name, "socket"), backlog=nproc) as listener:
@@ -71,9 +73,13 @@ class RankPool:
                     f"{len(self._ranks)} ranks of {script.name} did not end within {timeout:g} s; output and stacks:\n"
                     + content_of(output.fileno())
                 )
+            said = content_of(output.fileno())
+            if DIED in codes:
+                said += f"A rank of the pool died. Before, the pool had run: {', '.join(self._scripts) or 'nothing'}\n"
+            self._scripts.append(" ".join([script.name, *args]))
             if any(codes):
                 self.close()
-            return LaunchResult(next((code for code in codes if code), 0), content_of(output.fileno()))
+            return LaunchResult(next((code for code in codes if code), 0), said)
 
     def _codes(self, timeout: float) -> list[int] | None:
         """The exit codes that ranks report, or None if they hang; after the first failure nobody is waited for."""
@@ -89,7 +95,7 @@ class RankPool:
                 try:
                     codes.append(int(cast(Connection, rank).recv()))
                 except (EOFError, OSError):
-                    codes.append(1)
+                    codes.append(DIED)
         return codes
 
     def close(self) -> None:

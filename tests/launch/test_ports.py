@@ -12,6 +12,7 @@ import pytest
 from libai_data.errors import ConfigError
 from libai_data.launch import ports
 from libai_data.launch.ports import free_port, listen, machines_connected_to, refuse_one_machine, reserve_port
+from tests.pipes import next_line
 
 LAUNCH = [sys.executable, "-m", "libai_data.launch"]
 
@@ -50,8 +51,7 @@ def test_the_second_of_two_jobs_with_one_port_is_refused_before_its_ranks_start(
     port = str(free_port())
     command = [*LAUNCH, "--master_port", port, str(script)]
     first = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert first.stdout is not None
-    assert first.stdout.readline() == "rank here\n"
+    assert next_line(first) == "rank here\n"
     second = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
     assert (second.returncode, second.stdout) == (1, "")
     assert f"libai_data.launch: port {port} is in use on this machine" in second.stderr

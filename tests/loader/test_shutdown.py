@@ -37,6 +37,7 @@ from tests.loader.streams import (
     stream,
     worker_pids,
 )
+from tests.pipes import next_line
 from tests.properties import slowly
 
 SCRIPT = Path(__file__).with_name("trainers.py")
@@ -70,8 +71,7 @@ class Trainer:
         )
 
     def wait_until_begun(self) -> None:
-        assert self.process.stdout is not None
-        assert self.process.stdout.readline() == "begun\n", self.process.stderr and self.process.stderr.read()
+        assert next_line(self.process) == "begun\n", self.process.stderr and self.process.stderr.read()
 
     def family(self) -> list[int]:
         """The trainer and its workers, found by what they inherit."""

@@ -38,6 +38,7 @@ from tests.loader.sample_datasets import (
     stack_dicts,
 )
 from tests.loader.streams import content, descriptors, eventually, is_running, loading, stream, worker_pids
+from tests.pipes import next_line
 from tests.properties import slowly
 
 PROCESSES = pytest.mark.parametrize("start_method", ["fork", slowly("spawn")])
@@ -433,7 +434,7 @@ class Slow:
     def __len__(self):
         return 1000
     def __getitem__(self, index):
-        for _ in range(50):  # In one sleep, the time of the suspension would count.
+        for _ in range(20):  # In one sleep, the time of the suspension would count.
             time.sleep(0.01)
         return {"x": np.array([index])}
 
@@ -462,8 +463,7 @@ def test_a_job_that_was_suspended_longer_than_the_timeout_continues(
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     command = [sys.executable, str(tmp_path / "job.py"), kind]
     job = subprocess.Popen(command, env=environment, start_new_session=True, **pipes)
-    assert job.stdout is not None
-    lines = [job.stdout.readline() for _ in range(3)]
+    lines = [next_line(job) for _ in range(3)]
     os.killpg(job.pid, signal.SIGSTOP)
     time.sleep(4)  # The passing of time is what is tested.
     os.killpg(job.pid, signal.SIGCONT)

@@ -17,6 +17,7 @@ from libai_data.data.files.index_cache import cached_arrays
 from libai_data.errors import ConfigError
 from tests.data.datasets.gpt_corpora import write
 from tests.full_disk import fill, resize, small_disk
+from tests.pipes import next_line
 
 REPOSITORY = Path(__file__).resolve().parents[4]
 
@@ -53,8 +54,7 @@ def start(folder: Path) -> subprocess.Popen[str]:
 
 
 def line(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline().strip()
+    return next_line(process).strip()
 
 
 def tell(process: subprocess.Popen[str], what: str) -> None:

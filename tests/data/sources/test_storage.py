@@ -22,6 +22,7 @@ from libai_data.errors import ConfigError, StorageError
 from tests.data.sources.object_store import BUSY, CUT, FAIL, FLIP, STALL, ObjectStore
 from tests.data.sources.published_files import WebFolder
 from tests.forks import a_fork_that_lives_on
+from tests.pipes import next_line
 from tests.properties import slowly
 
 READ = (
@@ -54,7 +55,7 @@ def reader_of(url: str) -> subprocess.Popen:
     """A process that has imported all it needs, and reads when it is told to begin."""
     command, pipe = [sys.executable, "-c", READ, url], subprocess.PIPE
     reader = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
-    assert reader.stdout is not None and reader.stdout.readline() == "ready\n"
+    assert next_line(reader) == "ready\n"
     return reader
 
 
