@@ -64,6 +64,9 @@ def environment_is_restored() -> Iterator[None]:
     """Keep what one test sets for its process from the next one: the environment, and where messages go."""
     before = dict(os.environ)
     yield
+    if "oneflow" in sys.modules:
+        # Its threads read the environment whenever they compute, which crashes while it is changed.
+        sys.modules["oneflow"]._oneflow_internal.eager.Sync()
     logging.getLogger("libai_data").propagate = True
     for name in set(os.environ) - set(before) - {"PYTEST_CURRENT_TEST"}:
         del os.environ[name]

@@ -76,6 +76,8 @@ def serve(address: str) -> None:
                 end(code)
             set_mesh(None)
             gc.collect()
+            # OneFlow's threads read the environment whenever they compute, which crashes while it is changed.
+            flow._oneflow_internal.eager.Sync()
             os.environ.clear()
             os.environ.update(environment)
             os.chdir(folder)
