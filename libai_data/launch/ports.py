@@ -25,19 +25,21 @@ def listen(port: int, backlog: int = 1) -> socket.socket:
 
     An OSError if something listens there already.
     """
-    listener = _bound(port)
+    listener = bound(port)
     listener.listen(backlog)
     return listener
 
 
-def _bound(port: int) -> socket.socket:
+def bound(port: int, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:
+    """A socket at a port of all addresses of this machine; an OSError if another one is there."""
     for family, address in ((socket.AF_INET6, "::"), (socket.AF_INET, "")):
         try:
-            found = socket.socket(family, socket.SOCK_STREAM)
+            found = socket.socket(family, kind)
         except OSError:  # no IPv6
             continue
         try:
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if kind == socket.SOCK_STREAM:  # For UDP, this would let two share the port.
+                found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
             found.bind((address, port))
@@ -104,7 +106,7 @@ def refuse_port_in_use(port: int) -> None:
     """Check that rank 0 can listen on a port."""
     try:
         # Not listening: a launcher that waits for rank 0 must not take this for it.
-        _bound(port).close()
+        bound(port).close()
     except OSError as error:
         raise ConfigError(
             f"port {port} cannot be used on this machine ({error.strerror}); another program, such as rank 0 of "

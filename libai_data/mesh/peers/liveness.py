@@ -16,8 +16,9 @@ import select
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any, Callable, NoReturn
 
@@ -27,6 +28,7 @@ from libai_data.launch.joining_pipe import tell_that_it_waits, tell_that_it_wait
 from libai_data.launch.ports import reserve_port
 from libai_data.mesh.peers.interrupts import deferring_interrupts, keeping_interrupt_handler
 from libai_data.mesh.peers.node_link import seconds_to_meet
+from libai_data.mesh.peers.rank0_answers import Rank0Answers, refuse_rank0_of_another_job
 from libai_data.mesh.peers.same_job import RANK_0, wait_for_own_rank0
 from libai_data.mesh.peers.standstill import BATCH, COLLECTIVE, FIRST_MEETING
 from libai_data.mesh.peers.watchdog import SECONDS_FOR_THE_CAUSE, Liveness, end_after, end_process
@@ -54,7 +56,7 @@ def joining() -> Iterator[None]:
 
     Raises:
         ConfigError: Another program listens on the port of rank 0, and this process is rank 0; rank 0 of another job
-            does, and this process is another rank; or LIBAI_DATA_SECONDS_TO_JOIN is no positive number.
+            uses the port; or LIBAI_DATA_SECONDS_TO_JOIN is no positive number.
     """
     interrupts = deferring_interrupts() if _rank_of_several() is None else keeping_interrupt_handler()
     with interrupts, _joining_within_limits():
@@ -90,19 +92,19 @@ def _joining_within_limits() -> Iterator[None]:
         begin_to_watch()
         return
     seconds = seconds_to_join()
-    with (
-        # Until OneFlow listens on it.
-        reserve_port(port, RANK_0) if rank == 0 else nullcontext(),
-        _ending_after(
-            seconds,
-            f"rank {rank} ends: the {world_size} ranks have not all started within {seconds:g} s; were all of them "
-            f"started, with the same MASTER_ADDR and MASTER_PORT? {SECONDS_TO_JOIN_VARIABLE} sets how long to wait\n",
-        ),
-        _telling_the_launcher(),
-    ):
-        if rank > 0:
-            wait_for_own_rank0(port)
-        yield
+    late = (
+        f"rank {rank} ends: the {world_size} ranks have not all started within {seconds:g} s; were all of them "
+        f"started, with the same MASTER_ADDR and MASTER_PORT? {SECONDS_TO_JOIN_VARIABLE} sets how long to wait\n"
+    )
+    if rank == 0:
+        with reserve_port(port, RANK_0):  # until OneFlow listens on it
+            refuse_rank0_of_another_job(rank, port)
+            with _ending_after(seconds, late, port), _telling_the_launcher():
+                yield
+    else:
+        with _ending_after(seconds, late), _telling_the_launcher():
+            wait_for_own_rank0(rank, port)
+            yield
     begin_to_watch()
 
 
@@ -123,23 +125,29 @@ def seconds_to_join() -> float:
 
 
 @contextmanager
-def _ending_after(seconds: float, message: str) -> Iterator[None]:
-    """Kill this process from a child of it, after so many seconds in the block."""
+def _ending_after(seconds: float, message: str, port: int | None = None) -> Iterator[None]:
+    """Kill this process from a child of it, after so many seconds in the block.
+
+    With a port, this is rank 0: the child answers for it, because no thread of this process can run.
+    """
     parent = os.getpid()
     heard, told = os.pipe()
+    answers = None if port is None else Rank0Answers(port, has_joined=False)
     child = os.fork()
     if child == 0:
         # Nothing but system calls: other threads of the parent may have held any lock.
         try:
             os.close(told)
             # A word comes with the end of the block; the pipe also closes with the parent.
-            if not select.select([heard], [], [], seconds)[0] and os.getppid() == parent:
+            if not _hears(heard, seconds, answers) and os.getppid() == parent:
                 if select.select([], [2], [], _SECONDS_TO_WRITE)[1]:  # Not so on a terminal that is stopped (Ctrl-S).
                     os.write(2, message.encode())
                 os.kill(parent, signal.SIGKILL)
         finally:
             os._exit(0)
     os.close(heard)
+    if answers is not None:
+        answers.close()
     try:
         yield
     finally:
@@ -147,6 +155,20 @@ def _ending_after(seconds: float, message: str) -> Iterator[None]:
         os.write(told, b".")
         os.close(told)
         os.waitpid(child, 0)
+
+
+def _hears(heard: int, seconds: float, answers: Rank0Answers | None) -> bool:
+    """Whether something comes from `heard` within so many seconds, in which rank 0 answers."""
+    end = time.monotonic() + seconds
+    questions = [] if answers is None else answers.filenos()
+    while (left := end - time.monotonic()) > 0:
+        ready, _, _ = select.select([heard, *questions], [], [], left)
+        if heard in ready:
+            return True
+        if ready and answers is not None:
+            with suppress(OSError):  # Who asked cannot be reached.
+                answers.answer_one()
+    return False
 
 
 def _in_forked_child() -> None:
@@ -184,6 +206,8 @@ def begin_to_watch() -> Liveness | None:
                 atexit.register(say_farewell)
                 sys.exit = partial(_exit, _liveness)
                 sys.excepthook = partial(_end_after, sys.excepthook, rank)
+                if rank == 0 and (several := _rank_of_several()) is not None:
+                    Rank0Answers(several[2], has_joined=True).answer_from_now_on()
     return _liveness
 
 

@@ -1,8 +1,8 @@
 """Whether ranks that connect belong to one job, and run on the machines that OneFlow expects.
 
 OneFlow joins a rank to any rank 0 that listens on its port. So if two jobs with one port start at the same time, ranks
-of one job may join the other, and be taken for its own. A rank therefore waits until rank 0 has reserved the port, and
-looks who that is.
+of one job may join the other, and be taken for its own. A rank therefore asks rank 0 first. On the machine of rank 0 it
+waits until rank 0 has reserved the port, and looks who that is.
 """
 
 from __future__ import annotations
@@ -17,22 +17,25 @@ from typing import Any
 
 from libai_data.errors import ConfigError, MeshError
 from libai_data.launch.ports import is_listened_on, is_this_machine, process_with_port
+from libai_data.mesh.peers.rank0_answers import refuse_rank0_of_another_job
 
 RANK_0 = "rank 0"
 _POLL_SECONDS = 0.02
 
 
-def wait_for_own_rank0(port: int) -> None:
+def wait_for_own_rank0(rank: int, port: int) -> None:
     """Wait until rank 0 keeps the port, if it is on this machine. Before OneFlow is imported.
 
     Raises:
-        ConfigError: It is rank 0 of another job.
+        ConfigError: It is rank 0 of another job, or has all its ranks.
     """
+    refuse_rank0_of_another_job(rank, port)
     if not is_this_machine(os.environ.get("MASTER_ADDR", "")):
         return
     # A rank 0 that imports this package after OneFlow, or not at all, only listens.
     while (rank0 := process_with_port(port, RANK_0)) is None and not is_listened_on(port):
         time.sleep(_POLL_SECONDS)
+        refuse_rank0_of_another_job(rank, port)
     if rank0 and _is_of_another_job(rank0):
         raise ConfigError(
             f"port {port} is in use on this machine, by rank 0 of another job (process {rank0}); give each job its own "

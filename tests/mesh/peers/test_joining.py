@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 
 from libai_data.errors import ConfigError, MeshError
+from libai_data.launch.job_environment import SECRET_VARIABLE
 from libai_data.launch.launcher import free_port
 from libai_data.launch.ports import listen, reserve_port
 from libai_data.mesh.peers import liveness
 from libai_data.mesh.peers.liveness import SECONDS_TO_JOIN_VARIABLE, seconds_to_join
+from tests.distributed.namespaces import Node, two_nodes, why_not
 from tests.distributed.processes import ranks_environment
 from tests.properties import slowly
 
@@ -39,9 +41,9 @@ def test_a_rank_whose_peer_is_never_started_ends_and_says_so(rank: int, reposito
     assert not list(tmp_path.iterdir())
 
 
-def ended_import(environment: dict[str, str], repository: Path) -> str:
-    """What a rank tells of its end that does nothing but import OneFlow."""
-    command = [sys.executable, "-c", "import libai_data, oneflow"]
+def ended_import(environment: dict[str, str], repository: Path, *words: str) -> str:
+    """What a rank tells of its end that does nothing but import OneFlow; `words` precede its command."""
+    command = [*words, sys.executable, "-c", "import libai_data, oneflow"]
     environment = {**environment, "PYTHONPATH": str(repository)}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert ended.returncode != 0
@@ -200,3 +202,74 @@ def test_a_fork_of_a_rank_ends_with_its_exit_code(repository: Path) -> None:
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+
+
+IN_A_JOB = "import libai_data, oneflow, sys; libai_data.synchronize(); print('met', flush=True); sys.stdin.read()"
+
+
+def begin_ranks(environment: dict[str, str], ranks: str, *words: str) -> list[subprocess.Popen[str]]:
+    """Start ranks of a job that stay until their standard input ends, each by a command that follows `words`."""
+    return [
+        subprocess.Popen(
+            [*words, sys.executable, "-c", IN_A_JOB],
+            env={**environment, "RANK": rank, "LOCAL_RANK": rank},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in ranks
+    ]
+
+
+def lines_of(ranks: list[subprocess.Popen[str]]) -> list[str]:
+    return [rank.stdout.readline() for rank in ranks if rank.stdout is not None]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_is_told_that_rank_0_at_its_port_has_met_all_its_ranks(rank: int, repository: Path) -> None:
+    environment = {**alone_of_two(rank, "60"), "PYTHONPATH": str(repository)}
+    first = begin_ranks(environment, "01")
+    try:
+        assert lines_of(first) == ["met\n"] * 2
+        told = ended_import(environment, repository)
+        assert f"ConfigError: rank {rank} cannot join: rank 0 of another job" in told
+        assert f"uses port {environment['MASTER_PORT']} at 127.0.0.1 and has met all its ranks" in told
+    finally:
+        for each in first:
+            assert each.stdin is not None
+            each.stdin.close()
+    for each in first:
+        each.wait(60)
+    assert [each.returncode for each in first] == [0, 0]
+
+
+@pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
+@pytest.mark.parametrize("has_joined", [True, False])
+def test_a_rank_of_another_machine_is_told_that_rank_0_belongs_to_another_job(
+    has_joined: bool, repository: Path
+) -> None:
+    with two_nodes() as (here, there):
+        environment = {**alone_of_two(1, "60"), "PYTHONPATH": str(repository), "MASTER_ADDR": here.address}
+        first = begin_ranks({**environment, SECRET_VARIABLE: "first"}, "01" if has_joined else "0", *here.command())
+        try:
+            if has_joined:
+                assert lines_of(first) == ["met\n"] * 2
+            else:
+                wait_for_rank0(here, environment["MASTER_PORT"], repository)
+            told = ended_import(environment, repository, *there.command())
+        finally:
+            for each in first:
+                each.kill()
+                each.communicate(timeout=60)
+    state = "has met all its ranks" if has_joined else "waits for its ranks"
+    assert f"uses port {environment['MASTER_PORT']} at {here.address} and {state}" in told
+
+
+def wait_for_rank0(node: Node, port: str, repository: Path) -> None:
+    """Until rank 0 of a job keeps its port on a node."""
+    code = (
+        "import time; from libai_data.launch.ports import process_with_port\n"
+        f"while process_with_port({port}, 'rank 0') is None: time.sleep(0.01)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(repository)}
+    subprocess.run(node.command(sys.executable, "-c", code), env=environment, check=True, timeout=60)

@@ -1,0 +1,112 @@
+"""Rank 0 answers questions about its job, over UDP at the port of the job: number MASTER_PORT.
+
+OneFlow listens on the TCP port only until all ranks have joined. A rank of another job that comes later, from any
+machine, would wait for a rank 0 there until its time is over. Where a firewall drops UDP, it still does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+
+from libai_data.errors import ConfigError
+from libai_data.launch.job_environment import job_id
+from libai_data.launch.parent_pipe import keep_from_forks
+from libai_data.launch.ports import bound
+
+_QUESTION = b"libai_data: which job?"
+_LONGEST = 1024
+_TRIES = 3
+_SECONDS_TO_ANSWER = 0.3
+_SECONDS_BETWEEN_TRIES = 0.1
+# A rank that ends with its job takes up to 4.3 s (`watchdog`), and the next job may begin then.
+_SECONDS_FOR_PREDECESSOR = 5.0
+
+
+class Rank0Answers:
+    """Rank 0's end: answers for as long as this object is open; if another program has the port, nobody answers."""
+
+    def __init__(self, port: int, has_joined: bool) -> None:
+        self._answer = json.dumps({"job": job_id(), "has_joined": has_joined}).encode()
+        self._socket: socket.socket | None = None
+        with suppress(OSError):
+            self._socket = bound(port, socket.SOCK_DGRAM)
+
+    def filenos(self) -> list[int]:
+        """The descriptor at which questions come, if there is one."""
+        return [] if self._socket is None else [self._socket.fileno()]
+
+    def answer_one(self) -> None:
+        """Wait for a question and answer it."""
+        if self._socket is not None:
+            question, sender = self._socket.recvfrom(_LONGEST)
+            if question == _QUESTION:
+                self._socket.sendto(self._answer, sender)
+
+    def close(self) -> None:
+        """Answer no more."""
+        if self._socket is not None:
+            self._socket.close()
+
+    def answer_from_now_on(self) -> None:
+        """Answer in a thread, until this process ends."""
+        if self._socket is not None:
+            keep_from_forks(self._socket)
+            threading.Thread(target=self._answer_all, name="answers of rank 0", daemon=True).start()
+
+    def _answer_all(self) -> None:
+        while True:
+            with suppress(OSError):  # The sender cannot be reached.
+                self.answer_one()
+
+
+def refuse_rank0_of_another_job(rank: int, port: int) -> None:
+    """Ask rank 0, if there is one already, before this process joins the job.
+
+    Raises:
+        ConfigError: It belongs to another job, or has all its ranks.
+    """
+    host = os.environ.get("MASTER_ADDR", "")
+    deadline = time.monotonic() + _SECONDS_FOR_PREDECESSOR
+    while (told := _ask(host, port)) is not None:
+        if rank > 0 and told["job"] == job_id() and not told["has_joined"]:
+            return
+        if time.monotonic() > deadline:
+            state = "has met all its ranks" if told["has_joined"] else "waits for its ranks"
+            raise ConfigError(
+                f"rank {rank} cannot join: rank 0 of another job ({told['job']}) uses port {port} at {host} and "
+                f"{state}; give each job its own --master_port (MASTER_PORT)"
+            )
+        time.sleep(_SECONDS_BETWEEN_TRIES)
+
+
+def _ask(host: str, port: int) -> dict[str, Any] | None:
+    """What rank 0 answers; None if nobody does."""
+    with suppress(OSError):
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM) if host else []
+        for family, *_, address in found:
+            with socket.socket(family, socket.SOCK_DGRAM) as asking:
+                asking.settimeout(_SECONDS_TO_ANSWER)
+                asking.connect(address)
+                told = _answer_to(asking)
+                if told is not None:
+                    return told
+    return None
+
+
+def _answer_to(asking: socket.socket) -> dict[str, Any] | None:
+    for _ in range(_TRIES):
+        try:
+            asking.send(_QUESTION)
+            told = json.loads(asking.recv(_LONGEST))
+        except socket.timeout:
+            continue
+        except (OSError, ValueError):  # Nobody is there, or another program.
+            return None
+        return told if isinstance(told, dict) and told.keys() == {"job", "has_joined"} else None
+    return None
