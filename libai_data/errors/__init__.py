@@ -59,6 +59,10 @@ class ContractError(DataPipelineError, RuntimeError):
     """The ranks do not get the same data: a promise of the layout is broken."""
 
 
+ENDS_PROGRAM = (KeyboardInterrupt, SystemExit, GeneratorExit)
+"""Exceptions that say nothing of the sample that is being read."""
+
+
 class PeerError(DataPipelineError, ConnectionError):
     """Another rank of the job has failed, or cannot be reached; the output of that rank shows the cause."""
 
@@ -82,6 +86,16 @@ def error_text(error: BaseException) -> str:
     except Exception as failure:
         message = f"(its message cannot be shown: __str__ raises {type(failure).__name__})"
     return f"{type(error).__name__}: {message}"
+
+
+def failed_reading(which: str, error: BaseException) -> SampleError:
+    """The error that names the samples over which a user's code failed, by whatever exception.
+
+    Libraries in Rust raise a PanicException, which is no Exception. What is to end the program is raised as it is.
+    """
+    if isinstance(error, ENDS_PROGRAM):
+        raise error
+    return SampleError(f"{which}: {error_text(error)}")
 
 
 def nearest(name: object, known: Iterable[object]) -> str:

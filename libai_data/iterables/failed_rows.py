@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from libai_data.errors import SampleError, error_text
+from libai_data.errors import ENDS_PROGRAM, SampleError, error_text
 
 
 class FailedRow(NamedTuple):
@@ -37,9 +37,9 @@ class Skipping:
             if self._may_have_ended is not None:
                 raise self._ended(self._may_have_ended) from None
             raise
-        except StreamEnded:
+        except (StreamEnded, *ENDS_PROGRAM):
             raise
-        except Exception as error:
+        except BaseException as error:
             text = error_text(error)
             if inspect.isgenerator(self._rows):
                 raise self._ended(text) from error

@@ -18,7 +18,7 @@ from libai_data.data.random.hashing import combine64
 from libai_data.data.random.sample_random import BatchRandom, SampleKeys, reading_samples
 from libai_data.data.transforms.batch import BatchTransform
 from libai_data.data.transforms.timing import transform_time
-from libai_data.errors import SampleError, error_text
+from libai_data.errors import SampleError, error_text, failed_reading
 from libai_data.loader.collate import Collator
 from libai_data.loader.default_collate import default_collate
 from libai_data.loader.failures import SkippedSample
@@ -178,10 +178,10 @@ class TaskRunner:
         try:
             with reading_samples(SampleKeys(self.reader.seed, task.epochs, task.indices)):
                 collated = collate(collator, samples, self._names)
-        except Exception as error:
+        except BaseException as error:
             # Bare, a StopIteration would end the trainer's loop without a word.
             name = self._name or "stacking"
-            raise SampleError(f"{name} of samples {task.indices.tolist()}: {error_text(error)}") from error
+            raise failed_reading(f"{name} of samples {task.indices.tolist()}", error) from error
         if task.slot is None and not getattr(collator, "needs_no_copy", False):
             # It may keep its memory, and write the next batch into it.
             collated = replace(collated, arrays={name: array.copy() for name, array in collated.arrays.items()})
@@ -208,10 +208,8 @@ class TaskRunner:
         try:
             with transform_time(), reading_samples(SampleKeys(self.reader.seed, task.epochs, task.indices)):
                 transform(rows, BatchRandom(self.reader.seed, task.position, task.epochs, task.indices))
-        except Exception as error:
-            raise SampleError(
-                f"{type(transform).__name__} of samples {task.indices.tolist()}: {error_text(error)}"
-            ) from error
+        except BaseException as error:
+            raise failed_reading(f"{type(transform).__name__} of samples {task.indices.tolist()}", error) from error
         finally:
             self.reader.count_transform()
 

@@ -162,7 +162,7 @@ class SampleReader(WatchedDataset):
                 keys.row = row
                 try:
                     sample = dataset[index]
-                except Exception as error:
+                except BaseException as error:
                     raise self._failure(f"sample {index}", error) from error
                 read = perf_counter()
                 try:
@@ -173,7 +173,7 @@ class SampleReader(WatchedDataset):
                     write(row, sample)
                 except SchemaError as error:
                     raise self._mismatch(schema, index, str(error)) from error
-                except Exception as error:
+                except BaseException as error:
                     raise self._failure(f"sample {index}", error) from error
                 copy += perf_counter() - read
         self._note_replaced(reading)
@@ -231,7 +231,7 @@ class SampleReader(WatchedDataset):
         try:
             with reading:
                 self._read_batch(indices, out, *parts)  # type: ignore[misc]
-        except Exception as error:
+        except BaseException as error:
             # Where others may take their place, each is read alone after this.
             if len(indices) == 1 or not self._policy.substitutes:
                 self._refuse_unlike(schema, epochs, indices)
@@ -271,7 +271,7 @@ class SampleReader(WatchedDataset):
             write(row, self._fields(schema, sample))
         except SchemaError as error:
             raise self._mismatch(schema, index, str(error)) from error
-        except Exception as error:
+        except BaseException as error:
             raise self._failure(f"sample {index}", error) from error
         finally:
             self._times.copy += perf_counter() - start

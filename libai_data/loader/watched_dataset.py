@@ -14,7 +14,7 @@ from libai_data.data.nesting import TEXT
 from libai_data.data.random.global_generators import GlobalDraws
 from libai_data.data.random.sample_random import SampleKeys, reading_samples
 from libai_data.data.transforms.timing import take_transform_time
-from libai_data.errors import SampleError, SchemaError, error_text
+from libai_data.errors import SampleError, SchemaError, failed_reading
 from libai_data.loader.failures import SkippedSample
 from libai_data.loader.stage_times import StageTimes
 from libai_data.structures import Instance
@@ -78,7 +78,7 @@ class WatchedDataset:
                 sample = self.dataset[key[2]]
             self._note_replaced(reading)
             return sample
-        except Exception as error:
+        except BaseException as error:
             raise self._failure(f"sample {key[2]}", error) from error
         finally:
             self._count_source(start, 1)
@@ -113,7 +113,7 @@ class WatchedDataset:
                     found = self._get_items(asked)  # type: ignore[misc]
                     is_list = isinstance(found, Iterable) and not isinstance(found, (*TEXT, Mapping, Instance))
                     samples = list(found) if is_list else []
-            except Exception as error:
+            except BaseException as error:
                 raise self._failure(f"one of the samples {asked}", error) from error
             finally:
                 self._count_source(start, len(asked))
@@ -151,8 +151,8 @@ class WatchedDataset:
         times.copy += copy
         times.samples += samples
 
-    def _failure(self, which: str, error: Exception) -> SampleError:
-        return SampleError(f"{which} of {type(self.dataset).__name__}: {error_text(error)}")
+    def _failure(self, which: str, error: BaseException) -> SampleError:
+        return failed_reading(f"{which} of {type(self.dataset).__name__}", error)
 
 
 def started() -> float:

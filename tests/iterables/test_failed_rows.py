@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 
 from libai_data.errors import ConfigError, SampleError
 from libai_data.iterables import FilteredStream, MappedStream, PackedStream, from_iterable
+from libai_data.iterables.failed_rows import Skipping
 from tests.iterables.rows import Stateful, flat, sample, taken
+from tests.loader.sample_datasets import PanicException
 from tests.properties import examples, slowly
 
 
@@ -117,6 +119,25 @@ def test_rows_that_a_resume_skips_are_not_counted_again() -> None:
     assert again.stats()["skipped_samples"] == 1
     stopped.close()
     again.close()
+
+
+def test_rows_over_which_a_library_in_rust_fails_are_skipped_but_ctrl_c_is_not() -> None:
+    def decode_in_rust(row: Any) -> Any:
+        if row["y"] == 5:
+            raise PanicException
+        return row
+
+    loader = from_iterable(MappedStream(Stateful(22), decode_in_rust), 1, on_error="skip")
+    assert flat(taken(loader)) == [*range(5), *range(6, 22)]
+    loader.close()
+    for error in (KeyboardInterrupt, SystemExit, GeneratorExit):
+        rows = Skipping(iter(partial(raise_, error), None), "rows")
+        with pytest.raises(error):
+            next(rows)
+
+
+def raise_(error: type[BaseException]) -> None:
+    raise error
 
 
 @pytest.mark.parametrize("good", [0, 1])

@@ -151,6 +151,21 @@ class ExitingPolitely(Failing):
         sys.exit("goodbye")
 
 
+class PanicException(BaseException):
+    """As pyo3's, which libraries in Rust raise: no Exception."""
+
+
+class Panicking(Failing):
+    """Is decoded by a library in Rust."""
+
+    def fail(self, index: int) -> None:
+        raise PanicException(f"range end index {index} out of range")
+
+
+class PanickingFilled(Panicking, FailingFilled):
+    """The same through `read_batch`."""
+
+
 class Crashing(Failing):
     """Reads where there is no memory."""
 
@@ -308,6 +323,14 @@ def failing_collator(samples: list[Any]) -> Any:
     if any(int(np.asarray(sample["index"])) == 5 for sample in samples):
         raise ZeroDivisionError("five")
     return stack_dicts(samples)
+
+
+def panicking_collator(samples: list[Any]) -> Any:
+    """Fails as a library in Rust when sample 5 is among its samples."""
+    try:
+        return failing_collator(samples)
+    except ZeroDivisionError:
+        raise PanicException from None
 
 
 def unstoppable_collator(samples: list[Any]) -> Any:

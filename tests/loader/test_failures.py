@@ -28,8 +28,11 @@ from tests.loader.sample_datasets import (
     FailingFilled,
     NumberDicts,
     Numbers,
+    Panicking,
+    PanickingFilled,
     Unspeakable,
     failing_collator,
+    panicking_collator,
     stack_dicts,
 )
 from tests.loader.streams import WORKER_NAMES, WORKERS, content, loading, stream
@@ -66,6 +69,23 @@ def test_a_failing_sample_ends_the_run_with_its_traceback(workers: dict[str, Any
 def test_an_exception_that_cannot_be_shown_keeps_its_sample(workers: dict[str, Any], arguments: Any) -> None:
     with pytest.raises(SampleError, match=r"sample 9 of Unspeakable: Speechless: .*__str__ raises ValueError"):
         stream(Unspeakable(bad=[9]), batches=3, **arguments, **workers)
+
+
+@WITHOUT_SPAWN
+@pytest.mark.parametrize("dataset", [Panicking, PanickingFilled])
+def test_what_a_library_in_rust_raises_is_a_failure_of_the_sample(workers: dict[str, Any], dataset: Any) -> None:
+    with pytest.raises(SampleError, match=r"9.* of Panicking.*: PanicException: range end index 9"):
+        stream(dataset(bad=[9]), batches=4, **workers)
+    bad = [0, 9]
+    for arguments in ({}, {"collate_fn": stack_dicts}):
+        found = stream(dataset(bad=bad), batches=16, on_error="skip", **arguments, **workers)
+        assert indices_of(found) == indices_of(stream(Failing(bad=bad), batches=16, on_error="skip"))
+
+
+@WITHOUT_SPAWN
+def test_a_collator_in_rust_that_fails_names_its_samples(workers: dict[str, Any]) -> None:
+    with pytest.raises(DataPipelineError, match=r"(?s)panicking_collator of samples \[4, 5, 6, 7\]: PanicException"):
+        stream(NumberDicts(), batches=3, collate_fn=panicking_collator, **workers)
 
 
 @EVERYWHERE

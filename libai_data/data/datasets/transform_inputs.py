@@ -10,7 +10,7 @@ import numpy as np
 from libai_data.data.random.global_generators import GlobalDraws
 from libai_data.data.random.sample_random import reading_inputs
 from libai_data.data.random.substitute import SUBSTITUTES, substitute_index
-from libai_data.errors import SampleError, error_text
+from libai_data.errors import SampleError, failed_reading
 
 LEFT_OUT = object()
 """What a sample that is not kept is read as."""
@@ -73,5 +73,5 @@ class TransformInputs:
 
         try:
             return self._draws.around(read, key)
-        except Exception as error:
-            raise SampleError(f"sample {index} of {type(self._dataset).__name__}: {error_text(error)}") from error
+        except BaseException as error:
+            raise failed_reading(f"sample {index} of {type(self._dataset).__name__}", error) from error
