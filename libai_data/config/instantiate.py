@@ -23,7 +23,7 @@ from libai_data.config.signatures import (
     parameters_of,
     resolve_target,
 )
-from libai_data.errors import ConfigError, DataPipelineError, error_text
+from libai_data.errors import ConfigError, DataPipelineError, comes_from_signal_handler, error_text
 from libai_data.errors.argument_rules import check_types
 
 
@@ -155,6 +155,8 @@ def _call(cfg: Any, args: tuple[Any, ...], extra: dict[str, Any], recursive: boo
     except (Exception, SystemExit) as error:
         if isinstance(error, DataPipelineError) and error.config_path is not None:
             raise  # an inner instantiate has said where
+        if isinstance(error, SystemExit) and comes_from_signal_handler(error):
+            raise
         raise _named(error, target, path, built) from error
 
 

@@ -98,6 +98,22 @@ def failed_reading(which: str, error: BaseException) -> SampleError:
     return SampleError(f"{which}: {error_text(error)}")
 
 
+def comes_from_signal_handler(error: BaseException) -> bool:
+    """Whether the handler of a signal raised an exception, in the middle of the code that it reached.
+
+    A handler is called with the frame that it interrupts, which is then the frame below its own.
+    """
+    traceback = error.__traceback__
+    while traceback is not None:
+        below, given = traceback.tb_frame.f_back, traceback.tb_frame.f_locals.values()
+        if below is not None and any(
+            value is below or (isinstance(value, tuple) and any(each is below for each in value)) for value in given
+        ):
+            return True
+        traceback = traceback.tb_next
+    return False
+
+
 def nearest(name: object, known: Iterable[object]) -> str:
     """The hint to append to an error about an unknown name.
 

@@ -18,7 +18,7 @@ from libai_data.data.random.hashing import combine64
 from libai_data.data.random.sample_random import BatchRandom, SampleKeys, reading_samples
 from libai_data.data.transforms.batch import BatchTransform
 from libai_data.data.transforms.timing import transform_time
-from libai_data.errors import SampleError, error_text, failed_reading
+from libai_data.errors import SampleError, comes_from_signal_handler, error_text, failed_reading
 from libai_data.loader.collate import Collator
 from libai_data.loader.default_collate import default_collate
 from libai_data.loader.failures import SkippedSample
@@ -252,6 +252,17 @@ def wants_to_end(indices: list[int], error: BaseException) -> SampleError:
     return wrapped
 
 
+def _if_of_dataset(indices: list[int], error: SystemExit) -> SampleError:
+    """What becomes of a SystemExit in the trainer's own thread.
+
+    One of the user's signal handler ends the program. One of the dataset must not: with `sys.exit(0)` the training
+    would end as if all were done.
+    """
+    if comes_from_signal_handler(error):
+        raise error
+    return wants_to_end(indices, error)
+
+
 def rows_of(arrays: dict[str, np.ndarray], task: Task) -> dict[str, np.ndarray]:
     """The rows of a batch's arrays that belong to a task."""
     last_row = task.first_row + len(task.indices)
@@ -283,7 +294,7 @@ class InProcessExecutor(Executor):
         try:
             return self._runner.reader.first_sample(epoch, index)
         except SystemExit as error:
-            raise wants_to_end([index], error) from error
+            raise _if_of_dataset([index], error) from error
 
     def use_schema(self, schema: SampleSchema) -> None:
         self._runner.schema = schema
@@ -296,8 +307,7 @@ class InProcessExecutor(Executor):
         try:
             return self._runner.run(task)
         except SystemExit as error:
-            # Else a dataset that calls `sys.exit(0)` would end the training as if all were done.
-            return TaskResult(task.number, wants_to_end(task.indices.tolist(), error))
+            return TaskResult(task.number, _if_of_dataset(task.indices.tolist(), error))
 
     def has_result(self) -> bool:
         """False: a result takes the caller's own time."""

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import signal
 from collections import OrderedDict
 from typing import Any
 
@@ -293,3 +294,16 @@ def test_errors_of_ours_keep_their_class_and_others_are_named_with_the_key() -> 
     for kind in (SystemExit, KeyError, StopIteration):
         with pytest.raises(ConfigError, match=rf"inner: calling .*fail failed: {kind.__name__}"):
             instantiate(LazyCall(dict)(inner=LazyCall(fail)(kind=kind)))
+
+
+def signalled(number: int) -> None:
+    signal.raise_signal(number)
+
+
+def test_sys_exit_in_a_signal_handler_is_no_error_of_the_call() -> None:
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: fail(SystemExit))
+    try:
+        with pytest.raises(SystemExit):
+            instantiate(LazyCall(dict)(inner=LazyCall(signalled)(number=signal.SIGUSR1)))
+    finally:
+        signal.signal(signal.SIGUSR1, before)

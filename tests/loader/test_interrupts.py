@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import time
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,50 @@ def test_an_interrupt_at_any_line_loses_no_batch(arguments: dict[str, Any], betw
             rest = [content(batch) for batch in islice(iter(loader), BATCHES - place)]
             assert rest == expected[place:], f"interrupted at line {line}"
     assert interruptions > 2
+
+
+class Signalled(Numbers):
+    """Its process gets a signal while it reads one of the samples for the first time."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.at = at
+
+    def __getitem__(self, index: int) -> Any:
+        if index == self.at:
+            self.at = -1
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return super().__getitem__(index)
+
+
+class Leaving:
+    """A handler in a class, behind another one."""
+
+    def handle(self, number: int, frame: Any) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        raise SystemExit(7)
+
+
+def leave(*_: Any) -> None:
+    raise SystemExit(7)
+
+
+@pytest.mark.parametrize("workers", WORKERS[:2], ids=WORKER_NAMES[:2])
+@pytest.mark.parametrize("handler", [leave, Leaving().handle, partial(leave, 1)], ids=["function", "method", "partial"])
+@pytest.mark.parametrize("at", [0, 9])
+def test_sys_exit_in_a_signal_handler_ends_the_program_with_its_code(
+    workers: dict[str, Any], handler: Any, at: int
+) -> None:
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with loading(Signalled(at), on_error="skip", **workers) as loader, pytest.raises(SystemExit) as ended:
+            for _ in loader:
+                pass
+        assert ended.value.code == 7
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 class Counting(Numbers):
