@@ -347,7 +347,8 @@ class BatchInfo(NamedTuple):
         step: number of this batch since the stream's beginning.
         epoch: epoch of the global batch's first sample.
         position: position of the global batch's first sample.
-        size: rows of the global batch.
+        size: samples that the loader read for the global batch. They are its rows, unless a collate_fn leaves some out
+            or joins some.
         valid: rows [0, valid) of the global batch count; the rest is padding (evaluation only).
         next_start: of a stream transform, where the output after the batch begins; in lanes that of each lane.
     """

@@ -119,6 +119,27 @@ def test_a_first_field_that_all_samples_share_does_not_decide_how_many_there_are
     assert f"Evaluated {length} samples" in caplog.text
 
 
+@pytest.mark.parametrize("mask_rows", [0, 1])
+def test_a_collator_that_leaves_rows_out_decides_how_many_there_are(
+    model: TinyModel, mask_rows: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    def collate(samples: list[Any]) -> Any:
+        kept = [each for each in samples if int(each.get("labels").tensor) != 1]
+        batch = {name: np.stack([each.get(name).tensor for each in kept]) for name in ("points", "labels")}
+        return {"mask": np.ones((mask_rows, 4), np.float32), **batch} if mask_rows else batch
+
+    dataset = TinyDataset(16)
+    labels = dataset.labels
+    loader = build_image_test_loader(dataset, 4, num_workers=0, collate_fn=collate)
+    seen = Collecting()
+    tested = SharesAMask(model) if mask_rows else model
+    with caplog.at_level("INFO"):
+        inference_on_dataset(tested, loader, 4, 1e5, to_global, "cpu", [seen, ClsEvaluator((1,))])
+    assert 0 < (labels != 1).sum() < 16
+    assert sum(len(each["prediction_scores"]) for each in seen.outputs) == (labels != 1).sum()
+    assert f"Evaluated {(labels != 1).sum()} samples" in caplog.text
+
+
 class HasATable(nn.Module):
     """Returns a table that all samples share, and the same number for each sample."""
 

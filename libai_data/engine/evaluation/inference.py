@@ -148,25 +148,29 @@ def _in_step(data_loader: Iterable[Any]) -> Iterator[Any]:
 def _rows(inputs: dict[str, Any], info: BatchInfo | None, had_its_rows: bool) -> tuple[int, int | None, bool]:
     """Rows of the global batch, how many of them count (None if nothing is to be cut), and whether an input has them.
 
-    Not every input has the batch's rows: a mask may be shared by all samples. So the loader's word counts. If an
-    earlier batch had other rows, as of a collator that leaves samples out, equal numbers in this one are chance.
+    Not every input has the batch's rows: a mask may be shared by all samples. So the loader's word counts, unless no
+    input has as many rows, as if a collator leaves samples out. Then equal numbers in a later batch are chance.
     """
     leaves: dict[str, Any] = {}
     taken_apart(inputs, leaves)
     shapes = {name: tuple(value.shape) for name, value in leaves.items() if getattr(value, "ndim", 0) > 0}
     if not shapes:
         raise SchemaError(f"get_batch returned {sorted(inputs.keys())}, none of which has a batch dim")
+    found = Counter(shape[0] for shape in shapes.values())
+    # The best guess where the loader does not know; it is only logged.
+    frequent = max(found, key=lambda rows: (found[rows], rows))
     if info is None:
-        # Of a batch of another origin, the most frequent number is the best guess; it is only logged.
-        return Counter(shape[0] for shape in shapes.values()).most_common(1)[0][0], None, had_its_rows
-    has_its_rows = info.size in {shape[0] for shape in shapes.values()}
+        return frequent, None, had_its_rows
+    has_its_rows = info.size in found
     if info.valid < info.size and not (has_its_rows and had_its_rows):
         raise SchemaError(
             f"{info.valid} of the batch's {info.size} rows count, the others are padding, but none of the inputs has "
             f"{info.size} rows{' in an earlier batch' * has_its_rows}: {shapes}; let get_batch keep the rows, so that "
             "padding can be dropped"
         )
-    return info.size, info.valid, has_its_rows and had_its_rows
+    if not has_its_rows:
+        return frequent, None, False
+    return info.size, info.valid, had_its_rows
 
 
 class _WithoutPadding:
