@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from libai_data.config import try_get_key
 from libai_data.config.signatures import parameters_of, target_of
+from libai_data.data.attributes import attribute_of
 from libai_data.data.samplers.sampler import StreamSampler
 from libai_data.engine.loaders import as_three_loaders, build_configured_test_loaders, build_configured_train_loader
 from libai_data.engine.running_stages import stages_of
@@ -29,7 +30,7 @@ class OneRank(NamedTuple):
 
     def close(self) -> None:
         for loader in self.loaders:
-            if callable(getattr(loader, "close", None)):
+            if callable(attribute_of(loader, "close")):
                 loader.close()
 
 
@@ -62,7 +63,7 @@ def one_rank_loaders(
         _set_argument(section, "readers", "every_rank")
     loaders = _built(cfg, split, tokenizer)
     for loader in loaders:
-        if isinstance(getattr(loader, "stream", None), StreamSampler):
+        if isinstance(attribute_of(loader, "stream"), StreamSampler):
             loader.stream.take_turns(data_parallel_size)
     if split != "train":
         return OneRank(loaders, plan)
@@ -90,7 +91,7 @@ def _built(cfg: Any, split: str, tokenizer: Any | None) -> list[Any]:
     if split == "train":
         return [train]
     for unused in (train, test):
-        if callable(getattr(unused, "close", None)):
+        if callable(attribute_of(unused, "close")):
             unused.close()
     return [] if valid is None else [valid]
 

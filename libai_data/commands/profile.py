@@ -15,6 +15,7 @@ from libai_data.commands.one_rank import mesh_of, one_rank_loaders
 from libai_data.commands.plan import JobPlan
 from libai_data.config import try_get_key
 from libai_data.config.lazy_config import load_config
+from libai_data.data.attributes import attribute_of
 from libai_data.data.sources.fetch_log import in_words
 from libai_data.delivery.read_plan import ReadPlan, read_mode
 from libai_data.engine.models import build_configured_tokenizer
@@ -112,7 +113,7 @@ def measure(
         workers: that it has. Without workers the trainer reads the samples, which is no part of the fixed cost.
         busy: seconds of processor time of the trainer's thread.
     """
-    if not callable(getattr(loader, "stats", None)):
+    if not callable(attribute_of(loader, "stats")):
         raise ConfigError(f"the train loader is a {type(loader).__name__}, which has no stats(), so it is not measured")
     batches = _batches(loader)
     for _ in range(_WARM_UP_BATCHES):

@@ -17,6 +17,7 @@ import numpy as np
 from omegaconf import ListConfig
 
 from libai_data.config import LazyCall, instantiate
+from libai_data.data.attributes import has_attribute
 from libai_data.data.datasets.blend import BlendedDataset
 from libai_data.data.datasets.combine import ConcatDataset, Subset, length_of
 from libai_data.data.datasets.document_parts import split_documents
@@ -373,7 +374,7 @@ def _is_sample(item: Any) -> bool:
 
 def _has_fields(item: Any) -> bool:
     if is_dataclass(item):
-        return not hasattr(item, "__getitem__")
+        return not has_attribute(item, "__getitem__")
     return isinstance(item, tuple) or fields_in(item) is not None
 
 
@@ -385,7 +386,7 @@ def _mixed(datasets: list[Any], mixer: Mixer) -> Any:
     if not datasets:
         raise ConfigError("dataset is an empty list; name at least one dataset")
     for each in datasets:
-        if not hasattr(each, "__getitem__") or isinstance(each, (Mapping, str, bytes)):
+        if not has_attribute(each, "__getitem__") or isinstance(each, (Mapping, str, bytes)):
             raise ConfigError(f"dataset is {each!r}; it must be a dataset, a LazyCall of one, or a list of these")
     return datasets[0] if len(datasets) == 1 else mixer(datasets)
 

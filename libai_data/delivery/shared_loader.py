@@ -15,6 +15,7 @@ from typing import Any, Callable, NamedTuple, Union
 
 import numpy as np
 
+from libai_data.data.attributes import attribute_of
 from libai_data.data.datasets.blend import Blend
 from libai_data.data.datasets.shard_lengths import shard_lengths_of
 from libai_data.data.datasets.stream_transform import StreamTransform
@@ -134,7 +135,7 @@ class SharedLoader(ResumableLoader):
         def opened() -> _Announcement:
             dataset = open_dataset()
             self._loader = loader = make_loader(dataset, make_stream(dataset, plan.shards_read_by(self._rank)))
-            blend = getattr(dataset, "blend", None)
+            blend = attribute_of(dataset, "blend")
             has_lanes = isinstance(getattr(loader.stream, "order", None), LaneOrder)
             lengths = shard_lengths_of(dataset).tobytes() if has_lanes else b""
             blend = blend if isinstance(blend, Blend) else None

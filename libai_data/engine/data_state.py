@@ -9,6 +9,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from libai_data.data.attributes import attribute_of, has_attribute
 from libai_data.data.samplers.resuming import RESTART_DATA, check_overrides
 from libai_data.data.samplers.schedule import StepSchedule
 from libai_data.data.samplers.stream_state import Keys, StreamState, check_state
@@ -93,7 +94,7 @@ class DataState:
 
 def has_state(thing: Any) -> bool:
     """Whether something can be saved and restored."""
-    return hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")
+    return has_attribute(thing, "state_dict") and has_attribute(thing, "load_state_dict")
 
 
 class CountedLoader:
@@ -135,7 +136,7 @@ class CountedLoader:
     def _begin(self, number: int) -> Iterator[Any]:
         self._round, self._batches, self._digest = number, 0, ""
         self._rounds = number + 1
-        if callable(getattr(self.counted, "set_epoch", None)):
+        if callable(attribute_of(self.counted, "set_epoch")):
             self.counted.set_epoch(number)
         return iter(self.counted)
 
@@ -185,7 +186,7 @@ def _bar(batches: Any, what: str) -> Any:
 
 def stream_state_of(loader: Any) -> StreamState | None:
     """Where a loader of this package stands in its endless stream; None for any other."""
-    state = getattr(getattr(loader, "stream", None), "state", None)
+    state = attribute_of(attribute_of(loader, "stream"), "state")
     return state if isinstance(state, StreamState) else None
 
 

@@ -13,6 +13,7 @@ from libai_data.config import instantiate, try_get_key
 from libai_data.config.keys import path_of
 from libai_data.config.signatures import parameters_of, target_of
 from libai_data.config.values import fill_in, given, require
+from libai_data.data.attributes import has_attribute
 from libai_data.data.datasets.blend_table import log_blend
 from libai_data.data.samplers.schedule import StepSchedule
 from libai_data.engine.data_state import schedule_of, stream_state_of
@@ -158,7 +159,7 @@ def _samples_per_epoch(data_loader: Any) -> int:
         # What a stream transform makes of an epoch is not known in advance.
         return state.order.epoch_size if state.start is None else 0
     dataset = indexed_dataset_of(data_loader)
-    return len(dataset) if dataset is not None and hasattr(dataset, "__len__") else 0
+    return len(dataset) if dataset is not None and has_attribute(dataset, "__len__") else 0
 
 
 def _require_epochs(per_epoch: float, key: str, instead: str) -> None:

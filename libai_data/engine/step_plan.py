@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from libai_data.config import try_get_key
+from libai_data.data.attributes import attribute_of
 from libai_data.data.samplers.schedule import Ranges, StepSchedule, parse_sizes, parse_skips
 from libai_data.errors import ConfigError
 from libai_data.mesh.current import get_data_parallel_size
@@ -47,12 +48,12 @@ class StepPlan:
 
     def followed_by(self, loader: Any) -> bool:
         """Let a train loader follow the plan, if it can; False if it is of another make or has other batch sizes."""
-        stream = getattr(loader, "stream", None)
+        stream = attribute_of(loader, "stream")
         rows = self.first.micro_batch_size * get_data_parallel_size()
         problem = ""
-        if not callable(getattr(stream, "follow", None)) or not callable(getattr(loader, "follow", None)):
+        if not callable(attribute_of(stream, "follow")) or not callable(attribute_of(loader, "follow")):
             problem = f"the train loader ({type(loader).__name__}) is not one with libai_data's CyclicSampler"
-        elif getattr(loader, "global_batch_size", None) != rows:
+        elif attribute_of(loader, "global_batch_size") != rows:
             problem = f"the train loader's batches have {loader.global_batch_size} rows, but the config has {rows}"
         if not problem:
             counts = {size: sizes.num_accumulation_steps for size, sizes in self.sizes.items()}

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from libai_data.data.attributes import attribute_of
 from libai_data.data.datasets.blend_table import name_of
 from libai_data.data.datasets.combine import ConcatDataset
 from libai_data.data.datasets.packing import PackedDataset
@@ -162,7 +163,7 @@ def tokens_per_sample(loader: Any, inputs: Mapping[str, Any]) -> int:
     declared = getattr(indexed_dataset_of(loader), "tokens_per_sample", None)
     if isinstance(declared, int):
         return declared
-    if getattr(loader, "collates", True):
+    if attribute_of(loader, "collates", True):
         return 0
     shapes = [tuple(inputs[name].shape) for name in _TOKEN_FIELDS if name in inputs]
     return next((int(shape[1]) for shape in shapes if len(shape) == 2), 0)

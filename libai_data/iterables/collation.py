@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from libai_data.data.attributes import attribute_of
 from libai_data.data.items import array_in, named, rows_in
 from libai_data.data.nesting import put_together
 from libai_data.errors import SchemaError
@@ -35,7 +36,7 @@ class PieceCollator:
         self._collate_fn = collate_fn
         self.needs_no_copy = collate_fn is None  # Nothing writes into its batches later.
         made_by = collate_fn or default_collate
-        self.__name__ = getattr(made_by, "__name__", type(made_by).__name__)  # what errors name
+        self.__name__ = attribute_of(made_by, "__name__", type(made_by).__name__)  # what errors name
 
     def __call__(self, pieces: Sequence[Any]) -> dict[str, Any]:
         """Make a batch: name -> value, nested as the samples are; a SchemaError if pieces differ."""

@@ -6,6 +6,7 @@ from collections import abc
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from libai_data.data.attributes import attribute_of
 from libai_data.data.samplers.stream_state import Keys, check_state
 from libai_data.errors import CheckpointError, ConfigError
 from libai_data.structures import Instance, NamedBatch
@@ -26,7 +27,7 @@ class CombinedLoader:
 
     def __init__(self, loaders: Mapping[str, Any], unnamed: type | None = None) -> None:
         for name, loader in loaders.items():
-            if getattr(loader, "mixup_func", None) is not None:
+            if attribute_of(loader, "mixup_func") is not None:
                 raise ConfigError(f"loader '{name}' of several has a mixup_func; mix in on_after_batch_transfer")
         self.loaders = dict(loaders)
         self._unnamed = unnamed

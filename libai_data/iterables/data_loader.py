@@ -6,6 +6,7 @@ from abc import ABCMeta
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from libai_data.data.attributes import attribute_of, has_attribute
 from libai_data.data.random.global_generators import tell_once
 from libai_data.data.samplers.listed import DealtIndices, known_length
 from libai_data.data.samplers.sampler import StreamSampler
@@ -171,7 +172,7 @@ class DataLoader(_Made, metaclass=ABCMeta):
             "timeout": timeout,
             "seed": seed,
         }
-        if not has_index(dataset) and (callable(dataset) or hasattr(dataset, "__iter__")):
+        if not has_index(dataset) and (callable(dataset) or has_attribute(dataset, "__iter__")):
             for name, value in (("sampler", sampler), ("batch_sampler", batch_sampler)):
                 if value is not None and not isinstance(value, StreamSampler):
                     raise ConfigError(
@@ -184,7 +185,7 @@ class DataLoader(_Made, metaclass=ABCMeta):
                     "batch_size is None, but a sampler names single samples; give a batch_size, or pass a sampler of "
                     "lists as batch_sampler (a dataset with __getitems__ gets each list)"
                 )
-            if hasattr(sampler, "weights"):
+            if has_attribute(sampler, "weights"):
                 _note(
                     f"DataLoader: rank 0 draws all indices of the {type(sampler).__name__}, and a resume draws them "
                     "again; weights=sampler.weights needs neither, and works with every read mode"
@@ -249,13 +250,13 @@ def _refuse_pairs(sampler: Any, batch_sampler: Any, **given: bool) -> None:
         raise ConfigError(
             f"DataLoader: {who} already decides {' and '.join(excluded)}; remove {' and '.join(excluded)}"
         )
-    if hasattr(sampler, "num_replicas"):
+    if has_attribute(sampler, "num_replicas"):
         raise ConfigError(
             f"sampler is a {type(sampler).__name__}, which splits samples over ranks. Remove it and set shuffle=True: "
             "the loader splits the samples over the mesh"
         )
-    inner = getattr(batch_sampler, "sampler", None)
-    place = getattr(inner, "rank", None), getattr(inner, "num_replicas", None)
+    inner = attribute_of(batch_sampler, "sampler")
+    place = attribute_of(inner, "rank"), attribute_of(inner, "num_replicas")
     if place not in ((None, None), (get_data_parallel_rank(), get_data_parallel_size())):
         raise ConfigError(
             f"the sampler of batch_sampler is a {type(inner).__name__} for rank {place[0]} of {place[1]}, but this is "

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, Callable
 
 from libai_data.config import LazyCall, instantiate
+from libai_data.data.attributes import attribute_of, has_attribute
 from libai_data.data.datasets.combine import length_of
 from libai_data.data.random.global_generators import tell_once
 from libai_data.data.samplers import CyclicSampler, SingleRoundSampler
@@ -232,7 +233,7 @@ def _open(
                     raise ConfigError(f"{type(thing).__name__} is empty; there is nothing to load")
                 opened, summary = thing, _SourceSummary(True, type(thing).__name__, dataset_name(thing))
             else:
-                by_index = is_map_style(thing) and (shuffle or not hasattr(thing, "__iter__"))
+                by_index = is_map_style(thing) and (shuffle or not has_attribute(thing, "__iter__"))
                 if by_index:
                     thing = IndexedBatches(thing, shuffle, seed)
                 opened = ShardedSource(thing, batches, sharding) if sharding else source_of(thing, batches, skips)
@@ -304,7 +305,7 @@ def _map_style(
 
 def _rounds(dataset: Any, ends: str, **arguments: Any) -> Any:
     """The sampler of epochs of a dataset, or of what stands for it on a rank that does not read."""
-    if getattr(dataset, "is_stream_transform", False):
+    if attribute_of(dataset, "is_stream_transform", False):
         if "weights" in arguments:
             raise ConfigError("weights is for single samples; give the filter or packer a dataset without weights")
         if "lanes" in arguments:

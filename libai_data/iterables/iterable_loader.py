@@ -11,6 +11,7 @@ from typing import Any, Callable
 
 import numpy as np
 
+from libai_data.data.attributes import attribute_of
 from libai_data.data.items import ArgumentNames
 from libai_data.data.samplers.cursor import Cursor
 from libai_data.data.samplers.stream_state import check_state
@@ -222,7 +223,7 @@ class IterableLoader(OfOneProcess):
 
 def indexed_dataset_of(loader: Any) -> Any:
     """The dataset that a loader reads by index; None of a loader over an iterable, or of no dataset."""
-    return None if isinstance(loader, IterableLoader) else getattr(loader, "dataset", None)
+    return None if isinstance(loader, IterableLoader) else attribute_of(loader, "dataset")
 
 
 def _ranks(chosen: np.ndarray) -> list[int]:

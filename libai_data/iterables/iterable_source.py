@@ -12,6 +12,7 @@ from typing import Any, Callable
 
 import numpy as np
 
+from libai_data.data.attributes import attribute_of, has_attribute
 from libai_data.data.datasets.combine import length_of, refuse_class
 from libai_data.data.random.permutation import permuted
 from libai_data.errors import CheckpointError, ConfigError
@@ -47,7 +48,7 @@ class Source:
 
     def __init__(self, thing: Any, batches: bool | None = None, skips: bool = False) -> None:
         self._skips = skips
-        self.name = getattr(thing, "__qualname__", type(thing).__name__)
+        self.name = attribute_of(thing, "__qualname__", type(thing).__name__)
         if is_own_loader(thing):
             raise ConfigError(f"a {self.name} of libai_data is a loader already; use it as it is")
         self.batches = yields_batches(thing) if batches is None else batches
@@ -58,8 +59,8 @@ class Source:
         )
         refuse_class(thing)
         self._thing = thing
-        self._is_factory = callable(thing) and not hasattr(thing, "__iter__")
-        if not self._is_factory and not hasattr(thing, "__iter__") and not hasattr(thing, "__getitem__"):
+        self._is_factory = callable(thing) and not has_attribute(thing, "__iter__")
+        if not self._is_factory and not has_attribute(thing, "__iter__") and not has_attribute(thing, "__getitem__"):
             raise ConfigError(
                 f"a loader cannot be made of {thing!r:.100} ({type(thing).__name__}); pass an iterable, a generator "
                 "function or a dataset"
@@ -83,7 +84,7 @@ class Source:
 
     def length(self) -> int:
         """How many items an epoch says that it has; a TypeError if it does not say."""
-        if self._is_factory or not hasattr(self._thing, "__len__"):
+        if self._is_factory or not has_attribute(self._thing, "__len__"):
             raise TypeError(
                 f"the number of batches is unknown: {self.name} has no len(); iterate without len(loader), or give it "
                 "a __len__"
@@ -114,9 +115,9 @@ class Source:
     def _opened(self, thing: Any, epoch: int, state: str | None) -> Opened:
         self._rounds_begun = max(self._rounds_begun, epoch + 1)
         keeps_state = _keeps_state(thing)
-        if keeps_state and hasattr(thing, "set_epoch"):
+        if keeps_state and has_attribute(thing, "set_epoch"):
             self._begin_anew(thing)
-        if hasattr(thing, "set_epoch"):
+        if has_attribute(thing, "set_epoch"):
             thing.set_epoch(epoch)
         if keeps_state:
             if state is not None:
@@ -124,11 +125,11 @@ class Source:
             return self._adapted(self._noting_the_end(thing, state)), self._saver(thing.state_dict)
         iterator = iter(thing)
         # torch's loader begins anew the one that holds its persistent workers.
-        if iterator is self._last_iterator() and not (is_loader(thing) or hasattr(thing, "reset")):
+        if iterator is self._last_iterator() and not (is_loader(thing) or has_attribute(thing, "reset")):
             raise self.goes_once()
         self._last_iterator = _reference(iterator)
         for save, load in (("get_state", "set_state"), ("state_dict", "load_state_dict")):
-            if hasattr(iterator, save) and hasattr(iterator, load):
+            if has_attribute(iterator, save) and has_attribute(iterator, load):
                 if state is not None:
                     getattr(iterator, load)(decoded(state))
                 return self._adapted(self._guarded(iterator)), self._saver(getattr(iterator, save))
@@ -154,7 +155,10 @@ class Source:
     def _noting_the_end(self, thing: Any, state: str | None) -> Iterator[Any]:
         """Iterate over an iterable with a state, and note whether it reaches its end."""
         must_move = (
-            thing is self._thing and self._uses.is_broken_off and state is None and not hasattr(thing, "set_epoch")
+            thing is self._thing
+            and self._uses.is_broken_off
+            and state is None
+            and not has_attribute(thing, "set_epoch")
         )
         stood_at = _state_of(thing) if must_move else None
         iterator = iter(thing)
@@ -194,8 +198,8 @@ class Source:
             if self.takes_shard:
                 arguments.update(shard=shard, num_shards=num_shards)
             return self._thing(**arguments)
-        if hasattr(self._thing, "__next__") and (self._rounds_begun or self._uses.newest()):
-            if not hasattr(self._thing, "reset"):
+        if has_attribute(self._thing, "__next__") and (self._rounds_begun or self._uses.newest()):
+            if not has_attribute(self._thing, "reset"):
                 raise self.goes_once()
             self._thing.reset()
         # A shallow copy takes the state of this round, and leaves the original as it was.
@@ -216,8 +220,13 @@ class Source:
 
 def _is_for_one(thing: Any) -> bool:
     """Whether two loops over an iterable at the same time change what each of them gets."""
-    begins_anew = getattr(thing, "persistent_workers", False)
-    return bool(begins_anew) or hasattr(thing, "set_epoch") or hasattr(thing, "__next__") or _keeps_state(thing)
+    begins_anew = attribute_of(thing, "persistent_workers", False)
+    return (
+        bool(begins_anew)
+        or has_attribute(thing, "set_epoch")
+        or has_attribute(thing, "__next__")
+        or _keeps_state(thing)
+    )
 
 
 def _state_of(thing: Any) -> str | None:
@@ -248,7 +257,7 @@ def _keywords(function: Any) -> Iterable[str]:
 
 def _keeps_state(thing: Any) -> bool:
     """Whether an iterable can be put where its state says, exactly."""
-    if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
+    if not (has_attribute(thing, "state_dict") and has_attribute(thing, "load_state_dict")):
         return False
     # Hugging Face's streams lose what is in a shuffle buffer; counting does not.
     examples = getattr(thing, "_ex_iterable", None)

@@ -6,6 +6,7 @@ import copy
 from collections import abc
 from typing import Any
 
+from libai_data.data.attributes import attribute_of, has_attribute
 from libai_data.errors import ConfigError
 
 _MOST_WRAPPERS = 16
@@ -41,7 +42,7 @@ def is_loader(thing: Any) -> bool:
 
 def short_batch(thing: Any) -> int:
     """Rows of the last batch of such a loader, where it is shorter than the others; 0 if it is not, or unknown."""
-    if not is_loader(thing) or getattr(thing, "drop_last", True) or not getattr(thing, "batch_size", None):
+    if not is_loader(thing) or attribute_of(thing, "drop_last", True) or not attribute_of(thing, "batch_size"):
         return 0
     try:
         return len(thing.sampler) % int(thing.batch_size)
@@ -52,14 +53,14 @@ def short_batch(thing: Any) -> int:
 def dataset_name(thing: Any) -> str:
     """The name of a function, or of the class of the innermost dataset, such as the dataset of a torch DataLoader."""
     seen = 0
-    while hasattr(thing, "dataset") and seen < _MOST_WRAPPERS:
+    while has_attribute(thing, "dataset") and seen < _MOST_WRAPPERS:
         thing, seen = thing.dataset, seen + 1
-    return str(getattr(thing, "__name__", type(thing).__name__))
+    return str(attribute_of(thing, "__name__", type(thing).__name__))
 
 
 def knows_its_rounds(thing: Any) -> bool:
     """Whether an epoch does not depend on earlier epochs: it is a list, has `set_epoch`, or reads in order."""
-    if isinstance(thing, abc.Sequence) or hasattr(thing, "set_epoch"):
+    if isinstance(thing, abc.Sequence) or has_attribute(thing, "set_epoch"):
         return True
     return is_loader(thing) and type(getattr(thing, "sampler", None)).__name__ == "SequentialSampler"
 
@@ -71,12 +72,12 @@ def is_own_loader(thing: Any) -> bool:
 
 def is_map_style(thing: Any) -> bool:
     """Whether it gives samples by their index, and has a length."""
-    return hasattr(thing, "__len__") and has_index(thing)
+    return has_attribute(thing, "__len__") and has_index(thing)
 
 
 def has_index(thing: Any) -> bool:
     """Whether it gives samples by their index: it has `[index]`, and is not a stream."""
-    if not hasattr(thing, "__getitem__") or isinstance(thing, (str, bytes, dict)):
+    if not has_attribute(thing, "__getitem__") or isinstance(thing, (str, bytes, dict)):
         return False
     is_stream = any(derives_from(thing, package, "IterableDataset") for package in _DATA)
     return not is_stream and not yields_batches(thing)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import Any, Callable
 
+from libai_data.data.attributes import attribute_of, has_attribute
 from libai_data.data.datasets.stream_transform import StreamTransform
 from libai_data.data.datasets.streamed_shards import StreamedShards
 from libai_data.data.files.identity import by_content
@@ -171,7 +172,7 @@ class BatchLoader(ResumableLoader):
         self.num_workers = num_workers
         self._worker_type = worker_type
         self._ahead = prefetch if num_workers else 0
-        self._shards = getattr(self.stream, "data_parallel_size", None) or get_data_parallel_size()
+        self._shards = attribute_of(self.stream, "data_parallel_size") or get_data_parallel_size()
         if self.global_batch_size is not None:
             together = rows_together(batch_transform)
             check_rows_together(together, self.global_batch_size // self._shards, "a batch")
@@ -223,8 +224,8 @@ class BatchLoader(ResumableLoader):
         return Pass(self.stream, first, partial(self._take, iteration, agreement, as_numpy))
 
     def _refuse_other_sampler(self) -> None:
-        theirs: Any = getattr(self.stream, "dataset", None)
-        if self._samples is None or not hasattr(theirs, "__len__") or len(theirs) == self._samples:
+        theirs: Any = attribute_of(self.stream, "dataset")
+        if self._samples is None or not has_attribute(theirs, "__len__") or len(theirs) == self._samples:
             return
         raise ConfigError(
             f"batch_sampler ({type(self.stream).__name__}) is for a dataset of {len(theirs)} samples, and "
@@ -233,7 +234,7 @@ class BatchLoader(ResumableLoader):
 
     def _samples_now(self) -> int | None:
         """How many samples the dataset has; None if an own sampler of the user's decides what is read."""
-        if isinstance(self.stream, StreamSampler) and hasattr(self.dataset, "__len__"):
+        if isinstance(self.stream, StreamSampler) and has_attribute(self.dataset, "__len__"):
             return len(self.dataset)
         return None
 

@@ -11,6 +11,7 @@ from typing import Any, Callable
 
 import numpy as np
 
+from libai_data.data.attributes import batch_method_of
 from libai_data.data.items import ReuseCheck, selected
 from libai_data.data.random.sample_random import SampleKey, SampleKeys, reading_samples
 from libai_data.data.random.substitute import SUBSTITUTES, substitute_index
@@ -46,7 +47,7 @@ class SampleReader(WatchedDataset):
         self._policy = policy
         self._names = names
         # It fills in all fields.
-        read_batch = getattr(dataset, "read_batch", None) if names is None else None
+        read_batch = batch_method_of(dataset, "read_batch") if names is None else None
         self._read_batch = None if read_batch is None else BatchFiller(read_batch)
         self._reuse = ReuseCheck(type(dataset).__name__)
         self._reads_parts = reads_parts(dataset, names)
@@ -282,7 +283,7 @@ class SampleReader(WatchedDataset):
 
 def reads_parts(dataset: Any, names: Sequence[str] | None = None) -> bool:
     """Whether a dataset can read parts of samples: its `read_batch` takes `parts`, and fills in all fields wanted."""
-    read_batch = getattr(dataset, "read_batch", None)
+    read_batch = batch_method_of(dataset, "read_batch")
     return names is None and read_batch is not None and "parts" in inspect.signature(read_batch).parameters
 
 

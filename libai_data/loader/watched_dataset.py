@@ -9,6 +9,7 @@ from typing import Any, Callable, TypeVar
 
 import numpy as np
 
+from libai_data.data.attributes import attribute_of, batch_method_of
 from libai_data.data.items import check_kept, contents_of, first_in_one_place
 from libai_data.data.nesting import TEXT
 from libai_data.data.random.global_generators import GlobalDraws
@@ -39,7 +40,7 @@ class WatchedDataset:
         self.dataset = dataset
         self.seed = seed
         self.draws = GlobalDraws(type(dataset).__name__)
-        self._get_items: Callable[..., Any] | None = getattr(dataset, "__getitems__", None)
+        self._get_items = batch_method_of(dataset, "__getitems__")
         self._times_together = 0
         self._skipped: list[SkippedSample] = []
         self._times = StageTimes()
@@ -132,7 +133,7 @@ class WatchedDataset:
         all_samples = get_all(slice(None))
         self._times_together += 1
         is_due = self._times_together <= _TIMES_COMPARED or not self._times_together & (self._times_together - 1)
-        if not is_due or getattr(self.dataset, "reads_once", False):
+        if not is_due or attribute_of(self.dataset, "reads_once", False):
             return all_samples
         row = first_in_one_place(all_samples, indices.tolist())
         if row is not None:

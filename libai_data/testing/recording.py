@@ -10,6 +10,7 @@ from typing import Any, Callable
 
 import numpy as np
 
+from libai_data.data.attributes import attribute_of
 from libai_data.errors import ConfigError
 from libai_data.structures import Instance, origin_of
 
@@ -71,7 +72,7 @@ class Job:
 
     @property
     def has_states(self) -> bool:
-        return all(callable(getattr(loader, "state_dict", None)) for loader in self._loaders)
+        return all(callable(attribute_of(loader, "state_dict")) for loader in self._loaders)
 
     def play(self, samples: int | None = None) -> Pass:
         """Take what is left of a pass, rank by rank within each step.
@@ -106,7 +107,7 @@ class Job:
 
     def close(self) -> None:
         for loader in self._loaders:
-            if callable(getattr(loader, "close", None)):
+            if callable(attribute_of(loader, "close")):
                 loader.close()
 
     def _read(self, batch: Any, rank: int) -> list[int]:

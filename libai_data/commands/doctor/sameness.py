@@ -11,6 +11,7 @@ import numpy as np
 
 from libai_data.commands.doctor.rank import Examined
 from libai_data.commands.doctor.reports import OK, RED, WARNING, Facts, Finding, Reports
+from libai_data.data.attributes import has_attribute
 from libai_data.engine.agreement import config_values, differences, hash_of_values, mesh_warnings, needed_versions
 from libai_data.errors import numbers_in_words
 from libai_data.loader.failures import ErrorPolicy
@@ -69,7 +70,7 @@ def judge_config(reports: Reports) -> list[Finding]:
 
 def examine_dataset(examined: Examined) -> Facts:
     """Length and fingerprint, with a hash of some samples, where this rank reads and the loader has a dataset."""
-    if not examined.reads or not hasattr(examined.dataset, "__len__"):
+    if not examined.reads or not has_attribute(examined.dataset, "__len__"):
         return {}
     length = len(examined.dataset)
     fingerprint = fingerprint_with_samples(examined.dataset, min(_SAMPLES_HASHED, length))
@@ -125,7 +126,7 @@ def _listed(hosts: list[str]) -> str:
 
 def examine_storage(examined: Examined) -> Facts:
     """Read samples for a moment, where this rank reads."""
-    if not examined.reads or not hasattr(examined.dataset, "__len__"):
+    if not examined.reads or not has_attribute(examined.dataset, "__len__"):
         return {}
     reader = SampleReader(examined.dataset, 0, ErrorPolicy("raise", None))
     indices = np.random.default_rng(0).integers(0, len(examined.dataset), _MOST_SAMPLES).tolist()

@@ -12,6 +12,7 @@ from libai_data.commands.inspection.findings import Bars, Limits, findings, hist
 from libai_data.commands.inspection.step_rows import Stage, StepRows, read_step, stages_of_sample
 from libai_data.commands.one_rank import SPLITS, mesh_of, one_rank_loaders
 from libai_data.config import try_get_key
+from libai_data.data.attributes import attribute_of, has_attribute
 from libai_data.delivery.read_plan import read_mode
 from libai_data.engine.data_state import OVERRIDE_KEY
 from libai_data.engine.models import build_configured_tokenizer
@@ -97,7 +98,7 @@ def inspect_config(
 def _described(
     cfg: Any, title: str, split: str, rows: StepRows, loader: Any, samples: int, mesh: ParallelMesh, tokenizer: Any
 ) -> Inspection:
-    stats = loader.stats() if callable(getattr(loader, "stats", None)) else {}
+    stats = loader.stats() if callable(attribute_of(loader, "stats")) else {}
     shown = rows_to_show(rows, samples)
     stages = _stages(loader, rows, shown)
     reports = field_reports(rows, mesh)
@@ -108,7 +109,7 @@ def _described(
         f"data {mesh.data_parallel_size} x tensor {mesh.tensor_parallel_size} x pipeline {mesh.pipeline_parallel_size}"
     )
     dataset: Any = indexed_dataset_of(loader)
-    length = f", {len(dataset):,} samples" if hasattr(dataset, "__len__") else ""
+    length = f", {len(dataset):,} samples" if has_attribute(dataset, "__len__") else ""
     facts = [
         ("split", split),
         ("step", f"{rows.step}: {rows.size} samples, positions {rows.position} to {rows.position + rows.size - 1}"),
@@ -140,7 +141,7 @@ def _restore(loader: Any, checkpoint: str, cfg: Any, split: str, step: int | Non
 
 
 def _stages(loader: Any, rows: StepRows, shown: Sequence[int]) -> dict[int, list[Stage]]:
-    dataset, seed = indexed_dataset_of(loader), getattr(loader, "seed", 0)
+    dataset, seed = indexed_dataset_of(loader), attribute_of(loader, "seed", 0)
     told: dict[int, list[Stage]] = {}
     for origin in (rows.origins[row] for row in shown):
         if origin.index is None or origin.epoch is None:

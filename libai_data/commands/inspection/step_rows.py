@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from libai_data.commands.one_rank import OneRank
+from libai_data.data.attributes import attribute_of, has_attribute
 from libai_data.data.datasets.combine import ConcatDataset, RandomPart, Subset
 from libai_data.data.nesting import taken_apart
 from libai_data.data.random.global_generators import seeded
@@ -67,7 +68,7 @@ def read_step(
     Args:
         step: its number; of an evaluation, that of the batch, whose ranks have `micro_batch_size` rows each.
     """
-    stream = getattr(loader, "stream", None)
+    stream = attribute_of(loader, "stream")
     # A sampler of the user's own may follow steps, and tell its state in another form.
     state = stream_state_of(loader) if isinstance(loader, BatchLoader) else None
     if split == "train" and opened.follows and state is not None:
@@ -79,9 +80,9 @@ def read_step(
         batch = opened.plan.first.micro_batch_size if split == "train" else micro_batch_size
         size = opened.plan.first.global_batch_size if split == "train" else batch * data_parallel_size
         found = StepRows(step, step * size, size, batch)
-    found.collated = bool(getattr(loader, "collates", False))
+    found.collated = bool(attribute_of(loader, "collates", False))
     wanted = min(max(rows, 1), found.size)
-    if isinstance(loader, BatchLoader) and stream is not None and hasattr(stream, "batch_at"):
+    if isinstance(loader, BatchLoader) and stream is not None and has_attribute(stream, "batch_at"):
         # Behind the end of a single round, the next round would begin.
         ended = not stream.endless and found.position >= stream.batches_per_round() * stream.global_batch_size
         chunks = iter(()) if ended else _from_position(loader, found.position)
@@ -155,7 +156,7 @@ def stages_of_sample(dataset: Any, seed: int, epoch: int, index: int) -> list[St
             one the field as the model gets it. Datasets of datasets ask the inner ones; other datasets have no stages.
     """
     own = index
-    while not callable(getattr(dataset, "stages", None)):
+    while not callable(attribute_of(dataset, "stages")):
         if isinstance(dataset, ConcatDataset):
             number, own = dataset.locate(own)
             dataset = dataset.datasets[number]

@@ -8,6 +8,7 @@ from typing import Any, Callable
 
 import numpy as np
 
+from libai_data.data.attributes import attribute_of, has_attribute
 from libai_data.data.datasets.blend import Blend, BlendedDataset
 from libai_data.data.datasets.combine import ConcatDataset
 from libai_data.data.datasets.mapped import Map
@@ -30,7 +31,9 @@ def log_blend(dataset: Any, samples: int, position_of: Callable[[int], int]) -> 
     whole = dataset.dataset if isinstance(dataset, StreamTransform) else dataset
     parts = whole.datasets if isinstance(whole, ConcatDataset) else [whole]
     is_blend = isinstance(whole, BlendedDataset)
-    if (not is_blend and all(tokens_of(part) is None for part in parts)) or getattr(dataset, "reads_to_measure", False):
+    if not is_blend and all(tokens_of(part) is None for part in parts):
+        return
+    if attribute_of(dataset, "reads_to_measure", False):
         return
     blend = whole.blend.at_steps(position_of) if is_blend else _even_blend(parts)
     order = BlendOrder(len(whole), blend=blend)
@@ -91,7 +94,7 @@ def _places_of(transform: StreamTransform, order: BlendOrder, outputs: int) -> i
 
 def tokens_of(dataset: Any) -> int | None:
     """Tokens of an epoch of a dataset, None if it does not say."""
-    return tokens_of(dataset.dataset) if isinstance(dataset, Map) else getattr(dataset, "tokens_per_epoch", None)
+    return tokens_of(dataset.dataset) if isinstance(dataset, Map) else attribute_of(dataset, "tokens_per_epoch")
 
 
 def _passes_of(dataset: Any) -> float:
@@ -107,8 +110,8 @@ _WRAPPERS = ("libai_data.", "torch.utils.data.", "oneflow.utils.data.")
 
 def name_of(dataset: Any) -> str:
     """The files of a dataset, or else its class; of a part or a map of a dataset, those of the whole."""
-    source = getattr(dataset, "source", None)
+    source = attribute_of(dataset, "source")
     inner = getattr(dataset, "dataset", None) if type(dataset).__module__.startswith(_WRAPPERS) else None
-    if source is not None and hasattr(source, "prefix"):
+    if source is not None and has_attribute(source, "prefix"):
         return str(source.prefix)
     return name_of(inner) if inner is not None else type(dataset).__name__

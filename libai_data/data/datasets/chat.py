@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from libai_data.data.attributes import attribute_of
 from libai_data.data.datasets.combine import check_index, indexed_length
 from libai_data.data.datasets.fingerprint import fingerprint_of
 from libai_data.data.sources import JsonLinesSource
@@ -109,7 +110,7 @@ class ChatDataset:
         try:
             return Instance(**self._fields(self.conversations[index]))
         except FormatError as error:
-            place_of = getattr(self.conversations, "place_of", None)
+            place_of = attribute_of(self.conversations, "place_of")
             where = f" ({place_of(index)})" if place_of else ""
             raise FormatError(f"conversation {index}{where}: {error}") from error
 

@@ -15,6 +15,7 @@ from typing import Any, Callable
 
 import numpy as np
 
+from libai_data.data.attributes import batch_method_of
 from libai_data.data.datasets.document_parts import refuse_repeated
 from libai_data.data.datasets.fingerprint import fingerprint_of
 from libai_data.data.datasets.mapped import refuse_outputs_without_indices
@@ -263,7 +264,7 @@ def joint_read_batch(datasets: Sequence[Any], locate: Locate) -> Callable[..., N
         The function, which takes `parts` if all datasets do.
     """
     for dataset in datasets:
-        if not hasattr(dataset, "read_batch"):
+        if batch_method_of(dataset, "read_batch") is None:
             raise AttributeError(f"{type(dataset).__name__} has no read_batch")
 
     def read(indices: np.ndarray, out: Rows, *parts: Parts) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from copy import copy
 from typing import Any, Optional, Protocol, TypeVar
 
+from libai_data.data.attributes import attribute_of, has_attribute
 from libai_data.data.datasets.mapped import Map
 from libai_data.data.sources.indexed import IndexedSource
 from libai_data.errors import ConfigError
@@ -51,7 +52,7 @@ def split_documents(dataset: Any, proportions: Sequence[float]) -> Parts:
     if isinstance(dataset, Map):
         parts = split_documents(dataset.dataset, proportions)
         return parts and [part and type(dataset)(part, dataset.function) for part in parts]
-    if hasattr(dataset, "read_source"):
+    if has_attribute(dataset, "read_source"):
         total = sum(proportions)
         sources = dataset.source.split(proportions)
         return [_part(dataset, source, share / total) for source, share in zip(sources, proportions)]
@@ -85,14 +86,14 @@ def _part(dataset: Dataset, source: IndexedSource, share: float) -> Dataset | No
 
 def refuse_repeated(dataset: Any) -> None:
     """Refuse to cut up samples of which several may hold the same document."""
-    repeated = getattr(dataset, "repeated_by", "")
+    repeated = attribute_of(dataset, "repeated_by", "")
     if repeated:
         raise ConfigError(
             f"{type(dataset).__name__} has {repeated}, by which a document may be in several samples; cut into parts, "
             "these would share documents. Leave the argument out (a loader's stream repeats the samples by itself), or "
             "give the dataset itself to build_nlp_train_val_test_loader, which divides its documents"
         )
-    inner = getattr(dataset, "datasets", None)
-    for each in [getattr(dataset, "dataset", None), *(inner if isinstance(inner, (list, tuple)) else ())]:
+    inner = attribute_of(dataset, "datasets")
+    for each in [attribute_of(dataset, "dataset"), *(inner if isinstance(inner, (list, tuple)) else ())]:
         if each is not None:
             refuse_repeated(each)

@@ -6,6 +6,7 @@ import hashlib
 import json
 from typing import Any
 
+from libai_data.data.attributes import attribute_of
 from libai_data.errors import ConfigError
 
 _MOST_CHARACTERS = 400
@@ -25,7 +26,7 @@ def fingerprint_of(dataset: Any) -> dict[str, Any]:
         ConfigError: JSON cannot hold what `fingerprint()` returned.
     """
     found: dict[str, Any] = {"name": type(dataset).__name__}
-    own = getattr(dataset, "fingerprint", None)
+    own = attribute_of(dataset, "fingerprint")
     if callable(own):
         content = own()
         try:

@@ -10,6 +10,7 @@ from typing import Any, Callable, Protocol
 import numpy as np
 from PIL import Image
 
+from libai_data.data.attributes import attribute_of
 from libai_data.data.random.sample_random import reading_row
 from libai_data.data.transforms.decode import MODES, EncodedImage
 from libai_data.data.transforms.image import ImageToFloat
@@ -95,14 +96,8 @@ class LabelledImages:
             pixels = self.transform(self._as_taken(image))
         return Instance(images=DistTensorData(pixels), labels=DistTensorData(self._label(label), placement_idx=-1))
 
-    @property
-    def read_batch(self) -> Callable[[np.ndarray, Mapping[str, np.ndarray]], None]:
-        """Reads samples straight into the rows of a batch; an AttributeError if a subclass makes other samples."""
-        if type(self).__getitem__ is not LabelledImages.__getitem__:
-            raise AttributeError(f"the samples of {type(self).__name__} are made by its own __getitem__")
-        return self._read_batch
-
-    def _read_batch(self, indices: np.ndarray, out: Mapping[str, np.ndarray]) -> None:
+    def read_batch(self, indices: np.ndarray, out: Mapping[str, np.ndarray]) -> None:
+        """Read samples straight into the rows of a batch."""
         for row, index in enumerate(indices.tolist()):
             with reading_row(row):
                 image, label = self._read(index)
@@ -132,7 +127,7 @@ class LabelledImages:
             raise SampleError(f"{self.source.name(index)} cannot be read: {error}") from error
 
     def _as_taken(self, image: bytes | np.ndarray) -> Any:
-        if self.mode not in MODES or not getattr(self.transform, "takes_encoded", False):
+        if self.mode not in MODES or not attribute_of(self.transform, "takes_encoded", False):
             return self._as_pillow(image)
         if isinstance(image, bytes):
             return EncodedImage(image, self.mode)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
+from libai_data.data.attributes import attribute_of
 from libai_data.data.datasets.fingerprint import fingerprint_of
 from libai_data.data.random.sample_random import map_attempt, map_generator
 from libai_data.data.transforms.timing import transform_time
@@ -60,7 +61,7 @@ class RandomMap(Map):
 
 def refuse_outputs_without_indices(dataset: Any) -> None:
     """Raise an error for a filter or packer: only an order of its samples tells what its outputs are."""
-    if getattr(dataset, "is_stream_transform", False):
+    if attribute_of(dataset, "is_stream_transform", False):
         name = type(dataset).__name__
         raise ConfigError(
             f"the samples of a {name} have no index of their own; wrap it, as OneRound({name}(...)), or filter and "

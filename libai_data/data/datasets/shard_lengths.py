@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from libai_data.data.attributes import attribute_of
 from libai_data.data.datasets.combine import ConcatDataset, Subset, length_of
 from libai_data.data.datasets.mapped import Map
 from libai_data.data.datasets.stream_transform import StreamTransform
@@ -33,7 +34,7 @@ def shard_lengths_of(dataset: Any) -> np.ndarray:
 
 
 def _lengths(dataset: Any) -> Any:
-    lengths = getattr(dataset, "shard_lengths", None)
+    lengths = attribute_of(dataset, "shard_lengths")
     if lengths is not None:
         return lengths
     if isinstance(dataset, ConcatDataset):

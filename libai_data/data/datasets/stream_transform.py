@@ -18,6 +18,7 @@ from typing import Any, Callable, NamedTuple, Protocol, Union
 
 import numpy as np
 
+from libai_data.data.attributes import attribute_of, has_attribute
 from libai_data.data.datasets.best_fit import best_fit_in_each
 from libai_data.data.datasets.combine import length_of
 from libai_data.data.datasets.fingerprint import fingerprint_of, hash_of
@@ -130,7 +131,7 @@ class StreamTransform:
             if dataset._kept is not None:
                 kept = dataset._kept if kept is None else dataset._kept & kept
             dataset = dataset.dataset
-        elif hasattr(dataset, "is_stream_transform"):
+        elif has_attribute(dataset, "is_stream_transform"):
             raise ConfigError(
                 f"{type(self).__name__} got a {type(dataset).__name__}, whose samples have no index of their own; pack "
                 "or filter its OneRound, or filter before packing"
@@ -359,7 +360,7 @@ class StreamTransform:
         own: dict[str, Any] = {"units": self.units, "cuts": self.cuts}
         if self.window:
             own["window"] = self.window
-        names = [getattr(keep, "__qualname__", type(keep).__name__) for keep in self._keeps]
+        names = [attribute_of(keep, "__qualname__", type(keep).__name__) for keep in self._keeps]
         if self._kept is not None:
             names.append(self._kept_hash)
         if names:

@@ -10,6 +10,7 @@ from typing import Any, Callable
 
 import numpy as np
 
+from libai_data.data.attributes import attribute_of
 from libai_data.data.datasets.combine import ConcatDataset, RandomPart, Subset
 from libai_data.data.datasets.mapped import Map
 from libai_data.data.datasets.one_round import OneRound
@@ -74,9 +75,9 @@ class StreamedShards:
             return lambda indices: inputs(outputs.first_inputs(indices))
         if isinstance(dataset, ConcatDataset):
             return self._joined(dataset)
-        source = getattr(dataset, "source", dataset)
+        source = attribute_of(dataset, "source", dataset)
         if isinstance(source, StreamedSource):
-            lengths = np.asarray(getattr(dataset, "shard_lengths", source.shard_lengths))
+            lengths = np.asarray(attribute_of(dataset, "shard_lengths", source.shard_lengths))
             if len(lengths) == len(source.shard_lengths) and lengths.sum() == len(dataset):
                 first = self._firsts.setdefault(source, sum(len(other.table) for other in self._firsts))
                 ends = np.cumsum(lengths)

@@ -16,6 +16,7 @@ import time
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from libai_data.data.attributes import attribute_of, has_attribute
 from libai_data.errors import ConfigError
 
 if TYPE_CHECKING:  # Its imports would delay the start of each worker.
@@ -71,11 +72,11 @@ def digest_of_file(path: PathLike, digest: Any) -> str:
 
 def identity_within(data: Any) -> Any:
     """The `identity` of a source, or of the sources that a dataset is made of; [] if none has one."""
-    identity = getattr(data, "identity", "")
+    identity = attribute_of(data, "identity", "")
     if identity and isinstance(identity, (str, list, tuple)):
         return identity
-    datasets = getattr(data, "datasets", ())
-    inner = [getattr(data, name) for name in ("source", "dataset") if hasattr(data, name)]
+    datasets = attribute_of(data, "datasets", ())
+    inner = [attribute_of(data, name) for name in ("source", "dataset") if has_attribute(data, name)]
     inner += datasets if isinstance(datasets, (list, tuple)) else []
     return [identity for identity in map(identity_within, inner) if identity]
 

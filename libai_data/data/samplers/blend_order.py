@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from libai_data.data.attributes import attribute_of
 from libai_data.data.datasets.blend import Blend
 from libai_data.data.datasets.combine import length_of
 from libai_data.data.random.hashing import combine64
@@ -277,7 +278,7 @@ def order_over(dataset: Any, seed: int, shuffle: bool, laned: LaneOrder | None =
         shuffle: another permutation in each epoch.
         laned: the order of the dataset in lanes, if it is read so.
     """
-    blend = getattr(dataset, "blend", None)
+    blend = attribute_of(dataset, "blend")
     if not isinstance(blend, Blend):
         return laned or Order(length_of(dataset), seed, shuffle)
     if laned is None:

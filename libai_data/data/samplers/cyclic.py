@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from libai_data.data.attributes import attribute_of
 from libai_data.data.datasets.stream_transform import StreamTransform, place_and_offset
 from libai_data.data.samplers.blend_order import BlendOrder, order_over
 from libai_data.data.samplers.lane_order import laned_order
@@ -86,7 +87,7 @@ class CyclicSampler(StreamSampler):
         self._epoch_size = order.epoch_size
         self._blend = order.blend if isinstance(order, BlendOrder) else None
         super().__init__(dataset, micro_batch_size, order, data_parallel_rank, data_parallel_size, consumed_samples)
-        if getattr(dataset, "is_stream_transform", False):
+        if attribute_of(dataset, "is_stream_transform", False):
             if drop_last:
                 raise ConfigError(f"drop_last: {_OF_TRANSFORMS}; set drop_last=False for the sampler")
             kind = Walk if order.lanes == 1 else LanesWalk

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from libai_data.data.attributes import attribute_of, has_attribute
 from libai_data.data.datasets.combine import indexed_length, length_of
 from libai_data.data.datasets.stream_transform import remember
 from libai_data.data.nesting import array_of
@@ -123,8 +124,8 @@ class ListedBatches(EpochPositions):
 
     def _round(self, epoch: int) -> Iterator[Sequence[int]]:
         try:
-            for each in (self._batches, getattr(self._batches, "sampler", None)):
-                if callable(getattr(each, "set_epoch", None)):
+            for each in (self._batches, attribute_of(self._batches, "sampler")):
+                if callable(attribute_of(each, "set_epoch")):
                     each.set_epoch(epoch)  # type: ignore[union-attr]
             iterator = iter(self._batches)
         except Exception as error:
@@ -349,11 +350,11 @@ class _Chunks:
 
 
 def _refuse_not_iterable(argument: str, sampler: Any, yields: str) -> None:
-    if hasattr(sampler, "__iter__") and not isinstance(sampler, type):
+    if has_attribute(sampler, "__iter__") and not isinstance(sampler, type):
         return
     kind = f"{sampler!r:.100} ({type(sampler).__name__})"
     if callable(sampler):
-        name = getattr(sampler, "__name__", kind)
+        name = attribute_of(sampler, "__name__", kind)
         kind = f"the {'class' if isinstance(sampler, type) else 'function'} {name}, which is not called"
     raise ConfigError(
         f"{argument} is {kind}; pass CyclicSampler(...), SingleRoundSampler(...) or an object whose __iter__ yields "
@@ -379,7 +380,7 @@ def known_length(dataset: Any) -> int | None:
 
 def _has_length(dataset: Any) -> bool:
     # A class that was passed in place of its instance gets the error of `length_of`.
-    return hasattr(dataset, "__len__") or isinstance(dataset, type)
+    return has_attribute(dataset, "__len__") or isinstance(dataset, type)
 
 
 def as_stream(batch_sampler: Any, dataset: Any = None) -> Any:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from libai_data.data.attributes import attribute_of
 from libai_data.data.datasets.shard_lengths import shard_lengths_of
 from libai_data.data.datasets.stream_transform import Start, place_and_offset
 from libai_data.data.samplers.cursor import Cursor
@@ -249,7 +250,7 @@ class StreamSampler:
         """
         order, size, rows = self.order, self.global_batch_size, len(self._rows_of(self.global_batch_size))
         if not isinstance(order, LaneOrder):
-            blend = getattr(self.dataset, "blend", None)
+            blend = attribute_of(self.dataset, "blend")
             return shards.most_in_order(batches * size, 1 if blend is None else len(blend.sizes))
         sizes = shards.sizes_of(shard_lengths_of(self.dataset))
         rows = size if self._reads_all_lanes else rows
@@ -259,7 +260,7 @@ class StreamSampler:
     @property
     def _reads_all_lanes(self) -> bool:
         """Whether this reader goes through the samples of all lanes, to measure them."""
-        return self.makes_outputs and bool(getattr(self.dataset, "reads_to_measure", False))
+        return self.makes_outputs and bool(attribute_of(self.dataset, "reads_to_measure", False))
 
     def _samples_ahead(self, first: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """The samples that this reader may read, some batches after the other, from this batch on without end.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sized
 from typing import Any
 
+from libai_data.data.attributes import attribute_of
 from libai_data.data.datasets.combine import length_of
 from libai_data.data.samplers.cursor import Cursor
 from libai_data.data.samplers.lane_order import laned_order
@@ -51,7 +52,7 @@ class SingleRoundSampler(StreamSampler):
         block: int | None = None,
     ) -> None:
         check({"shuffle": FLAG, "drop_last": FLAG}, shuffle=shuffle, drop_last=drop_last)
-        if getattr(dataset, "is_stream_transform", False):
+        if attribute_of(dataset, "is_stream_transform", False):
             raise ConfigError(
                 "how many outputs a stream transform has, such as FilteredDataset or PackedDataset, is not known in "
                 "advance. Use DataLoader(dataset, batch_size), CyclicSampler, or OneRound(dataset) in its place"

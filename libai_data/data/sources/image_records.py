@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from libai_data.data.attributes import attribute_of
 from libai_data.data.files.identity import key_of
 from libai_data.data.sources.sharded import Indices
 
@@ -51,7 +52,7 @@ class ImageRecords:
 
     def identity_of(self, first: int, stop: int) -> str:
         """The identity of records `first` to `stop` - 1, with their files as they are now."""
-        of_range = getattr(self._images, "identity_of", None)
+        of_range = attribute_of(self._images, "identity_of")
         images = self._images.identity if of_range is None else of_range(first, stop)
         return key_of(type(self._images).__name__, self._field, images, first, stop)
 

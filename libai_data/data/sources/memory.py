@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from libai_data.data.attributes import attribute_of, batch_method_of
 from libai_data.data.files.identity import identity_within, key_of
 from libai_data.data.sources.node_memory import shared_memory
 from libai_data.data.sources.sharded import checked_indices
@@ -42,12 +43,12 @@ class InMemorySource:
 
     def __init__(self, source: Any, name: str = "") -> None:
         check({"name": TEXT}, name=name)
-        if not name and not getattr(source, "identity", ""):
+        if not name and not attribute_of(source, "identity", ""):
             raise ConfigError(
                 f"{type(source).__name__} has no identity that distinguishes its records; give InMemorySource a name "
                 "for them, with a version"
             )
-        fingerprint = getattr(source, "fingerprint", None)
+        fingerprint = attribute_of(source, "fingerprint")
         told = fingerprint() if callable(fingerprint) else ""
         self.identity = key_of(name, type(source).__qualname__, len(source), told, identity_within(source))
         self._source = source
@@ -123,5 +124,5 @@ class InMemorySource:
 
 
 def _read(source: Any, indices: Sequence[int]) -> list[Any]:
-    read_many = getattr(source, "read_many", None)
+    read_many = batch_method_of(source, "read_many")
     return read_many(indices) if read_many is not None else [source[index] for index in indices]

@@ -8,6 +8,7 @@ from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
+from libai_data.data.attributes import batch_method_of
 from libai_data.data.random.sample_random import BatchRandom
 from libai_data.data.transforms.batch import BatchTransform
 from libai_data.data.transforms.libraries import opencv
@@ -197,13 +198,13 @@ class SoftLabels:
 
     @property
     def __getitems__(self) -> Callable[[list[int]], list[Instance]]:
-        get_items = self.dataset.__getitems__
+        get_items = self._read_by("__getitems__")
         return lambda indices: [self._softened(sample) for sample in get_items(indices)]
 
     @property
     def read_batch(self) -> Callable[[np.ndarray, Mapping[str, np.ndarray]], None]:
         """The dataset's, if it has one that reads whole samples."""
-        read = self.dataset.read_batch
+        read = self._read_by("read_batch")
 
         def read_batch(indices: np.ndarray, out: Mapping[str, np.ndarray]) -> None:
             numbers = np.empty(len(indices), np.int64)
@@ -211,6 +212,12 @@ class SoftLabels:
             self._fill(out[LABELS], numbers)
 
         return read_batch
+
+    def _read_by(self, name: str) -> Callable[..., Any]:
+        method = batch_method_of(self.dataset, name)
+        if method is None:
+            raise AttributeError(f"{type(self.dataset).__name__} has no {name}")
+        return method
 
     def _softened(self, sample: Any) -> Instance:
         fields = dict(fields_of(sample))

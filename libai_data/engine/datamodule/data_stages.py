@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from libai_data.data.attributes import attribute_of, has_attribute
 from libai_data.data.items import ArgumentNames, array_in, as_leaf, named
 from libai_data.data.nesting import is_texts, put_together, taken_apart
 from libai_data.data.samplers.stream_state import Keys, check_state
@@ -127,7 +128,7 @@ class DataStages:
         self._entered.discard(stage)
         for kind in {"fit": ("train", "val"), "validate": ("val",)}.get(stage, (stage,)):
             for loader in self._loaders.pop(kind, []):
-                if callable(getattr(loader, "close", None)):
+                if callable(attribute_of(loader, "close")):
                     loader.close()
         self.datamodule.teardown(stage=stage)
 
@@ -194,7 +195,7 @@ class DataStages:
         if isinstance(loader, type):
             raise ConfigError(f"{whose} returned the class {loader.__name__}; return an object of it")
         found = type(loader).__name__
-        if hasattr(loader, "__getitem__") and not hasattr(loader, "__iter__"):
+        if has_attribute(loader, "__getitem__") and not has_attribute(loader, "__iter__"):
             raise ConfigError(
                 f"{whose} returned the dataset {found}; return a loader of it: DataLoader(dataset, batch_size=...), or "
                 "batch_size=None if each item is a batch"

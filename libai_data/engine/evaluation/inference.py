@@ -14,6 +14,7 @@ from typing import Any, Callable, Union
 
 import numpy as np
 
+from libai_data.data.attributes import attribute_of
 from libai_data.data.nesting import is_texts, put_together, taken_apart
 from libai_data.data.samplers.sampler import StreamSampler
 from libai_data.delivery.gather import gather_words
@@ -67,7 +68,7 @@ def inference_on_dataset(
         evaluator = DatasetEvaluators(evaluator or [])
     check_evaluator(evaluator)
     evaluator.reset()
-    if not getattr(data_loader, "endless", True):
+    if not attribute_of(data_loader, "endless", True):
         # The same samples and draws in each evaluation, however many there were before, also in another process.
         data_loader.set_epoch(0)  # type: ignore[attr-defined]
     start = time.perf_counter()
