@@ -20,14 +20,13 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Iterator
 from concurrent.futures import thread as thread_pools
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Callable, NoReturn
 
 from libai_data.data.transforms.batch import rows_together
-from libai_data.errors import ConfigError, error_text
+from libai_data.errors import ConfigError, error_text, numbers_in_words
 from libai_data.launch.signals import signals_blocked
 from libai_data.loader.shipping import Shipment, ship
 from libai_data.loader.worker import JOB_VARIABLES, STDERR, Payload, WorkerHandles, prepare_process, work
@@ -122,7 +121,7 @@ class WorkerStarter:
         inherited = [descriptor for name, descriptor in asdict(handles).items() if name not in ("number", "workers")]
         # A dataset may look at the arguments of the trainer, and `-O` or `-W` of its interpreter change what code does.
         options = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-        arguments = json.dumps([asdict(handles), shipped, [*map(str, sys.argv)], list(_open_files())])
+        arguments = json.dumps([asdict(handles), shipped, [*map(str, sys.argv)], _descriptors()])
         program = subprocess.Popen(
             [sys.executable, *options, "-c", _BOOT, arguments, json.dumps(sys.path)],
             pass_fds=[*inherited, shipped],
@@ -169,12 +168,10 @@ class WorkerStarter:
             self._shipment = None
 
 
-def _open_files() -> Iterator[int]:
-    """The descriptors of the files that the trainer has open."""
-    for number in map(int, os.listdir("/proc/self/fd")):
-        with suppress(OSError):  # It was the listing's own.
-            if number > STDERR and stat.S_ISREG(os.fstat(number).st_mode) and not _is_memory(f"/proc/self/fd/{number}"):
-                yield number
+def _descriptors() -> str:
+    """What the trainer has open: files, pipes, connections, and what else has a descriptor; as `numbers_in_words`."""
+    # Thousands of numbers, one by one, may be longer than an argument of a program can be.
+    return numbers_in_words(sorted(number for number in map(int, os.listdir("/proc/self/fd")) if number > STDERR))
 
 
 def _open_files_again() -> None:

@@ -276,22 +276,24 @@ def forget_job() -> None:
         os.environ.pop(name, None)
 
 
-def _keep_free(files_of_trainer: list[int]) -> None:
+def _keep_free(descriptors_of_trainer: str) -> None:
     """Have a dataset that holds the number of a descriptor get an error here, instead of a file of the worker."""
     nothing = os.open("/", os.O_PATH | os.O_CLOEXEC)  # stays open, since its number may be one of them
-    for number in files_of_trainer:
-        try:
-            os.fstat(number)
-        except OSError:
-            with suppress(OSError):  # It is above the limit.
-                os.dup2(nothing, number, inheritable=False)
+    for run in descriptors_of_trainer.split():
+        first, _, last = run.partition("-")
+        for number in range(int(first), int(last or first) + 1):
+            try:
+                os.fstat(number)
+            except OSError:
+                with suppress(OSError):  # It is above the limit.
+                    os.dup2(nothing, number, inheritable=False)
 
 
 def main() -> None:
     """Entry of a worker that is a program of its own; its arguments name its handles and payload."""
-    handles, payload, sys.argv[:], files_of_trainer = json.loads(sys.argv[1])
+    handles, payload, sys.argv[:], descriptors_of_trainer = json.loads(sys.argv[1])
     prepare_process(handles["parent_pipe"])
-    _keep_free(files_of_trainer)
+    _keep_free(descriptors_of_trainer)
     channel = Channel(socket.socket(fileno=os.dup(handles["channel"])))
     try:
         unpacked = unship(payload)

@@ -272,6 +272,37 @@ def test_the_number_of_a_descriptor_is_refused_by_spawned_workers_and_valid_in_a
         os.close(dataset.descriptor)
 
 
+class ByPipe(Numbers):
+    """Reads from a descriptor that it keeps as a number, and opens many files where it is unpickled."""
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__()
+        self.descriptor = descriptor
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.others = [open(__file__, "rb") for _ in range(100)]  # noqa: SIM115
+
+    def __getitem__(self, index: int) -> Instance:
+        return super().__getitem__(len(os.read(self.descriptor, 1)))
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket", "memory"])
+def test_a_spawned_worker_reads_no_other_file_by_the_number_of_a_pipe_or_connection(kind: str) -> None:
+    if kind == "pipe":
+        descriptor, other = os.pipe()
+    elif kind == "socket":
+        descriptor, other = (end.detach() for end in socket.socketpair())
+    else:
+        descriptor, other = os.memfd_create("data"), os.memfd_create("other")
+    try:
+        with pytest.raises(SampleError, match="Bad file descriptor"):
+            stream(ByPipe(descriptor), batches=4, num_workers=1, start_method="spawn")
+    finally:
+        os.close(descriptor)
+        os.close(other)
+
+
 def test_an_unknown_start_method_is_refused() -> None:
     with pytest.raises(ConfigError, match="start_method is 'forkserver'"):
         stream(Numbers(), batches=1, num_workers=1, start_method="forkserver")
