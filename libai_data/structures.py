@@ -350,7 +350,8 @@ class BatchInfo(NamedTuple):
         size: samples that the loader read for the global batch. They are its rows, unless a collate_fn leaves some out
             or joins some.
         valid: rows [0, valid) of the global batch count; the rest is padding (evaluation only).
-        next_start: of a stream transform, where the output after the batch begins; in lanes that of each lane.
+        next_start: of a stream transform, where the output after the batch begins; in lanes that of each lane, or -1
+            if other ranks read the lane.
     """
 
     step: int

@@ -44,8 +44,9 @@ def main(folder: Path) -> None:
             step += 1
             if step % SAVE_EVERY == 0:
                 flow.save(model.state_dict(), str(folder / f"model_{step}"), global_dst_rank=0)
+                data = train.state_dict()
                 if is_main_process():
-                    last.write_text(json.dumps({"step": step, "model": f"model_{step}", "data": train.state_dict()}))
+                    last.write_text(json.dumps({"step": step, "model": f"model_{step}", "data": data}))
                 synchronize()
     total = 0.0
     for batch in test:

@@ -270,8 +270,6 @@ def streaming_report(
         if not of_readers:
             continue
         spans = [range(parts[0] * rows, (parts[-1] + 1) * rows) for parts in of_readers]
-        if getattr(dataset, "reads_to_measure", False):  # samples of all lanes
-            spans = [range(batch_size)] * len(spans)
         span = range(min(each.start for each in spans), max(each.stop for each in spans))
         in_lanes = ShardPlan(order.shard_uses(span, batch_size), lambda shard, batch: batch)
         of_epoch = takewhile(lambda use: use.first < batches, shards.plan_of(in_lanes, lengths).uses)

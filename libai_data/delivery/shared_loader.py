@@ -51,6 +51,7 @@ class DatasetSummary:
     is_stream_transform: bool = False
     shards: str = ""  # a digest of their lengths
     lengths: bytes = field(default=b"", repr=False)  # of the shards, int64 [shards]; none if they are not known
+    reads_to_measure: bool = False  # as of a stream transform
 
     def __len__(self) -> int:
         return self.samples
@@ -107,6 +108,7 @@ class SharedLoader(ResumableLoader):
         self.fingerprint: dict[str, Any] = json.loads(fingerprint)
         self.dataset: Any = self._loader.dataset if self._loader is not None else facts
         self.batch_sampler = self.stream = make_stream(facts, (plan.shard_of(rank),))
+        self.stream.others_tell = plan.mesh.data_parallel_size > 1
         order = order_in_words(self.stream)
         self._agreement = Agreement(collates, check_every, order, plan.mesh.data_parallel_size)
         # Ranks of this node that get the same rows: each then has them for itself, since a model may change its inputs.
@@ -140,7 +142,8 @@ class SharedLoader(ResumableLoader):
             lengths = shard_lengths_of(dataset).tobytes() if has_lanes else b""
             blend = blend if isinstance(blend, Blend) else None
             is_transform, digest = isinstance(dataset, StreamTransform), key_of(lengths)
-            facts = DatasetSummary(type(dataset).__name__, len(dataset), blend, is_transform, digest, lengths)
+            measures = is_transform and dataset.reads_to_measure
+            facts = DatasetSummary(type(dataset).__name__, len(dataset), blend, is_transform, digest, lengths, measures)
             return _Announcement(facts, loader.collates, loader.check_every, json.dumps(loader.fingerprint))
 
         readers = [rank for rank in range(plan.mesh.world_size) if plan.shards_read_by(rank)]

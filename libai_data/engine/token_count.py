@@ -115,7 +115,8 @@ class TokenCounter:
         """The samples between two states, and the tokens of each, int64 [n] each; none where they are not known."""
         if before.start is not None and now.start is not None:
             dataset = self._loader.dataset
-            if UNKNOWN not in (before.start, now.start) and isinstance(dataset, PackedDataset):
+            starts = np.hstack([before.start, now.start])
+            if UNKNOWN not in starts and isinstance(dataset, PackedDataset):
                 return dataset.amounts_between(before.start, now.start)
             return _NONE, _NONE
         _, indices = now.order.locate(now.left_out.places_of(np.arange(before.position, now.position)))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import weakref
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from libai_data.data.samplers.schedule import Ranges, StepSchedule
-from libai_data.errors import ConfigError
+from libai_data.errors import ConfigError, ContractError, by_rank
 from libai_data.loader.iteration import Pass
 from libai_data.loader.same_dataset import restore_stream
 from libai_data.mesh.current import get_data_parallel_size
+from libai_data.mesh.peers.liveness import begin_collective
 
 
 class NumpyBatches:
@@ -116,8 +118,14 @@ class ResumableLoader(OfOneProcess):
     def state_dict(self) -> dict[str, Any]:
         """The position after the last batch that was used, as JSON. Batches that were only read ahead do not count.
 
-        The state is the same on all ranks.
+        The state is the same on all ranks. If each rank measures the samples of its own lanes, the ranks exchange their
+        parts of the state (see `StreamSampler.follows_own_lanes`). Then call it on all ranks, after the same batch.
+
+        Raises:
+            ContractError: The ranks exchange their parts of the state after different batches.
         """
+        if getattr(self.stream, "follows_own_lanes", False):
+            _exchange_starts(self.stream)
         return {**self.stream.state_dict(), "dataset": self.fingerprint}
 
     def load_state_dict(self, state: Mapping[str, Any], override: Collection[str] = ()) -> None:
@@ -137,6 +145,22 @@ class ResumableLoader(OfOneProcess):
         """Begin the next `iter(loader)` with this epoch, instead of the next one. Call it on all ranks."""
         self.stream.set_epoch(epoch)
         self._break_off("an epoch was set, which the next iter(loader) begins with")
+
+
+def _exchange_starts(stream: Any) -> None:
+    """Let all ranks know where the next output of each lane begins."""
+    state = stream.state
+    told = begin_collective("the state of a filter or packer in lanes", json.dumps([state.position, state.start]))
+    found = {rank: json.loads(words) for rank, words in told.items()}
+    positions = {rank: position for rank, (position, _) in found.items()}
+    if len(set(positions.values())) > 1:
+        words = {rank: str(position) for rank, position in positions.items()}
+        raise ContractError(
+            f"the ranks save the state of their loader at different positions: {by_rank(words)}; call state_dict() "
+            "on all ranks after the same batch"
+        )
+    for _, start in found.values():
+        stream.note_start(state.position, tuple(start) if isinstance(start, list) else start)
 
 
 def finish(finalizer: weakref.finalize) -> None:

@@ -298,6 +298,26 @@ def test_two_nodes_stream_blends_filters_and_packers_in_lanes_as_one_process_rea
 
 @pytest.mark.slow
 @on_two_nodes
+@pytest.mark.parametrize("readers", ["every_rank", "node"])
+@pytest.mark.parametrize("kind", ["filter-lanes", "measured-lanes"])
+def test_nodes_that_measure_samples_fetch_the_shards_of_their_own_lanes(
+    kind: str, readers: str, served: TwoNodes, tmp_path: Path
+) -> None:
+    """No lengths are known, so a node finds the outputs of its lanes by reading their samples."""
+    begun = len(served.servers.outputs()[0])
+    found = tmp_path / "taken.json"
+    with Job() as job:
+        served.run(job, 2, WHOLE_CACHE, SCRIPT, served.address, str(found), "4", readers, kind)
+        ended = job.wait(WATCHDOG)
+    assert ended.codes == [0, 0], ended.output
+    check_rows(kind, json.loads(found.read_text())[f"4 {readers} {kind}"], tmp_path)
+    gets = re.findall(r'"GET /(\d+)\.parquet HTTP/1.1" 200', served.servers.outputs()[0][begun:])
+    assert set(gets) == {f"{shard:02}" for shard in range(SHARDS)}
+    assert len(gets) <= SHARDS + 1, "two nodes share a shard only at the end of a span"
+
+
+@pytest.mark.slow
+@on_two_nodes
 @pytest.mark.parametrize("rank", [2, 0])
 def test_the_first_rank_of_a_node_that_is_killed_while_it_streams_ends_both_nodes(
     rank: int, served: TwoNodes, tmp_path: Path

@@ -13,7 +13,7 @@ import numpy as np
 from libai_data.data.attributes import attribute_of
 from libai_data.data.datasets.stream_transform import StreamTransform, place_and_offset
 from libai_data.data.samplers.blend_order import BlendOrder, order_over
-from libai_data.data.samplers.lane_order import laned_order
+from libai_data.data.samplers.lane_order import LaneOrder, laned_order
 from libai_data.data.samplers.resuming import continued_schedule
 from libai_data.data.samplers.sampler import IndexBatch, StreamSampler, check_holds_a_batch
 from libai_data.data.samplers.schedule import LeftOut, Ranges, StepSchedule, left_out_by
@@ -220,10 +220,20 @@ class CyclicSampler(StreamSampler):
         return self._part(position, rows, rows, number)
 
     def _transformed_part(self, walk: Walk, position: int, size: int, number: int) -> IndexBatch:
-        firsts, end = walk.outputs(position, size)
-        epoch = int(place_and_offset(firsts[0])[0]) // self.order.epoch_size
-        if self.order.lanes > 1:
-            firsts = firsts[self.order.in_rows(position + np.arange(size)[None])[0] - position]
+        own = self.order.in_rows(position + np.arange(size)[None])[0][self._rows_of(size)]
+        if isinstance(walk, LanesWalk):
+            firsts, end = walk.outputs(position, size, self._own_turns(own, size) if self.follows_own_lanes else None)
+        else:
+            firsts, end = walk.outputs(position, size)
+        # All ranks must say the same, and those that measure know nothing of the first sample's lane.
+        epoch = 0 if self.measures_lanes else int(place_and_offset(firsts[0])[0]) // self.order.epoch_size
+        firsts = firsts[own - position]
         places, _ = place_and_offset(firsts)
-        own = self._rows_of(size)
-        return IndexBatch(number, epoch, position, size, size, self.order.locate(places[own])[0], firsts[own], end)
+        return IndexBatch(number, epoch, position, size, size, self.order.locate(places)[0], firsts, end)
+
+    def _own_turns(self, own: np.ndarray, size: int) -> list[int]:
+        """The turns of the lanes that have these outputs, or others of this reader's rows in later batches."""
+        order, rows = self.order, self._rows_of(size)
+        assert isinstance(order, LaneOrder)
+        turns = order.turns_of(range(int(rows[0]), int(rows[-1]) + 1), size)
+        return sorted({*turns, *(own % order.lanes).tolist()})

@@ -87,6 +87,10 @@ class LaneOrder(Order):
     def _spans(self) -> OrderedDict[int, np.ndarray]:
         return OrderedDict()
 
+    @cached_property
+    def _turns(self) -> OrderedDict[tuple[range, int], list[int]]:
+        return OrderedDict()
+
     def _span_edges(self, epoch: int) -> np.ndarray:
         """Samples of the row before each lane's span in an epoch, int64 [lanes + 1].
 
@@ -184,6 +188,14 @@ class LaneOrder(Order):
             ends = np.cumsum(sizes)
             found |= (sizes > 0) & (ends - sizes < rows.stop) & (ends > rows.start)
         return np.flatnonzero(found)
+
+    def turns_of(self, rows: range, batch_size: int) -> list[int]:
+        """The turns of `lanes_of` these rows."""
+        turns = self._turns.get((rows, batch_size))
+        if turns is None:
+            turns = self._turn_of_lane[self.lanes_of(rows, batch_size)].tolist()
+            remember(self._turns, (rows, batch_size), turns, _SPANS_KEPT)
+        return turns
 
     def shard_uses(self, rows: range, batch_size: int, first_batch: int = 0) -> Iterator[ShardUse]:
         """The shards that a reader needs, without end, in the order of their first use.

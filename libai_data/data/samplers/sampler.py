@@ -54,7 +54,8 @@ class IndexBatch(NamedTuple):
         valid: rows [0, valid) of the global batch count; the rest is padding.
         epochs: int64 [n], the epoch of each of this reader's samples.
         indices: int64 [n], the dataset's index of each.
-        next_start: of a stream transform, where the output behind the global batch begins; in lanes that of each lane.
+        next_start: of a stream transform, where the output behind the global batch begins; in lanes that of each lane,
+            -1 for those that this reader does not follow.
     """
 
     step: int
@@ -76,6 +77,8 @@ class StreamSampler:
     """
 
     endless: bool
+    others_tell = False
+    """Whether the ranks exchange what they know of lanes before a state is saved; a loader of several ranks says so."""
     _walk: Walk | None = None
     _ranks_in_turn = 1
 
@@ -258,9 +261,18 @@ class StreamSampler:
         return max(order.most_bytes(range(first, first + rows), size, batches, sizes) for first in firsts)
 
     @property
+    def measures_lanes(self) -> bool:
+        """Whether samples are read to find the outputs of lanes."""
+        return self.makes_outputs and self.order.lanes > 1 and bool(attribute_of(self.dataset, "reads_to_measure", False))
+
+    @property
+    def follows_own_lanes(self) -> bool:
+        """Whether this reader goes through the samples of its own lanes only; others have the rest of the state."""
+        return self.others_tell and self.measures_lanes
+
+    @property
     def _reads_all_lanes(self) -> bool:
-        """Whether this reader goes through the samples of all lanes, to measure them."""
-        return self.makes_outputs and bool(attribute_of(self.dataset, "reads_to_measure", False))
+        return self.measures_lanes and not self.follows_own_lanes
 
     def _samples_ahead(self, first: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """The samples that this reader may read, some batches after the other, from this batch on without end.
@@ -293,8 +305,8 @@ class StreamSampler:
         if self._walk is None:
             return self.left_out.place_of(position)
         start = self._walk.known_start(position)
-        starts = start if isinstance(start, tuple) else (start,)
-        return None if start == UNKNOWN else min(int(place_and_offset(each)[0]) for each in starts)
+        starts = [each for each in (start if isinstance(start, tuple) else (start,)) if each != UNKNOWN]
+        return min((int(place_and_offset(each)[0]) for each in starts), default=None)
 
     def _first_of_turns(self, position: int, size: int) -> int:
         """Where the global batch begins of which the batch at a position is a part."""

@@ -83,7 +83,7 @@ class StreamState:
         left_out: places that no step takes.
         schedule: the sizes of the steps; None if whoever iterates knows of no steps.
         start: of a stream transform, where the output at `position` begins, or -1 if that is yet to be found; None for
-            any other stream. In lanes, where the next output of each lane begins.
+            any other stream. In lanes, where the next output of each lane begins, or -1.
     """
 
     position: int
@@ -96,8 +96,9 @@ class StreamState:
     def place(self) -> int:
         """The place behind the last sample that was taken, whole or in part."""
         if self.start is not None:
-            starts = self.start if isinstance(self.start, tuple) else (max(self.start, 0),)
-            return max(place + (offset > 0) for place, offset in map(place_and_offset, starts))
+            starts = self.start if isinstance(self.start, tuple) else (self.start,)
+            found = (place_and_offset(start) for start in starts if start >= 0)
+            return max((place + (offset > 0) for place, offset in found), default=0)
         return self.left_out.end_of(self.position)
 
     @property
@@ -118,7 +119,8 @@ class StreamState:
             state["first_position"] = self.schedule.first_position
         if self.start is not None:
             if isinstance(self.start, tuple):
-                state["start"] = [list(place_and_offset(start)) for start in self.start]
+                found = [list(place_and_offset(start)) for start in self.start]
+                state["start"] = None if min(self.start) < 0 else found
             else:
                 state["start"] = None if self.start < 0 else list(place_and_offset(self.start))
         return state

@@ -20,7 +20,7 @@ _LEAST_REMEMBERED = 320
 """Batches of which it is remembered where they begin: more than can be read ahead."""
 
 UNKNOWN = -1
-"""Stands for a beginning that was not told and is found by walking there."""
+"""Stands for a beginning that was not told and is found by walking there; of a lane, also for one of other readers."""
 
 
 class Walk:
@@ -74,15 +74,11 @@ class Walk:
         start = self.known_start(position)
         if start == UNKNOWN:
             before = max((known for known in self._starts if known < position), default=0)
-            start = self._outputs(before, self.known_start(before), position - before)[1]
+            _, start = self._go(self.known_start(before), position - before)
             self.note(position, start)
-        firsts, end = self._outputs(position, start, count)
+        firsts, end = self._go(start, count)
         self.note(position + count, end)
         return firsts, end
-
-    def _outputs(self, position: int, start: Any, count: int) -> tuple[np.ndarray, Start]:
-        """`outputs`, if it is known where those at the position begin."""
-        return self._go(start, count)
 
     def of_round(self, epoch: int, start: int, count: int) -> tuple[np.ndarray, int]:
         """Find the next outputs of an epoch; at its end there are fewer.
@@ -92,7 +88,7 @@ class Walk:
         """
         return self._go(start, count, (epoch + 1) * self._order.epoch_size)
 
-    def _go(self, start: int, count: int, stop: int | None = None) -> tuple[np.ndarray, int]:
+    def _go(self, start: Any, count: int, stop: int | None = None) -> tuple[np.ndarray, int]:
         found, left, begun = [np.empty(0, dtype=np.int64)], count, place_and_offset(start)[0]
         while left and (stop is None or place_and_offset(start)[0] < stop):
             firsts, start = self._next(start, min(self._known_at_once, left), stop)
@@ -216,24 +212,44 @@ class LanesWalk(Walk):
     def _first_start(self) -> Start:
         return tuple(range(len(self._lanes)))
 
-    def _outputs(self, position: int, start: Any, count: int) -> tuple[np.ndarray, Start]:
-        firsts, ends = np.empty(count, dtype=np.int64), list(start)
+    def note(self, position: int, start: Start) -> None:
+        known = self._starts.get(position, UNKNOWN)
+        if isinstance(known, tuple) and isinstance(start, tuple):
+            start = tuple(map(max, known, start))  # of each lane the one that is known
+        super().note(position, start)
+
+    def outputs(self, position: int, count: int, turns: Sequence[int] | None = None) -> tuple[np.ndarray, Start]:
+        """`Walk.outputs`, of all lanes or of those with these turns alone: all others' are `UNKNOWN`."""
+        turns = range(len(self._lanes)) if turns is None else turns
+        starts = {turn: self._start_of(turn, position) for turn in turns}
         if not self._reading.reads_to_measure:
-            self._measure(start, -(-count // len(start)))
-        for turn, lane in enumerate(self._lanes):
+            self._measure(list(starts.values()), -(-count // len(self._lanes)))
+        firsts, ends = np.full(count, UNKNOWN), len(self._lanes) * [UNKNOWN]
+        for turn, start in starts.items():
             rows = np.arange((turn - position) % len(ends), count, len(ends))
-            if len(rows):
-                firsts[rows], ends[turn] = lane._go(ends[turn], len(rows))
+            firsts[rows], ends[turn] = self._lanes[turn]._go(start, len(rows))
+        self.note(position + count, tuple(ends))
         return firsts, tuple(ends)
 
+    def _start_of(self, turn: int, position: int) -> int:
+        """Where the first output of a lane at a position or behind it begins."""
+        first: int = _of_lane(self.known_start(position), turn)
+        if first == UNKNOWN:
+            known = (each for each, starts in self._starts.items() if _of_lane(starts, turn) != UNKNOWN)
+            before = max((each for each in known if each < position), default=0)
+            passed = len(range(before + (turn - before) % len(self._lanes), position, len(self._lanes)))
+            _, first = self._lanes[turn]._go(_of_lane(self.known_start(before), turn), passed)
+        return first
+
     def _measure(self, starts: Sequence[int], count: int) -> None:
-        """Find the amounts of the samples of so many outputs of all lanes at once, as numpy calls cost much."""
+        """Find the amounts of the samples of so many outputs of lanes at once, as numpy calls cost much."""
         places, offsets = place_and_offset(np.array(starts))
         if self._reading.window:
             self._reading.pack_windows(places)
             return
         short = []
-        for lane, place, offset in zip(self._lanes, places.tolist(), offsets.tolist()):
+        for place, offset in zip(places.tolist(), offsets.tolist()):
+            lane = self._lanes[place % self._apart]
             lane._go_to(place)
             if lane._buffer.sum() < offset + count * self._reading.units:
                 short.append(lane)
@@ -243,3 +259,7 @@ class LanesWalk(Walk):
             amounts = self._reading.amounts(*self._order.locate(more.ravel())).reshape(more.shape)
             for lane, row in zip(short, amounts):
                 lane._buffer = np.concatenate([lane._buffer, row])
+
+
+def _of_lane(start: Any, turn: int) -> int:
+    return start[turn] if isinstance(start, tuple) else UNKNOWN

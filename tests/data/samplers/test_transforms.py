@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -96,6 +96,15 @@ def outputs(sampler: CyclicSampler, batches: int) -> list[Any]:
     return [as_tokens(sampler.dataset[index]) for index in indices]  # type: ignore[index]
 
 
+def exchange(samplers: Sequence[CyclicSampler]) -> list[Any]:
+    """Let the ranks' samplers tell each other what they know, and return their states."""
+    starts = [sampler.state.start for sampler in samplers]
+    for sampler in samplers:
+        for start in starts:
+            sampler.note_start(sampler.position, start)
+    return [sampler.state_dict() for sampler in samplers]
+
+
 @settings(max_examples=examples(60))
 @given(cases(), st.sampled_from([1, 2, 4]), st.integers(1, 3), st.integers(0, 20))
 def test_every_mesh_packs_the_same_and_goes_on_from_any_cut(case: Case, ranks: int, micro: int, cut: int) -> None:
@@ -104,9 +113,9 @@ def test_every_mesh_packs_the_same_and_goes_on_from_any_cut(case: Case, ranks: i
     assert outputs(first, cut) == expected[:cut]
     state = json.loads(json.dumps(first.state_dict()))
     assert len(json.dumps(state)) < 1024 + 64 * first.order.lanes
-    parts = []
-    for rank in range(ranks):
-        sampler = case.sampler(micro, rank, ranks)
+    parts, samplers = [], [case.sampler(micro, rank, ranks) for rank in range(ranks)]
+    for sampler in samplers:
+        sampler.others_tell = ranks > 1
         sampler.load_state_dict(state)
         assert sampler.state_dict() == state
         rows = outputs(sampler, 4)
@@ -114,6 +123,8 @@ def test_every_mesh_packs_the_same_and_goes_on_from_any_cut(case: Case, ranks: i
     positions = cut + np.arange(4 * ranks * micro).reshape(4, -1)
     in_rows = first.order.in_rows(positions).ravel().tolist()
     assert [pack for step in zip(*parts) for part in step for pack in part] == [expected[row] for row in in_rows]
+    outputs(first, 4 * ranks * micro)
+    assert exchange(samplers) == [first.state_dict()] * ranks, "the state is that of one rank"
 
 
 @settings(max_examples=examples(30))
@@ -293,21 +304,52 @@ def test_a_state_in_lanes_has_a_beginning_for_each_lane() -> None:
         case._replace(lanes=None).sampler(2).load_state_dict({**state, "start": [[0, 0]]})
 
 
+@pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize(
-    "options", [{}, slowly({"cut": False}), slowly({"keep": [index % 3 > 0 for index in range(320)]})]
+    "options",
+    [{}, slowly({"cut": False}), slowly({"keep": [index % 3 > 0 for index in range(320)]}), {"keep": is_even}],
 )
-def test_ranks_read_their_own_shards_in_lanes(options: dict[str, Any]) -> None:
-    """Also in later epochs, in which the lanes come apart, as their samples have other lengths."""
+def test_ranks_read_their_own_shards_in_lanes(options: dict[str, Any], known: bool) -> None:
+    """Also in later epochs, in which the lanes come apart, as their samples have other lengths; and after a resume."""
     lengths = np.random.default_rng(0).integers(1, 9, 320)
-    read: list[set[int]] = []
-    for rank in range(2):
+
+    def sampler_of(rank: int, ranks: int) -> CyclicSampler:
         documents: Any = Documents(lengths.tolist())
         documents.shard_lengths = np.full(32, 10)
-        packs = PackedDataset(documents, 16, lengths=lengths, **options)
-        sampler = CyclicSampler(packs, 4, True, 0, rank, 2, seed=1, lanes=4, block=2)
-        outputs(sampler, 18)
-        read.append({index // 10 for index in documents.reads})
-    assert len(read[0] | read[1]) == 32 and len(read[0] & read[1]) <= 1
+        packs = PackedDataset(documents, 16, lengths=lengths if known else None, **options)
+        sampler = CyclicSampler(packs, 8 // ranks, True, 0, rank, ranks, seed=1, lanes=8, block=2)
+        sampler.others_tell = ranks > 1
+        return sampler
+
+    state = sampler_of(0, 1).state_dict()
+    for ranks in (2, 4, 2):
+        samplers = [sampler_of(rank, ranks) for rank in range(ranks)]
+        read: list[set[int]] = []
+        for sampler in samplers:
+            sampler.load_state_dict(state)
+            outputs(sampler, 40)
+            read.append({index // 10 for index in sampler.dataset.dataset.reads})  # type: ignore[attr-defined]
+        assert set.union(*read) == set(range(32))
+        assert sum(map(len, read)) < 32 + ranks, "two ranks share a shard only at the ends of their spans"
+        state, *others = exchange(samplers)
+        assert others == [state] * (ranks - 1)
+        assert len(json.dumps(state["start"])) <= 64 * 8
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_batches_of_another_size_read_lanes_that_a_reader_has_not_followed(known: bool) -> None:
+    """By going through their samples from where the state knows them."""
+    case = Case([3, 1, 4, 1, 5], 4, True, known, None, lanes=4)
+    samplers = [case.sampler(2, rank, 2) for rank in range(2)]
+    for sampler in samplers:
+        sampler.others_tell = True
+        outputs(sampler, 3)
+        sampler.follow(StepSchedule(((0, 4), (3, 6))))
+    parts = [outputs(sampler, 5) for sampler in samplers]
+    rows = [part[step * 3 : (step + 1) * 3] for step in range(5) for part in parts]
+    in_rows = samplers[0].order.in_rows(12 + np.arange(30).reshape(5, -1)).ravel().tolist()
+    expected = case.expected(42)
+    assert [pack for part in rows for pack in part] == [expected[row] for row in in_rows]
 
 
 def test_other_lengths_of_sequences_are_another_dataset() -> None:

@@ -40,7 +40,8 @@ def is_kept(sample: Any) -> bool:
 
 
 def loader_of(kind: str, source: Any, **more: Any) -> DataLoader:
-    """Batches of 8: "plain", in lanes; a "blend", "filter" or "packer"; or in lanes too, as "blend-lanes"."""
+    """Batches of 8: "plain", in lanes; a "blend", "filter" or "packer", or a packer without lengths ("measured"); or in
+    lanes too, as "blend-lanes"."""
     name, _, in_lanes = kind.partition("-")
     numbers, half = Map(source, number_of), len(source) // 2
     dataset = {
@@ -48,6 +49,7 @@ def loader_of(kind: str, source: Any, **more: Any) -> DataLoader:
         "blend": lambda: BlendedDataset([Subset(numbers, 0, half), Subset(numbers, half, 2 * half)], [3, 1]),
         "filter": lambda: FilteredDataset(numbers, is_kept),
         "packer": lambda: PackedDataset(Map(source, tokens_of), 8, lengths=[2 + x % 3 for x in range(len(source))]),
+        "measured": lambda: PackedDataset(Map(source, tokens_of), 8),
     }[name]()
     order = ORDER if name == "plain" else {"shuffle": False}
     if in_lanes:
