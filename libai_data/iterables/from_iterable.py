@@ -308,11 +308,6 @@ def _rounds(dataset: Any, ends: str, **arguments: Any) -> Any:
     if attribute_of(dataset, "is_stream_transform", False):
         if "weights" in arguments:
             raise ConfigError("weights is for single samples; give the filter or packer a dataset without weights")
-        if "lanes" in arguments:
-            raise ConfigError(
-                "lanes of a filter or packer have no common epochs: use ends='cycle' or CyclicSampler, for a stream "
-                "without end"
-            )
         return TransformRounds(dataset, ends=ends, **arguments)
     kind = ShortEndSampler if ends == "short" else SingleRoundSampler
     return kind(dataset, drop_last=ends == "drop", **arguments)

@@ -106,7 +106,7 @@ def check_taken(folder: Path, steps: int) -> None:
 
 
 WHOLE_CACHE = 100
-LANED = "blend-lanes,filter-lanes,packer-lanes"
+LANED = "blend-lanes,filter-lanes,packer-lanes,filter-epochs,packer-epochs"
 IN_LANES = f"plain,{LANED}"
 ALL_KINDS = f"{IN_LANES},blend,filter,packer"
 

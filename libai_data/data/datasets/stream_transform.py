@@ -31,7 +31,8 @@ from libai_data.errors import ConfigError, SchemaError
 Keep = Union[Callable[[Any], bool], Sequence[bool], np.ndarray]
 
 Start = Union[int, tuple[int, ...]]
-"""Where the next output begins (`start_of`), in lanes that of each lane, in the order of the lanes' turns."""
+"""Where the next output begins (`start_of`), in lanes that of each lane, in the order of the lanes' turns. In the lanes
+of an epoch, the epoch and the turn of the next output's lane come before them."""
 
 _PLACE_BITS = 40
 _MOST_UNITS = 1 << 22
@@ -282,10 +283,12 @@ class StreamTransform:
 
     def _window_bounds(self, place: int) -> tuple[int, int]:
         size, lanes = len(self), self._given_order.lanes
-        wide = self.window * lanes
-        first = place // size * size if self._in_rounds else place % lanes
+        wide, epoch = self.window * lanes, place // size * size if self._in_rounds else 0
+        first = epoch + (place - epoch) % lanes
         begin = first + (place - first) // wide * wide
-        return begin, min(begin + wide, first + size) if self._in_rounds else begin + wide
+        if not self._in_rounds:
+            return begin, begin + wide
+        return begin, min(begin + wide, begin - (begin - epoch - size) // lanes * lanes)
 
     def _packed(self, bounds: Sequence[tuple[int, int]]) -> Iterator[tuple[list[np.ndarray], dict[int, Any]]]:
         """The outputs of windows, and the samples of each where they had to be read."""

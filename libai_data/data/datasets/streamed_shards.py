@@ -218,8 +218,8 @@ class StreamedShards:
             self._refuse(
                 needed,
                 needed,
-                "give lanes (lanes=64), which keep samples of one shard close together. Random parts, and epochs of "
-                "filters and packers, have no lanes: read these with shuffle=False",
+                "give lanes (lanes=64), which keep samples of one shard close together. Random parts have no lanes: "
+                "read these with shuffle=False",
             )
 
     def _refuse(self, needed: int, enough: int, advice: str) -> None:

@@ -110,8 +110,10 @@ class LaneOrder(Order):
         return low, high
 
     def in_rows(self, places: np.ndarray) -> np.ndarray:
-        lanes = self._lane_of_turn[places % self.lanes].astype(np.uint16)
-        return np.take_along_axis(places, np.argsort(lanes, axis=1, kind="stable"), axis=1)
+        return np.take_along_axis(places, self.rows_by_lane(places), axis=1)
+
+    def rows_by_lane(self, places: np.ndarray) -> np.ndarray:
+        return np.argsort(self._lane_of_turn[places % self.lanes].astype(np.uint16), axis=-1, kind="stable")
 
     def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         places = np.asarray(positions, dtype=np.int64)

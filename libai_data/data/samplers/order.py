@@ -65,6 +65,10 @@ class Order:
         """The places of global batches, int64 [batches, size], in the order of the rows: here ascending."""
         return places
 
+    def rows_by_lane(self, places: np.ndarray) -> np.ndarray:
+        """Which of some places each row of a batch has, int64 of the same shape: sorted by lane, but not in a lane."""
+        return np.broadcast_to(np.arange(places.shape[-1]), places.shape)
+
     def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Find the samples at these positions.
 

@@ -263,7 +263,8 @@ class StreamSampler:
     @property
     def measures_lanes(self) -> bool:
         """Whether samples are read to find the outputs of lanes."""
-        return self.makes_outputs and self.order.lanes > 1 and bool(attribute_of(self.dataset, "reads_to_measure", False))
+        reads = self.makes_outputs and self.order.lanes > 1
+        return reads and bool(attribute_of(self.dataset, "reads_to_measure", False))
 
     @property
     def follows_own_lanes(self) -> bool:

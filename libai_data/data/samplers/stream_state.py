@@ -26,7 +26,7 @@ _PHASE = Rule(
 )
 
 
-_START = Rule(
+START = Rule(
     "a place and what is used of its sample, in lanes those of each lane, or None",
     lambda value: value is None or PAIR.holds(value) or (bool(value) and each(PAIR).holds(value)),
 )
@@ -60,7 +60,7 @@ _KEYS = Keys(
         "left_out": each(PAIR),
         "batch_sizes": each(PAIR),
         "first_position": whole(-(1 << 62)),
-        "start": _START,
+        "start": START,
         "blend": Keys(
             {"sizes": _COUNTS, "phases": each(_PHASE)}, {"limits": each(or_none(_NUMBER)), "limited_from": _NUMBER}
         ),
@@ -142,13 +142,14 @@ class StreamState:
                 schedule = StepSchedule(sizes, state.get("first_position", 0))
             start = None
             if "start" in state:
-                start = _start_from_json(state["start"], order.lanes)
+                start = start_from_json(state["start"], order.lanes)
         except ConfigError as error:
             raise CheckpointError(f"the data state {dict(state)} is broken: {error}") from error
         return StreamState(int(state["position"]), order, left_out, schedule, start)
 
 
-def _start_from_json(start: Any, lanes: int) -> Start:
+def start_from_json(start: Any, lanes: int) -> Start:
+    """The start that `to_json` wrote as pairs of place and offset, -1 for None; a ConfigError if of other lanes."""
     if start is None:
         return -1
     if lanes == 1 and PAIR.holds(start):

@@ -8,15 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.data.datasets.stream_transform import Start, StreamTransform, place_and_offset, remember, start_of
+from libai_data.data.datasets.stream_transform import Start, StreamTransform, place_and_offset, remember
 from libai_data.data.samplers.blend_order import BlendOrder, order_from_json, order_over
 from libai_data.data.samplers.cursor import EpochPositions
+from libai_data.data.samplers.lane_order import laned_order
 from libai_data.data.samplers.resuming import refuse
 from libai_data.data.samplers.sampler import IndexBatch, StreamSampler
-from libai_data.data.samplers.stream_state import PAIR, Keys, check_state
-from libai_data.data.samplers.walk import UNKNOWN, Walk
-from libai_data.errors import ConfigError
-from libai_data.errors.argument_rules import EPOCH, FLAG, MAPPING, check, one_of, or_none
+from libai_data.data.samplers.stream_state import START, Keys, check_state, start_from_json
+from libai_data.data.samplers.walk import UNKNOWN, LanesWalk, Walk
+from libai_data.errors import CheckpointError, ConfigError
+from libai_data.errors.argument_rules import EPOCH, FLAG, MAPPING, check, one_of, or_none, whole
 
 _STARTS_KEPT = 2048
 _ENDS = one_of("short", "pad", "drop")
@@ -31,6 +32,7 @@ class TransformRounds(EpochPositions, StreamSampler):
     Args:
         dataset: a `StreamTransform`.
         ends: what happens to the last outputs of an epoch if they fill no global batch: "short", "pad" or "drop".
+        lanes, block: as of `CyclicSampler`. Lanes take turns until the last one has no outputs left.
     """
 
     endless = False
@@ -44,15 +46,18 @@ class TransformRounds(EpochPositions, StreamSampler):
         data_parallel_size: int = 1,
         seed: int = 0,
         ends: str = "short",
+        lanes: int | None = None,
+        block: int | None = None,
     ) -> None:
         check({"shuffle": FLAG, "ends": _ENDS}, shuffle=shuffle, ends=ends)
-        order = order_over(dataset, seed, shuffle)
+        order = order_over(dataset, seed, shuffle, laned_order(dataset, seed, shuffle, lanes, block))
         if isinstance(order, BlendOrder):
             raise ConfigError("a blend has no epoch that has each sample once; use ends='cycle' or CyclicSampler")
         super().__init__(dataset, micro_batch_size, order, data_parallel_rank, data_parallel_size)
         self.ends = ends
-        self._rounds = Walk(dataset if isinstance(dataset, StreamTransform) else None, order, in_rounds=True)
-        self._starts: OrderedDict[tuple[int, int], int] = OrderedDict()
+        kind = Walk if order.lanes == 1 else LanesWalk
+        self._rounds = kind(dataset if isinstance(dataset, StreamTransform) else None, order, in_rounds=True)
+        self._starts: OrderedDict[tuple[int, int], Start] = OrderedDict()
 
     def batches_per_round(self) -> int:
         raise TypeError("the number of batches in an epoch of a stream transform is not known in advance")
@@ -86,33 +91,38 @@ class TransformRounds(EpochPositions, StreamSampler):
         self.note_start(position + valid, end)
         if self.ends == "short":
             size = -(-valid // self.data_parallel_size) * self.data_parallel_size
+        firsts = firsts[self.order.rows_by_lane(place_and_offset(firsts)[0])]
         own = firsts[np.minimum(self._rows_of(size), valid - 1)]
         number = position // self.global_batch_size
         return IndexBatch(number, epoch, position, size, valid, np.full_like(own, epoch), own, end)
 
-    def _start_at(self, epoch: int, position: int) -> int:
-        first = epoch * self.order.epoch_size
-        if not position:
-            return first
-        start = self._starts.get((epoch, position))
+    def _start_at(self, epoch: int, position: int) -> Start:
+        first = self._rounds.first_of_round(epoch)
+        start = self._starts.get((epoch, position)) if position else first
         return self._rounds.of_round(epoch, first, position)[1] if start is None else start
 
     def note_start(self, position: int, start: Start | None) -> None:
-        if not isinstance(start, int) or start == UNKNOWN or not position:
+        if start is None or start == UNKNOWN or not position:
             return
-        place, offset = place_and_offset(start)
-        # Behind an output: the place where an epoch ends is that where the next one begins.
-        epoch = (place - (offset == 0)) // self.order.epoch_size
+        if isinstance(start, tuple):
+            epoch = start[0]
+        else:
+            place, offset = place_and_offset(start)
+            # Behind an output: the place where an epoch ends is that where the next one begins.
+            epoch = (place - (offset == 0)) // self.order.epoch_size
         remember(self._starts, (epoch, position), start, _STARTS_KEPT)
 
     makes_outputs = True
+    # A rank that has no outputs left must know whether others have: whether the epoch is over, and what is in the rows.
+    follows_own_lanes = False
 
     def _place_at(self, position: int) -> int | None:
         epoch = self.cursor.epoch
         if not position:
             return epoch * self.order.epoch_size
         start = self._starts.get((epoch, position))
-        return None if start is None else int(place_and_offset(start)[0])
+        starts = start[2:] if isinstance(start, tuple) else () if start is None else (start,)
+        return min((int(place_and_offset(each)[0]) for each in starts), default=None)
 
     def take_over(self, other: StreamSampler) -> None:
         if isinstance(other, TransformRounds):
@@ -129,8 +139,13 @@ class TransformRounds(EpochPositions, StreamSampler):
     def state_dict(self) -> dict[str, Any]:
         """Epoch, outputs of it that all ranks have taken, where the next one begins, and what decides the order."""
         start = self._starts.get((self.cursor.epoch, self.position))
-        found = None if start is None else list(place_and_offset(start))
-        return {"position": self.position, "epoch": self.cursor.epoch, "start": found, **self.order_words()}
+        state = {"position": self.position, "epoch": self.cursor.epoch, "start": None, **self.order_words()}
+        if isinstance(start, tuple):
+            _, turn, *starts = start
+            state.update(start=[list(place_and_offset(each)) for each in starts], turn=turn)
+        elif start is not None:
+            state["start"] = list(place_and_offset(start))
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any], override: Collection[str] = ()) -> None:
         """Continue where another such sampler stopped, whatever its batch size and number of ranks were.
@@ -147,11 +162,22 @@ class TransformRounds(EpochPositions, StreamSampler):
             refuse({"restart_data": ", ".join(words)}, ())
         self.set_epoch(int(state["epoch"]))
         self.cursor = self.cursor._replace(position=int(state["position"]))
-        self.note_start(self.position, None if state["start"] is None else start_of(*state["start"]))
+        self.note_start(self.position, _start_of(state, own.lanes))
+
+
+def _start_of(state: Mapping[str, Any], lanes: int) -> Start:
+    try:
+        start = start_from_json(state["start"], lanes)
+        if not isinstance(start, tuple):
+            return start
+        check({"turn": whole(0, lanes - 1)}, turn=state.get("turn"))
+    except ConfigError as error:
+        raise CheckpointError(f"the data state {dict(state)!r:.500} is broken: {error}") from error
+    return state["epoch"], state["turn"], *start
 
 
 _STATE = Keys(
-    {**dict.fromkeys(("position", "epoch"), EPOCH), "start": or_none(PAIR), "ends": _ENDS},
-    {"dataset": or_none(MAPPING)},
+    {**dict.fromkeys(("position", "epoch"), EPOCH), "start": START, "ends": _ENDS},
+    {"dataset": or_none(MAPPING), "turn": whole(0)},
     others=True,
 )

@@ -80,7 +80,11 @@ class Walk:
         self.note(position + count, end)
         return firsts, end
 
-    def of_round(self, epoch: int, start: int, count: int) -> tuple[np.ndarray, int]:
+    def first_of_round(self, epoch: int) -> Start:
+        """Where the first output of an epoch begins."""
+        return epoch * self._order.epoch_size
+
+    def of_round(self, epoch: int, start: Any, count: int) -> tuple[np.ndarray, Start]:
         """Find the next outputs of an epoch; at its end there are fewer.
 
         Returns:
@@ -135,7 +139,7 @@ class Walk:
         firsts = np.searchsorted(ends, bounds[:-1], side="right")
         before = np.concatenate([[0], ends])
         if stop is not None and (not count or bounds[-1] > total):
-            return start_of(place + firsts, bounds[:-1] - before[firsts]), start_of(stop, 0)
+            return start_of(place + self._apart * firsts, bounds[:-1] - before[firsts]), start_of(stop, 0)
         last = int(np.searchsorted(ends, bounds[-1], side="left"))
         # Behind the last unit that was taken, so that it does not depend on how far was looked.
         end = (last + 1, 0) if ends[last] == bounds[-1] else (last, int(bounds[-1] - before[last]))
@@ -149,7 +153,7 @@ class Walk:
         ends = self._ends_until(place, units, stop)
         first = int(np.searchsorted(ends, 0, side="right"))
         if stop is not None and (first == len(ends) or ends[-1] < units):
-            return place + np.arange(first, min(first + 1, len(ends))), start_of(stop, 0)
+            return place + self._apart * np.arange(first, min(first + 1, len(ends))), start_of(stop, 0)
         last = int(np.searchsorted(ends, units, side="left"))
         behind = last + int(ends[last] == units)
         return np.array([place + self._apart * first]), place + self._apart * behind
@@ -179,7 +183,7 @@ class Walk:
 
     def _amounts(self, place: int, stop: int | None) -> np.ndarray:
         count = _MEASURED_AT_ONCE if self._reading.reads_to_measure else self._known_at_once
-        count = count if stop is None else min(count, stop - place)
+        count = count if stop is None else min(count, -((place - stop) // self._apart))
         amounts: np.ndarray = self._reading.amounts(*self._order.locate(place + self._apart * np.arange(count)))
         return amounts
 
@@ -201,12 +205,12 @@ class Walk:
 class LanesWalk(Walk):
     """Goes through the samples of each lane by itself: output q is one of lane q mod lanes, of this lane's samples.
 
-    So a start is that of each lane, and lanes may be at different epochs of their spans.
+    So a start is that of each lane, and lanes may be at different epochs of their spans, but not in rounds.
     """
 
-    def __init__(self, transform: Any | None, order: Order) -> None:
-        super().__init__(transform, order)
-        self._lanes = [Walk(transform, order) for _ in range(order.lanes)]
+    def __init__(self, transform: Any | None, order: Order, in_rounds: bool = False) -> None:
+        super().__init__(transform, order, in_rounds)
+        self._lanes = [Walk(transform, order, in_rounds) for _ in range(order.lanes)]
 
     @property
     def _first_start(self) -> Start:
@@ -241,7 +245,42 @@ class LanesWalk(Walk):
             _, first = self._lanes[turn]._go(_of_lane(self.known_start(before), turn), passed)
         return first
 
-    def _measure(self, starts: Sequence[int], count: int) -> None:
+    def first_of_round(self, epoch: int) -> Start:
+        first = epoch * self._order.epoch_size
+        return epoch, 0, *(first + (turn - first) % self._apart for turn in range(self._apart))
+
+    def of_round(self, epoch: int, start: Any, count: int) -> tuple[np.ndarray, Start]:
+        """`Walk.of_round`: the lanes take turns, and one that has no output left in the epoch is passed over.
+
+        Where an output begins is (epoch, the turn of its lane, where the next output of each lane begins).
+        """
+        stop, found = (epoch + 1) * self._order.epoch_size, [np.empty(0, dtype=np.int64)]
+        _, turn, *starts = start
+        while count:
+            in_turn = [*range(turn, len(starts)), *range(turn)]
+            live = [each for each in in_turn if place_and_offset(starts[each])[0] < stop]
+            if not live:
+                break
+            rounds = -(-count // len(live))
+            if not self._reading.reads_to_measure:
+                self._measure([starts[each] for each in live], rounds, stop)
+            of_lanes = [self._lanes[each].of_round(epoch, starts[each], rounds) for each in live]
+            dealt = np.full((rounds, len(live)), UNKNOWN)
+            for column, (firsts, _) in enumerate(of_lanes):
+                dealt[: len(firsts), column] = firsts
+            taken = np.flatnonzero(dealt.ravel() != UNKNOWN)[:count]
+            found.append(dealt.ravel()[taken])
+            count -= len(taken)
+            for column, (each, (firsts, end)) in enumerate(zip(live, of_lanes)):
+                own = int(np.count_nonzero(taken % len(live) == column))
+                begin = int(firsts[own]) if own < len(firsts) else end
+                is_over = place_and_offset(begin)[0] >= stop
+                starts[each] = stop + (each - stop) % self._apart if is_over else begin
+            if not count:
+                turn = live[(int(taken[-1]) + 1) % len(live)]
+        return np.concatenate(found), (epoch, turn, *starts)
+
+    def _measure(self, starts: Sequence[int], count: int, stop: int | None = None) -> None:
         """Find the amounts of the samples of so many outputs of lanes at once, as numpy calls cost much."""
         places, offsets = place_and_offset(np.array(starts))
         if self._reading.window:
@@ -257,8 +296,8 @@ class LanesWalk(Walk):
             behind = np.array([lane._buffer_place + lane._apart * len(lane._buffer) for lane in short])
             more = behind[:, None] + self._apart * np.arange(self._known_at_once)
             amounts = self._reading.amounts(*self._order.locate(more.ravel())).reshape(more.shape)
-            for lane, row in zip(short, amounts):
-                lane._buffer = np.concatenate([lane._buffer, row])
+            for lane, row, places in zip(short, amounts, more):
+                lane._buffer = np.concatenate([lane._buffer, row if stop is None else row[places < stop]])
 
 
 def _of_lane(start: Any, turn: int) -> int:

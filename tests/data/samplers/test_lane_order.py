@@ -358,7 +358,6 @@ class OfFive(Shards):
         (lambda: CyclicSampler(Shards([5]), 1, block=4), "block is 4.*give lanes too"),
         (lambda: CyclicSampler(Shards([5]), 1, lanes=4, weights=[1] * 5), "lanes is 4, and weights are given too"),
         (lambda: CyclicSampler(Shards([0]), 1, lanes=4), "the dataset is empty"),
-        (lambda: DataLoader(FilteredDataset(Shards([5]), bool), 1, lanes=4), r"no common epochs: use ends='cycle'"),
         (
             lambda: batch_at(CyclicSampler(FilteredDataset(Shards([4, 4]), [True] * 4 + [False] * 4), 2, lanes=2), 0),
             "FilteredDataset keeps nothing of the samples of one of the 2 lanes.* Use fewer lanes",

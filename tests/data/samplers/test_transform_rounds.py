@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from itertools import islice
+from collections.abc import Iterator
+from itertools import islice, zip_longest
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from libai_data import DataLoader
 from libai_data.data.datasets import BlendedDataset, FilteredDataset, OneRound, PackedDataset
+from libai_data.data.samplers.lane_order import lane_of_turn
 from libai_data.data.samplers.transform_rounds import TransformRounds
 from libai_data.errors import CheckpointError, ConfigError
 from tests.data.samplers.test_transforms import Case, cases
@@ -36,16 +38,23 @@ class Ordered:
 
 
 def sampler_of(case: Case, micro: int, rank: int = 0, ranks: int = 1, ends: str = "short") -> TransformRounds:
-    return TransformRounds(case.dataset(), micro, True, rank, ranks, 1, ends)
+    return TransformRounds(case.dataset(), micro, True, rank, ranks, 1, ends, case.lanes)
 
 
-def expected(case: Case, epoch: int) -> list[Any]:
-    """The outputs of an epoch: those of one round over the samples in the order of that epoch."""
+def expected(case: Case, epoch: int) -> list[tuple[int, Any]]:
+    """The outputs of an epoch, each with its lane. Lanes take turns; each has the outputs of a round of its samples."""
     order = sampler_of(case, 1).order
-    indices = order.locate(epoch * order.size + np.arange(order.size))[1].tolist()
-    whole = case.dataset()
+    places = epoch * order.size + np.arange(order.size)
+    of_turns = [_outputs_of(case, order.locate(places[places % order.lanes == turn])[1]) for turn in range(order.lanes)]
+    lanes = lane_of_turn(order.lanes).tolist()
+    rounds = [[(lanes[turn], output) for turn, output in enumerate(each)] for each in zip_longest(*of_turns)]
+    return [output for each in rounds for output in each if output[1] is not None]
+
+
+def _outputs_of(case: Case, indices: np.ndarray) -> list[Any]:
     keep = None if case.keep is None else is_even
-    packed = PackedDataset(Ordered(whole.dataset, indices), case.units, cut=case.cut, keep=keep, window=case.window)
+    samples = Ordered(case.dataset().dataset, indices.tolist())
+    packed = PackedDataset(samples, case.units, cut=case.cut, keep=keep, window=case.window)
     return [as_tokens(sample) for sample in map(OneRound(packed).__getitem__, range(len(OneRound(packed))))]
 
 
@@ -57,11 +66,10 @@ def test_each_epoch_has_the_outputs_of_a_round_on_every_mesh_and_after_every_cut
     case: Case, ranks: int, micro: int, ends: str, cut: int
 ) -> None:
     wanted = [expected(case, epoch) for epoch in range(2)]
-    kept = [len(outputs) // (ranks * micro) * ranks * micro if ends == "drop" else len(outputs) for outputs in wanted]
     samplers = [sampler_of(case, micro, rank, ranks, ends) for rank in range(ranks)]
 
-    def taken(samplers: list[TransformRounds], batches: int | None = None) -> list[Any]:
-        found: list[Any] = []
+    def taken(samplers: list[TransformRounds], batches: int | None = None) -> list[list[Any]]:
+        found: list[list[Any]] = []
         cursors = [sampler.next_pass() for sampler in samplers]
         for sampler, cursor in zip(samplers, cursors):
             sampler.cursor = cursor
@@ -73,22 +81,27 @@ def test_each_epoch_has_the_outputs_of_a_round_on_every_mesh_and_after_every_cut
                 for index in part.indices.tolist()
             ]
             assert rows[parts[0].valid :] == [rows[parts[0].valid - 1]] * (len(rows) - parts[0].valid)
-            found += rows[: parts[0].valid]
+            found.append(rows[: parts[0].valid])
             for sampler, part in zip(samplers, parts):
                 sampler.cursor = sampler.after(part)
         return found
 
+    def in_batches(outputs: list[tuple[int, Any]], size: int) -> list[list[Any]]:
+        """Cut into batches, in which the rows are sorted by lane."""
+        batches = [outputs[start : start + size] for start in range(0, len(outputs), size)]
+        full = [batch for batch in batches if ends != "drop" or len(batch) == size]
+        return [[output for _, output in sorted(batch, key=lambda row: row[0])] for batch in full]
+
     first = taken(samplers, cut)
-    assert first == wanted[0][: min(len(first), kept[0])]
-    state = json.loads(json.dumps(samplers[-1].state_dict()))
-    assert len(json.dumps(state)) < 1024
+    assert first == in_batches(wanted[0], ranks * micro)[:cut]
+    states = [json.loads(json.dumps(sampler.state_dict())) for sampler in samplers]
+    assert states == states[:1] * ranks
+    assert len(json.dumps(states[0])) < 1024 + 64 * samplers[0].order.lanes
     resumed = sampler_of(case, 2, ends=ends)
-    resumed.load_state_dict(state)
-    rest = taken([resumed])
-    if ends != "drop":
-        assert rest == (wanted[0][len(first) :] or wanted[1])
-    else:  # Batches of another size leave out another end.
-        assert rest in [outputs[: len(rest)] for outputs in (wanted[0][len(first) :], wanted[1])]
+    resumed.load_state_dict(states[0])
+    rest = in_batches(wanted[0][sum(map(len, first)) :], 2)
+    # Batches of another size leave out another end.
+    assert taken([resumed]) == (rest or in_batches(wanted[1], 2) if sum(map(len, first)) else rest)
 
 
 def test_the_first_batch_reads_no_more_than_it_needs_and_a_resume_nothing_before_its_place() -> None:
@@ -136,8 +149,68 @@ def test_what_cannot_be_continued_or_begun_is_refused() -> None:
         next(iter(DataLoader(FilteredDataset([{"x": n} for n in range(9)], [False] * 9), 2)))
     with pytest.raises(ConfigError, match=r"weights is for single samples; .* a dataset without weights"):
         loader(weights=[1] * 9)
-    with pytest.raises(ConfigError, match="no common epochs: use ends='cycle' or CyclicSampler"):
+    with pytest.raises(ConfigError, match="the shards of a list are not known"):
         loader(lanes=4)
     blend = BlendedDataset([[{"x": 1}], [{"x": 2}]], [1, 1])
     with pytest.raises(ConfigError, match="a blend has no epoch"):
         DataLoader(FilteredDataset(blend, [True] * 2), 1)
+
+
+class Shards:
+    """Samples of shards of any lengths."""
+
+    def __init__(self, lengths: list[int]) -> None:
+        self.shard_lengths = np.array(lengths)
+
+    def __len__(self) -> int:
+        return int(self.shard_lengths.sum())
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        return {"x": np.array(index)}
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(
+    st.lists(st.integers(0, 9), min_size=1, max_size=8).filter(any),
+    st.lists(st.booleans(), min_size=9, max_size=9).filter(any),
+    st.integers(1, 6),
+    st.sampled_from([1, 2, 4]),
+    st.booleans(),
+    st.integers(0, 9),
+)
+def test_lanes_that_have_nothing_left_leave_their_turns_to_the_others(
+    lengths: list[int], kept: list[bool], lanes: int, ranks: int, known: bool, cut: int
+) -> None:
+    """Whatever lanes keep: each epoch has each kept sample once, on any mesh and after any cut."""
+    keep = [kept[index * len(lengths) % 9] for index in range(sum(lengths))]
+    if not any(keep):
+        return
+
+    def sampler_of(micro: int, rank: int = 0, size: int = 1) -> TransformRounds:
+        dataset = FilteredDataset(Shards(lengths), keep if known else lambda sample: keep[int(sample["x"])])
+        return TransformRounds(dataset, micro, True, rank, size, seed=1, lanes=lanes, block=2)
+
+    def epoch_of(sampler: TransformRounds) -> Iterator[tuple[Any, list[int]]]:
+        sampler.cursor = sampler.next_pass()
+        for part in sampler.batches(sampler.position):
+            sampler.cursor = sampler.after(part)
+            yield part, [int(sampler.dataset[start]["x"]) for start in part.indices.tolist()]  # type: ignore[index]
+        sampler.cursor = sampler.after_pass()
+
+    one, many = sampler_of(4), [sampler_of(4 // ranks, rank, ranks) for rank in range(ranks)]
+    for _ in range(2):
+        whole = [rows for _, rows in epoch_of(one)]
+        assert sorted(row for rows in whole for row in rows) == np.flatnonzero(keep).tolist()
+        of_ranks = [
+            [row for _, rows in parts for row in rows][: parts[0][0].valid]
+            for parts in zip(*(epoch_of(sampler) for sampler in many))
+        ]
+        assert of_ranks == whole
+    stopped = sampler_of(4 // ranks, 0, ranks)
+    for _ in islice(epoch_of(stopped), min(cut, len(whole) - 1)):
+        pass
+    resumed = sampler_of(4)
+    resumed.load_state_dict(json.loads(json.dumps(stopped.state_dict())))
+    rest = [rows for _, rows in epoch_of(resumed)]
+    fresh = sampler_of(4)
+    assert rest == [rows for _, rows in epoch_of(fresh)][min(cut, len(whole) - 1) :]

@@ -38,6 +38,7 @@ from libai_data.data.datasets import (
     Subset,
 )
 from libai_data.data.samplers import CyclicSampler
+from libai_data.data.samplers.transform_rounds import TransformRounds
 from libai_data.data.shard_use import ShardUse, bytes_a_batch
 from libai_data.data.sources import fetch_log, open_source, remote, streamed
 from libai_data.data.sources.fetch_log import FetchLog
@@ -209,6 +210,25 @@ def test_sources_within_other_datasets_are_fetched_ahead(
         found = batches_of(name, [open_source(half, streaming=True) for half in halves])
         assert len(fetchers) >= 4 and all("ahead" in thread for thread in fetchers), (name, fetchers)
         assert found == batches_of(name, [open_source(paths[half]) for half in HALVES]), name
+
+
+@pytest.mark.parametrize("keep", [_is_odd, np.arange(SHARDS * SAMPLES) % 2 > 0], ids=["measured", "known"])
+def test_shuffled_epochs_of_a_filter_in_lanes_stream_through_a_small_cache(
+    keep: Any, store: ObjectStore, local: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = (local / "00.parquet").stat().st_size
+    monkeypatch.setenv("LIBAI_DATA_CACHE_SIZE", str(9 * size))  # lanes times block is 2 shards; all of them are 10
+    epochs: list[list[list[int]]] = []
+    for rank in range(2):
+        dataset = FilteredDataset(Map(open_source(FOLDER, streaming=True), number_of), keep)
+        sampler = TransformRounds(dataset, 5, True, rank, 2, seed=3, lanes=2, block=1)
+        with closing(BatchLoader(dataset, sampler)) as loader:
+            epochs.append([[x for batch in loader for x in batch["x"].numpy().tolist()] for _ in range(2)])
+    for epoch in zip(*epochs):
+        assert sorted(epoch[0] + epoch[1]) == list(range(1, SHARDS * SAMPLES, 2))
+        shards = [{x // SAMPLES for x in rows} for rows in epoch]
+        assert len(shards[0] & shards[1]) <= 1, "each rank has the outputs of its own lane"
+    assert epochs[0][0] != epochs[0][1]
 
 
 def test_samples_that_are_not_streamed_take_no_part_in_fetching(store: ObjectStore, local: Path) -> None:

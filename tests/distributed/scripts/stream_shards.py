@@ -41,8 +41,8 @@ def is_kept(sample: Any) -> bool:
 
 def loader_of(kind: str, source: Any, **more: Any) -> DataLoader:
     """Batches of 8: "plain", in lanes; a "blend", "filter" or "packer", or a packer without lengths ("measured"); or in
-    lanes too, as "blend-lanes"."""
-    name, _, in_lanes = kind.partition("-")
+    lanes too, as "blend-lanes", or as "filter-epochs"."""
+    name, _, ends = kind.partition("-")
     numbers, half = Map(source, number_of), len(source) // 2
     dataset = {
         "plain": lambda: numbers,
@@ -52,8 +52,8 @@ def loader_of(kind: str, source: Any, **more: Any) -> DataLoader:
         "measured": lambda: PackedDataset(Map(source, tokens_of), 8),
     }[name]()
     order = ORDER if name == "plain" else {"shuffle": False}
-    if in_lanes:
-        order = {**ORDER, "lanes": 2, "block": 1, "ends": "cycle"}
+    if ends:
+        order = {**ORDER, "lanes": 2, "block": 1, "ends": {"lanes": "cycle", "epochs": "pad"}[ends]}
     return DataLoader(dataset, global_batch_size=8, **order, **more)
 
 
