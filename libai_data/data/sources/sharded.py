@@ -135,9 +135,11 @@ def runs_of(ends: np.ndarray, rows: np.ndarray) -> Iterator[tuple[int, np.ndarra
         rows: int64 [n].
     """
     numbers = np.searchsorted(ends, rows, side="right")
-    for number in np.unique(numbers).tolist():
-        places = np.flatnonzero(numbers == number)
-        yield number, places, rows[places] - (int(ends[number - 1]) if number else 0)
+    places = np.argsort(numbers, kind="stable")
+    found, firsts, counts = np.unique(numbers[places], return_index=True, return_counts=True)
+    own = rows[places] - np.where(found, ends[found - 1], 0).repeat(counts)
+    for number, first, stop in zip(found.tolist(), firsts.tolist(), (firsts + counts).tolist()):
+        yield number, places[first:stop], own[first:stop]
 
 
 def checked_indices(indices: Indices, count: int, what: str) -> np.ndarray:

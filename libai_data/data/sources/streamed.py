@@ -107,8 +107,12 @@ class StreamedSource:
         """
         asked = checked_indices(indices, len(self), f"records of {self.folder}")
         found: list[Any] = [None] * len(asked)
+        identity, get = self.identity, self.opened.get
         for number, places, rows in runs_of(self._ends, asked):
-            for place, record in zip(places.tolist(), self._shard(number).read_rows(rows)):
+            shard = get((identity, number))
+            if shard is None:
+                shard = self._shard(number)
+            for place, record in zip(places.tolist(), shard.read_rows(rows)):
                 found[place] = record
         return found
 
