@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libai_data import DataLoader
 from libai_data.config import LazyCall
 from libai_data.data.datasets.blend import BlendedDataset
 from libai_data.data.datasets.combine import ConcatDataset, Subset
