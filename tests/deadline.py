@@ -13,6 +13,15 @@ def busyness() -> float:
     return max(1.0, os.getloadavg()[0] / (2 * _CORES))
 
 
+def stretched(seconds: float) -> float:
+    """A time limit that a test gives to what it tests, longer on a busy machine.
+
+    Args:
+        seconds: the limit on a machine on which nothing else runs.
+    """
+    return seconds * busyness()
+
+
 class Deadline:
     """A time limit.
 

@@ -198,6 +198,7 @@ class HoldingTheInterpreter(Failing):
     """Never comes back and never lets another thread of its process run."""
 
     def fail(self, index: int) -> None:
+        os.write(1, b"held up\n")
         ctypes.PyDLL(None).sleep(3600)
 
 
@@ -215,7 +216,7 @@ class LeavingChildren(Failing):
         mark.touch()
         child = os.fork()
         if child == 0:
-            time.sleep(20)
+            time.sleep(3600)
             os._exit(0)
         mark.write_text(str(child))
         os._exit(7)

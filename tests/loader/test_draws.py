@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import islice
 from typing import Any, Callable
@@ -315,24 +316,18 @@ def test_worker_threads_leave_reading_to_the_trainers_thread_and_say_so(caplog: 
 
 
 def test_a_training_loop_that_draws_does_not_keep_threads_from_reading(caplog: pytest.LogCaptureFixture) -> None:
-    dataset = Draws((), size=400)
-    drawing, ends = threading.Event(), threading.Event()
+    with ThreadPoolExecutor(1) as training:
 
-    def draw_all_the_time() -> None:
-        while not ends.is_set():
-            np.random.random()
-            drawing.set()
+        class ReadWhileOthersDraw(Draws):
+            def __getitem__(self, index: int) -> Any:
+                if index >= 4 and threading.current_thread() is not threading.main_thread():
+                    training.submit(np.random.random).result()
+                return super().__getitem__(index)
 
-    other = threading.Thread(target=draw_all_the_time)
-    other.start()
-    try:
-        assert drawing.wait(20)
-        with loading(dataset, num_workers=2, worker_type="thread") as loader:
+        with loading(ReadWhileOthersDraw((), size=400), num_workers=2, worker_type="thread") as loader:
             assert [int(batch.index.tensor.numpy()[0]) for batch in islice(iter(loader), 100)] == [*range(0, 400, 4)]
             assert not loader._reader._executor._needs_one_thread  # type: ignore[union-attr]
-    finally:
-        ends.set()
-        other.join()
+    assert "draws from global random generators while threads read ReadWhileOthersDraw" in caplog.text
 
 
 @pytest.mark.watchdog(120)

@@ -24,6 +24,7 @@ import pytest
 from libai_data.data.samplers import CyclicSampler, SingleRoundSampler
 from libai_data.errors import PassError, SampleError
 from libai_data.loader import BatchLoader, starting, worker_pool
+from tests.deadline import stretched
 from tests.forks import a_fork_that_lives_on
 from tests.loader.sample_datasets import Numbers, Slow, Tidying
 from tests.loader.streams import (
@@ -70,8 +71,11 @@ class Trainer:
             cwd=folder,
         )
 
-    def wait_until_begun(self) -> None:
-        assert next_line(self.process) == "begun\n", self.process.stderr and self.process.stderr.read()
+    def wait_until_begun(self, *more: str) -> None:
+        """Wait until it has printed that it has begun, and other lines, in any order."""
+        expected = sorted(["begun\n", *more])
+        lines = sorted(next_line(self.process) for _ in expected)
+        assert lines == expected, self.process.stderr and self.process.stderr.read()
 
     def family(self) -> list[int]:
         """The trainer and its workers, found by what they inherit."""
@@ -148,8 +152,7 @@ def test_a_trainer_that_is_killed_while_its_workers_start_leaves_nothing(start: 
 @SPAWNED_TOO
 def test_a_killed_trainer_takes_workers_along_that_are_stuck(start: Any, workers: dict[str, Any]) -> None:
     trainer = start("wait_for_a_held_up_sample", numpy=True, **workers)
-    trainer.wait_until_begun()
-    time.sleep(0.3)  # A worker is within the sample that never ends, and holds its interpreter there.
+    trainer.wait_until_begun("held up\n")
     os.kill(trainer.process.pid, signal.SIGKILL)
     assert trainer.leaves_nothing()
 
@@ -173,7 +176,7 @@ def test_ctrl_c_ends_a_trainer_quickly_and_only_it_speaks(start: Any, workers: d
     trainer.wait_until_begun()
     time.sleep(random.random() * 0.2)
     os.killpg(trainer.process.pid, signal.SIGINT)
-    output, errors = trainer.process.communicate(timeout=20)
+    output, errors = trainer.process.communicate()
     assert trainer.leaves_nothing()
     assert errors.count("Traceback") == errors.count("\nKeyboardInterrupt") == (how == "go_on_for_ever")
     assert ("interrupted" in output) == (how == "be_interrupted")
@@ -183,13 +186,11 @@ def test_ctrl_c_ends_a_trainer_quickly_and_only_it_speaks(start: Any, workers: d
 @pytest.mark.slow
 @PROCESSES
 def test_ctrl_c_does_not_wait_for_slow_samples(start: Any, workers: dict[str, Any]) -> None:
-    trainer = start("be_interrupted", seconds=1.0, prefetch=8, **workers)
+    trainer = start("be_interrupted", hangs=True, prefetch=8, **workers)
     trainer.wait_until_begun()
-    time.sleep(0.5)  # It waits for its second batch.
-    before = time.monotonic()
+    time.sleep(random.random() * 0.5)
     os.killpg(trainer.process.pid, signal.SIGINT)
-    trainer.process.communicate(timeout=50)
-    assert time.monotonic() - before < 10  # Not the seconds of the 16 samples that each of two workers has yet to read.
+    trainer.process.communicate()
 
 
 @PROCESSES
@@ -199,7 +200,7 @@ def test_ctrl_c_while_workers_start_lets_only_the_trainer_speak(start: Any, work
         assert eventually(lambda: len(trainer.family()) > 2)  # noqa: B023
         time.sleep(random.random() * 0.1)
         os.killpg(trainer.process.pid, signal.SIGINT)
-        _, errors = trainer.process.communicate(timeout=20)
+        _, errors = trainer.process.communicate()
         assert trainer.leaves_nothing()
         assert errors.count("\nKeyboardInterrupt") <= 1, errors
         assert "worker.py" not in errors
@@ -210,7 +211,7 @@ def test_sigterm_ends_a_trainer_and_its_workers(start: Any, workers: dict[str, A
     trainer = start("go_on_for_ever", **workers)
     trainer.wait_until_begun()
     os.kill(trainer.process.pid, signal.SIGTERM)
-    trainer.process.communicate(timeout=20)
+    trainer.process.communicate()
     assert trainer.leaves_nothing()
 
 
@@ -225,10 +226,10 @@ ENDS = {
 
 @pytest.mark.parametrize("workers", [FORK, slowly(SPAWN), slowly(THREADS)], ids=["fork", "spawn", "thread"])
 @pytest.mark.parametrize("how", ENDS)
-def test_every_other_end_is_clean_and_quick(start: Any, workers: dict[str, Any], how: str) -> None:
+def test_every_other_end_is_clean(start: Any, workers: dict[str, Any], how: str) -> None:
     trainer = start(how, **workers)
     trainer.wait_until_begun()
-    output, errors = trainer.process.communicate(timeout=20)
+    output, errors = trainer.process.communicate()
     assert trainer.leaves_nothing()
     code, error = ENDS[how]
     assert trainer.process.returncode == code
@@ -308,20 +309,20 @@ def test_an_older_iterator_says_that_a_newer_one_has_begun(workers: dict[str, An
 
 @PROCESSES
 def test_closing_is_quick_even_while_workers_start(workers: dict[str, Any]) -> None:
-    dataset = Slow(400, 5.0)
+    dataset = Slow(400, 3600.0)
     loader = BatchLoader(dataset, CyclicSampler(dataset, 4), **workers)
     loader._reader = loader._start()
     pids = worker_pids(loader)
-    before = time.monotonic()
     loader.close()
-    assert time.monotonic() - before < 10  # Not the five seconds of a sample, with twenty of them in a batch.
     assert not any(is_running(pid) for pid in pids)
 
 
 @SPAWNED_TOO
 def test_closing_lets_workers_run_their_exit_handlers_and_end_their_children(
-    workers: dict[str, Any], tmp_path: Path
+    workers: dict[str, Any], tmp_path: Path, monkeypatch: Any
 ) -> None:
+    monkeypatch.setattr(worker_pool, "_SECONDS_TO_BEGIN_EXIT", 60)
+    monkeypatch.setattr(worker_pool, "_SECONDS_TO_EXIT", 60)
     handlers_of_the_trainer = tempfile.TemporaryDirectory()
     dataset = Tidying(str(tmp_path))
     with loading(dataset, **workers) as loader:
@@ -339,19 +340,19 @@ def test_closing_lets_workers_run_their_exit_handlers_and_end_their_children(
 def test_an_exit_handler_runs_to_its_end_while_a_child_process_holds_all_that_the_worker_holds(
     tmp_path: Path, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(worker_pool, "_SECONDS_TO_BEGIN_EXIT", 0.2)
-    with loading(Tidying(str(tmp_path), seconds=0.6), num_workers=1, start_method="fork") as loader:
+    begins = stretched(0.5)
+    monkeypatch.setattr(worker_pool, "_SECONDS_TO_BEGIN_EXIT", begins)
+    monkeypatch.setattr(worker_pool, "_SECONDS_TO_EXIT", 60)
+    with loading(Tidying(str(tmp_path), seconds=2 * begins), num_workers=1, start_method="fork") as loader:
         next(iter(loader))
     assert not list(tmp_path.glob("worker-*"))
 
 
 def test_a_worker_whose_exit_takes_too_long_is_killed(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(worker_pool, "_SECONDS_TO_EXIT", 0.3)
-    with loading(Tidying(str(tmp_path), seconds=60), num_workers=1, start_method="fork") as loader:
+    with loading(Tidying(str(tmp_path), seconds=3600), num_workers=1, start_method="fork") as loader:
         next(iter(loader))
         pids = worker_pids(loader)
-        before = time.monotonic()
-    assert time.monotonic() - before < 10
     assert not any(is_running(pid) for pid in pids)
     for path in tmp_path.glob("child-*"):
         with suppress(ProcessLookupError):
@@ -372,11 +373,9 @@ def test_a_worker_that_the_system_does_not_let_end_blocks_nobody(
     os.kill(stuck.pid, signal.SIGKILL)
     monkeypatch.setattr(stuck, "_poll", lambda: None)
     with pytest.raises(SampleError, match=rf"process {stuck.pid}.*of Numbers was killed but does not end"):
-        for _ in range(2000):
+        while True:
             next(iterator)
-    before = time.monotonic()
     loader.close()
-    assert time.monotonic() - before < 10
     assert any(f"Process {stuck.pid}" in record.getMessage() for record in caplog.records)
     os.waitpid(stuck.pid, 0)
 
@@ -435,7 +434,7 @@ def test_workers_end_with_the_trainer_although_a_child_of_the_trainer_lives_on()
             pids = worker_pids(loader)
             assert loader._reader is not None
             loader._reader._executor._pool.close_trainer_ends()  # type: ignore[attr-defined]
-            assert eventually(lambda: all(not is_running(pid) for pid in pids), 5)
+            assert eventually(lambda: all(not is_running(pid) for pid in pids))
 
 
 @PROCESSES

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from itertools import islice
-from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,8 @@ import pytest
 from libai_data.data.transforms.timing import take_transform_time, transform_time
 from libai_data.loader import iteration
 from libai_data.loader.stage_times import LoaderTimes, StageTimes, summary
-from tests.deadline import Deadline
 from tests.loader.sample_datasets import Failing, Numbers, Slow, stack_dicts
-from tests.loader.streams import WORKER_NAMES, WORKERS, loading
+from tests.loader.streams import WORKER_NAMES, WORKERS, eventually, loading
 from tests.properties import slowly
 
 EVERYWHERE = pytest.mark.parametrize("workers", [*WORKERS[:3], slowly(WORKERS[3])], ids=WORKER_NAMES)
@@ -41,27 +40,14 @@ class LargeRows(Numbers):
         return {"row": self.row}
 
 
-class Noted(Numbers):
-    """Notes each read in a file."""
-
-    def __init__(self, file: Path) -> None:
-        super().__init__()
-        self.file = file
-
-    def __getitem__(self, index: int) -> Any:
-        with self.file.open("ab", 0) as file:
-            file.write(b".")
-        return super().__getitem__(index)
-
-
-def train_slowly(loader: Any, reads: Path, steps: int) -> None:
-    """Take batches of 4, each when the next two have been read, however busy the machine is."""
-    for step, _ in enumerate(islice(loader, steps)):
-        deadline = Deadline(30)
-        while reads.stat().st_size < 4 * (step + 3):
-            assert not deadline.has_passed, f"after batch {step}, only {reads.stat().st_size} samples have been read"
-            time.sleep(0.01)
-        time.sleep(0.1)
+def train_slowly(loader: Any, monkeypatch: Any) -> None:
+    """Take batches, each when those ahead have been read, on a clock that runs only between two batches."""
+    seconds = [0.0]
+    monkeypatch.setattr(iteration, "time", SimpleNamespace(perf_counter=lambda: seconds[0]))
+    for _ in islice(loader, 12):
+        assert eventually(lambda: loader._reader.is_done(loader._iteration._pending[-1]))
+        time.sleep(0.05)
+        seconds[0] += 1
 
 
 @EVERYWHERE
@@ -91,14 +77,13 @@ def test_copying_can_be_the_bottleneck(workers: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("workers", WORKERS[1:3], ids=WORKER_NAMES[1:3])
-def test_a_slow_trainer_is_named_as_the_bottleneck(workers: dict[str, Any], tmp_path: Path) -> None:
-    reads = tmp_path / "reads"
-    with loading(Noted(reads), **workers) as loader:
-        train_slowly(loader, reads, 12)
+def test_a_slow_trainer_is_named_as_the_bottleneck(workers: dict[str, Any], monkeypatch: Any) -> None:
+    with loading(Numbers(), **workers) as loader:
+        train_slowly(loader, monkeypatch)
         stats = loader.stats()
     assert stats["bottleneck"] == "trainer"
-    assert stats["waiting_share"] < 0.1
-    assert stats["waiting_for_trainer_seconds"] > 0.5
+    assert stats["waiting_share"] == 0
+    assert stats["waiting_for_trainer_seconds"] > 0.3
 
 
 @EVERYWHERE
@@ -107,8 +92,8 @@ def test_waiting_for_workers_is_counted(workers: dict[str, Any]) -> None:
         for _ in islice(loader, 8):
             pass
         stats = loader.stats()
-    # Each batch takes 20 ms, which two workers share; waiting for the first one is not held against them.
-    assert stats["waiting_for_workers_seconds"] > 6 * 0.009
+    # Each batch takes 20 ms, which two workers share; on a busy machine, the trainer may ask late for some.
+    assert stats["waiting_for_workers_seconds"] > 0.02
     assert stats["bottleneck"] == "source"
 
 
@@ -136,13 +121,11 @@ def test_a_hint_is_logged_when_the_trainer_waits(monkeypatch: Any, caplog: pytes
     assert "loader.stats()" in hints[-1]
 
 
-def test_no_hint_is_logged_when_the_trainer_does_not_wait(
-    monkeypatch: Any, caplog: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
+def test_no_hint_is_logged_when_the_trainer_does_not_wait(monkeypatch: Any, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(iteration, "_SECONDS_BETWEEN_HINTS", 0.0)
     caplog.set_level(logging.INFO, "libai_data")
-    with loading(Noted(tmp_path / "reads"), num_workers=1, worker_type="thread") as loader:
-        train_slowly(loader, tmp_path / "reads", 8)
+    with loading(Numbers(), num_workers=1, worker_type="thread") as loader:
+        train_slowly(loader, monkeypatch)
     assert not [record for record in caplog.records if "waited for data" in record.getMessage()]
 
 

@@ -24,6 +24,7 @@ import pytest
 from libai_data.data.samplers import CyclicSampler
 from libai_data.errors import SampleError
 from libai_data.loader import BatchLoader, processes, retry, threads
+from tests.deadline import stretched
 from tests.loader.sample_datasets import (
     Crashing,
     Exiting,
@@ -175,7 +176,7 @@ def test_workers_start_where_standard_descriptors_are_closed(start_method: str) 
         "print('equal')"
     )
     path = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    result = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=path, timeout=50)
+    result = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=path)
     assert result.stdout == "equal\n"
 
 
@@ -225,9 +226,9 @@ def test_a_sample_that_ends_its_workers_is_skipped_where_failing_ones_are(
 ) -> None:
     monkeypatch.setattr(processes, "_SECONDS_BETWEEN_LOOKS", 0.1)
     quarantine = tmp_path / "bad.jsonl"
-    workers = {"num_workers": 2, "start_method": "fork", "timeout": 0.5}
-    arguments = {"on_error": "quarantine", "quarantine_file": str(quarantine)}
-    found = stream(dataset(bad=[0, 9, 21]), batches=8, **workers, **arguments)
+    arguments: dict[str, Any] = {"on_error": "quarantine", "quarantine_file": str(quarantine)}
+    limit = {"timeout": stretched(1)} if dataset is Hanging else {}
+    found = stream(dataset(bad=[0, 9, 21]), batches=8, num_workers=2, start_method="fork", **limit, **arguments)
     listed = [json.loads(line) for line in quarantine.read_text().splitlines()]
     assert sorted(line["index"] for line in listed) == [0, 9, 21]
     assert all("workers ended over it" in line["error"] for line in listed)
@@ -248,15 +249,17 @@ def test_a_hanging_sample_is_found_by_the_timeout_and_its_stacks_are_shown(
     capfd: Any, caplog: pytest.LogCaptureFixture, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(processes, "_SECONDS_BETWEEN_LOOKS", 0.2)
-    with loading(Hanging(bad=[9]), num_workers=2, start_method="fork", timeout=1.5) as loader:
+    monkeypatch.setattr(processes, "_SECONDS_TO_PRINT_STACKS", stretched(0.5))
+    timeout = stretched(1.5)
+    with loading(Hanging(bad=[9]), num_workers=2, start_method="fork", timeout=timeout) as loader:
         iterator = iter(loader)
         found = [content(next(iterator)) for _ in range(2)]
-        with pytest.raises(SampleError, match=r"repeatedly ended on samples \[9\].*timeout 1.5 s"):
+        with pytest.raises(SampleError, match=rf"repeatedly ended on samples \[9\].*timeout {timeout:g} s"):
             next(iterator)
     assert found == stream(Numbers(), batches=2)
     errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert len(errors) == 2
-    assert all("of Hanging for" in text and "timeout 1.5 s" in text for text in errors)
+    assert all("of Hanging for" in text and f"timeout {timeout:g} s" in text for text in errors)
     printed = capfd.readouterr().err
     assert printed.count("in fail") == 2
     assert "out of memory" not in "".join(record.getMessage() for record in caplog.records)
@@ -279,10 +282,10 @@ def test_a_worker_init_fn_that_hangs_is_named_and_its_stacks_are_shown(
     start_method: str, capfd: Any, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(processes, "_SECONDS_BETWEEN_LOOKS", 0.2)
+    monkeypatch.setattr(processes, "_SECONDS_TO_PRINT_STACKS", stretched(0.5))
+    options: dict[str, Any] = {"start_method": start_method, "worker_init_fn": hang_as_it_begins}
     with pytest.raises(SampleError, match=r"worker_init_fn has not returned in worker \d .*timeout 1 s.*raise timeout"):
-        stream(
-            Numbers(), batches=1, num_workers=2, timeout=1, start_method=start_method, worker_init_fn=hang_as_it_begins
-        )
+        stream(Numbers(), batches=1, num_workers=2, timeout=1, **options)
     assert "in hang_as_it_begins" in capfd.readouterr().err
 
 
@@ -293,12 +296,12 @@ def test_a_first_sample_that_comes_too_late_is_not_taken_for_another(monkeypatch
     class HeldUp(Numbers):
         def __getitem__(self, index: int) -> Any:
             if index == 0:
-                go_on.wait(50)
+                go_on.wait()
                 return {"late": 1}
             return super().__getitem__(index)
 
     dataset = HeldUp()
-    with loading(dataset, num_workers=2, worker_type="thread", timeout=0.2, prefetch=2) as loader:
+    with loading(dataset, num_workers=2, worker_type="thread", timeout=stretched(1), prefetch=2) as loader:
         with pytest.raises(SampleError, match=r"reading samples \[0\] for more"):
             next(iter(loader))
         state = loader.state_dict()
@@ -312,7 +315,7 @@ def test_a_first_sample_that_comes_too_late_is_not_taken_for_another(monkeypatch
 def test_a_worker_that_hangs_once_is_replaced_and_the_stream_goes_on(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(processes, "_SECONDS_BETWEEN_LOOKS", 0.2)
     dataset = HangingOnce(str(tmp_path), 64, [9, 30, 50])
-    found = stream(dataset, batches=20, num_workers=2, start_method="fork", timeout=1.5)
+    found = stream(dataset, batches=20, num_workers=2, start_method="fork", timeout=stretched(1.5))
     assert found == stream(Numbers(), batches=20)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["30", "50", "9"]
 
@@ -323,10 +326,10 @@ def test_a_hanging_thread_is_found_by_the_timeout() -> None:
     class HeldUp(Numbers):
         def __getitem__(self, index: int) -> Any:
             if index == 9:
-                go_on.wait(50)
+                go_on.wait()
             return super().__getitem__(index)
 
-    with loading(HeldUp(), num_workers=2, worker_type="thread", timeout=0.5, prefetch=2) as loader:
+    with loading(HeldUp(), num_workers=2, worker_type="thread", timeout=stretched(1), prefetch=2) as loader:
         iterator = iter(loader)
         next(iterator)
         next(iterator)
@@ -340,7 +343,7 @@ def test_a_hanging_thread_is_found_by_the_timeout() -> None:
 def test_stopped_workers_are_found_by_the_timeout(workers: int, moment: str, monkeypatch: Any) -> None:
     monkeypatch.setattr(processes, "_SECONDS_BETWEEN_LOOKS", 0.2)
     dataset: Any = Numbers(200) if moment == "idle" else Slow(200, 0.05)
-    with loading(dataset, num_workers=workers, start_method="fork", timeout=1.5, prefetch=2) as loader:
+    with loading(dataset, num_workers=workers, start_method="fork", timeout=stretched(1.5), prefetch=2) as loader:
         iterator = iter(loader)
         found = [content(next(iterator))]
         pending = loader._iteration._pending[-1]  # type: ignore[union-attr]
@@ -362,7 +365,7 @@ def test_workers_stopped_at_random_moments_do_not_stop_the_stream(monkeypatch: A
     monkeypatch.setattr(retry, "DEATHS_ALLOWED", 1000)
     dataset = Slow(401, 0.0005)
     seed = random.SystemRandom().randrange(2**32)
-    with loading(dataset, num_workers=3, start_method="fork", timeout=1.0) as loader:
+    with loading(dataset, num_workers=3, start_method="fork", timeout=stretched(1)) as loader:
         killer = Killer(loader, [signal.SIGSTOP], 6, seed)
         iterator = iter(loader)
         found = [content(next(iterator))] + [content(batch) for batch in killer.watch(iterator)]
@@ -373,12 +376,13 @@ def test_a_trainer_that_is_away_for_long_finds_its_workers_alive(monkeypatch: An
     """What they have sent meanwhile is heard before they count as hung."""
     monkeypatch.setattr(processes, "_SECONDS_BETWEEN_LOOKS", 0.05)
     dataset = Numbers(400)
-    with loading(dataset, num_workers=2, start_method="fork", timeout=1.5, prefetch=8) as loader:
+    timeout = stretched(1.5)
+    with loading(dataset, num_workers=2, start_method="fork", timeout=timeout, prefetch=8) as loader:
         iterator = iter(loader)
         found = [content(next(iterator))]
         before = worker_pids(loader)
         for _ in range(2):
-            time.sleep(2)  # The passing of time is what is tested.
+            time.sleep(timeout + 0.5)  # The passing of time is what is tested.
             found += [content(next(iterator)) for _ in range(9)]
         assert worker_pids(loader) == before
     assert found == stream(dataset, batches=19)
@@ -439,12 +443,12 @@ class Slow:
         return {"x": np.array([index])}
 
 if __name__ == "__main__":
-    kind = sys.argv[1]
+    kind, timeout = sys.argv[1], float(sys.argv[2])
     if kind == "stream":
-        loader = from_iterable(lambda: map(Slow().__getitem__, itertools.count()), 1, timeout=1.5)
+        loader = from_iterable(lambda: map(Slow().__getitem__, itertools.count()), 1, timeout=timeout)
     else:
         how = {"worker_type": "thread"} if kind == "thread" else {"multiprocessing_context": kind}
-        loader = DataLoader(Slow(), 1, num_workers=1, timeout=1.5, **how)
+        loader = DataLoader(Slow(), 1, num_workers=1, timeout=timeout, **how)
     for row, batch in enumerate(loader):
         print(row, batch["x"].numpy().tolist(), flush=True)
         if row == 6:
@@ -461,12 +465,13 @@ def test_a_job_that_was_suspended_longer_than_the_timeout_continues(
     (tmp_path / "job.py").write_text(SUSPENDED)
     environment = {**os.environ, "PYTHONPATH": str(repository)}
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    command = [sys.executable, str(tmp_path / "job.py"), kind]
+    timeout = stretched(1.5)
+    command = [sys.executable, str(tmp_path / "job.py"), kind, str(timeout)]
     job = subprocess.Popen(command, env=environment, start_new_session=True, **pipes)
     lines = [next_line(job) for _ in range(3)]
     os.killpg(job.pid, signal.SIGSTOP)
-    time.sleep(4)  # The passing of time is what is tested.
+    time.sleep(timeout + 2.5)  # The passing of time is what is tested.
     os.killpg(job.pid, signal.SIGCONT)
-    told, errors = job.communicate(timeout=60)
+    told, errors = job.communicate()
     assert "".join([*lines, told]) == "".join(f"{row} [[{row}]]\n" for row in range(7)), errors
     assert "is ended" not in errors and job.returncode == 0
