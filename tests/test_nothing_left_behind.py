@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.deadline import run_to_end
+
 CONFTEST = Path(__file__).with_name("conftest.py")
 
 
@@ -17,8 +19,8 @@ CONFTEST = Path(__file__).with_name("conftest.py")
 def session(tmp_path: Path) -> Path:
     """A folder with conftest.py, whose tests wait only a moment for what they left to end."""
     text = CONFTEST.read_text()
-    assert "ENDING_SECONDS = 5.0" in text
-    (tmp_path / "conftest.py").write_text(text.replace("ENDING_SECONDS = 5.0", "ENDING_SECONDS = 0.3"))
+    assert "ENDING_SECONDS = 30.0" in text
+    (tmp_path / "conftest.py").write_text(text.replace("ENDING_SECONDS = 30.0", "ENDING_SECONDS = 0.3"))
     return tmp_path
 
 
@@ -26,7 +28,7 @@ def run(session: Path, test: str, *arguments: str) -> subprocess.CompletedProces
     (session / "test_it.py").write_text(f"import os, subprocess, sys, time\ndef test_it():\n    {test}\n")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments, str(session)]
     env = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # Plugins take longer to import than these tests.
-    return subprocess.run(command, capture_output=True, text=True, cwd=session, env=env, timeout=60)
+    return run_to_end(command, cwd=session, env=env)
 
 
 def test_a_session_fails_when_a_process_outlives_its_parent(session: Path) -> None:

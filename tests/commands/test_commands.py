@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from libai_data.commands import COMMANDS, main
+from tests.deadline import run_to_end
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -111,7 +111,7 @@ def test_a_reader_that_wants_no_more_lines_ends_a_command_silently(arguments: st
     heard, told = os.pipe()
     os.close(heard)
     command = [sys.executable, "-m", "libai_data", *(names.get(word, word) for word in arguments.split())]
-    ended = subprocess.run(command, stdout=told, stderr=subprocess.PIPE, text=True, timeout=60)
+    ended = run_to_end(command, stdout=told)
     os.close(told)
     assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, "")
 

@@ -5,7 +5,6 @@ import functools
 import itertools
 import os
 import pathlib
-import subprocess
 import sys
 import threading
 from typing import Callable
@@ -15,6 +14,7 @@ from omegaconf import DictConfig
 
 from libai_data.config import LazyCall, LazyConfig, get_config, instantiate
 from libai_data.errors import ConfigError
+from tests.deadline import run_to_end
 
 Write = Callable[[str, str], str]
 
@@ -308,7 +308,7 @@ def test_partial_targets_are_noted_as_unsaved(tmp_path: pathlib.Path, caplog: py
 
 def test_importing_the_config_package_imports_neither_oneflow_nor_hydra() -> None:
     code = "import sys, libai_data.config; print([m for m in ('oneflow', 'hydra') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = run_to_end([sys.executable, "-c", code], check=True)
     assert done.stdout.strip() == "[]"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.data.datasets.chats import conversation, tokenizer_folder
+from tests.deadline import run_to_end
 from tests.distributed.processes import JOB_VARIABLES, REPOSITORY
 
 pytest.importorskip("tokenizers")
@@ -30,7 +30,7 @@ def train(folder: Path, output: str, ranks: int) -> list[float]:
     command += [f"train.dist.tensor_parallel_size={2 if ranks == 4 else 1}"]
     env = {name: value for name, value in os.environ.items() if name not in JOB_VARIABLES}
     env["PYTHONPATH"] = str(REPOSITORY)
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
+    done = run_to_end(command, 300, cwd=folder, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [json.loads(line) for line in (folder / output / "metrics.json").read_text().splitlines()]
     return [line["total_loss"] for line in lines if "total_loss" in line]

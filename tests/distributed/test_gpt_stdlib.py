@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 import sysconfig
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 
 from libai_data.commands import main
+from tests.deadline import run_to_end
 from tests.distributed.processes import JOB_VARIABLES, REPOSITORY
 from tools.prepare_stdlib import write_stdlib_corpus
 
@@ -31,7 +31,7 @@ def train(folder: Path, output: str, ranks: int, *overrides: str) -> None:
     command += ["train.evaluation.eval_iter=4", f"train.dist.tensor_parallel_size={2 if ranks == 4 else 1}"]
     env = {name: value for name, value in os.environ.items() if name not in JOB_VARIABLES}
     env["PYTHONPATH"] = str(REPOSITORY)
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
+    done = run_to_end(command, 300, cwd=folder, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -18,7 +18,6 @@ import os
 import re
 import runpy
 import shutil
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from pathlib import Path
 import pytest
 
 from libai_data.mesh.current import set_mesh
+from tests.deadline import run_to_end
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGES = [
@@ -41,7 +41,7 @@ BLOCK = re.compile(
 DIRECTIVE = re.compile(r"<!--\s*(?P<kind>runs in|tested by|not run):\s*(?P<value>(?:(?!-->).)*?)\s*-->\s*\Z", re.DOTALL)
 # Starts a server that lives as long as its process.
 OWN_PROCESS = ("streaming.md",)
-SECONDS = 120
+SECONDS = 300
 
 
 @dataclass(frozen=True)
@@ -93,9 +93,7 @@ def environment() -> dict[str, str]:
 
 
 def run(command: list[str], folder: Path) -> None:
-    result = subprocess.run(
-        command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=SECONDS, check=False
-    )
+    result = run_to_end(command, SECONDS, cwd=folder, env=environment())
     assert result.returncode == 0, result.stdout + result.stderr
 
 
@@ -121,7 +119,7 @@ def run_python(blocks: list[Block], folder: Path) -> None:
 def left_out(folder: str, names: list[str]) -> set[str]:
     """What a copy of the repository needs not: what setup, training and tools have made."""
     made = {".git", ".venv", "data", "output", "build", "dist", "site"} if Path(folder) == REPOSITORY else set()
-    return {name for name in names if name in made or name.endswith(("cache__", "_cache"))}
+    return {name for name in names if name in made or name.endswith(("cache__", "_cache", ".hypothesis"))}
 
 
 def run_shell(block: Block, folder: Path) -> None:

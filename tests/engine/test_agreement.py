@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from libai_data.engine.agreement import (
 from libai_data.errors import ConfigError
 from libai_data.launch.launcher import free_port
 from libai_data.mesh.parallel_mesh import ParallelMesh
+from tests.deadline import run_to_end
 from tests.distributed.jobs import Job
 from tests.distributed.launcher import found_by_ranks
 from tests.distributed.processes import ranks_environment
@@ -62,9 +62,7 @@ def test_what_is_compared_is_the_same_in_another_process(repository: Path) -> No
         "from libai_data.config import LazyConfig; from libai_data.engine.agreement import *; "
         "print(hash_of_values(config_values(LazyConfig.load('configs/vit_digits.py'))), own_version())"
     )
-    ended = subprocess.run(
-        [sys.executable, "-c", code], cwd=repository, capture_output=True, text=True, timeout=60, check=True
-    )
+    ended = run_to_end([sys.executable, "-c", code], cwd=repository, check=True)
     cfg = LazyConfig.load(repository / "configs" / "vit_digits.py")
     assert ended.stdout.split(maxsplit=1) == [hash_of_values(config_values(cfg)), f"{own_version()}\n"]
 

@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 
 from libai_data.engine.checkpoint.directory import MANIFEST, CheckedFile, PendingDirectory, recover, verify
 from libai_data.errors import CheckpointError
+from tests.deadline import run_to_end
 
 
 def write(target: Path, text: str = "hello") -> None:
@@ -105,9 +105,7 @@ def test_a_writer_killed_at_any_moment_leaves_the_old_or_the_new_one(tmp_path: P
     for number in range(len(cuts)):
         (tmp_path / str(number)).mkdir()
         write(tmp_path / str(number) / "c", "old")
-    run = subprocess.run(
-        [sys.executable, "-c", KILLED, str(tmp_path), *cuts], capture_output=True, text=True, timeout=60
-    )
+    run = run_to_end([sys.executable, "-c", KILLED, str(tmp_path), *cuts])
     codes = [int(code) for code in run.stdout.split()]
     assert set(codes[:-2]) <= {0, -signal.SIGKILL}, run.stderr
     # The last cuts lie behind the end: so all moments were tried.

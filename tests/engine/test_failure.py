@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from libai_data.engine.failure import end_job_on_failure
+from tests.deadline import run_to_end
 
 # Each job is a fork, because the imports take longer than all of them.
 SCRIPT = """
@@ -57,7 +57,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, str, str]
     """Exit code, output and errors of each job."""
     folder: Path = tmp_path_factory.mktemp("jobs")
     command = [sys.executable, "-c", SCRIPT, json.dumps([job[:2] for job in JOBS])]
-    codes = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, text=True, timeout=60).stdout.split()
+    codes = run_to_end(command, cwd=folder).stdout.split()
     assert len(codes) == len(JOBS)
     texts = [
         [(folder / f"{number}.{name}").read_text() for name in ("stdout", "stderr")] for number in range(len(JOBS))

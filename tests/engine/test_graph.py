@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from typing import Any
 
@@ -16,6 +15,7 @@ from libai_data.engine.events import EventStorage
 from libai_data.engine.graph import GraphBase
 from libai_data.engine.step_trainers import EagerTrainer, GraphTrainer
 from libai_data.structures import DistTensorData, Instance
+from tests.deadline import run_to_end
 from tests.engine.tiny import FEATURES, GRAPH_BALLAST, TinyModel
 
 MICRO_BATCHES = 3
@@ -78,5 +78,5 @@ def call_a_graph() -> None:
 
 def test_the_threads_of_a_graph_do_not_take_the_core_of_the_one_that_launches_it() -> None:
     code = "from tests.engine.test_graph import call_a_graph as call; call()"
-    done = subprocess.run([sys.executable, "-X", "faulthandler", "-c", code], timeout=60, stderr=subprocess.PIPE)
-    assert done.returncode == 0, done.stderr.decode()
+    done = run_to_end([sys.executable, "-X", "faulthandler", "-c", code])
+    assert done.returncode == 0, done.stderr

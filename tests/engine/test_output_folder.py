@@ -6,7 +6,6 @@ import os
 import select
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from libai_data.engine.output_folder import release_output_folder, take_output_f
 from libai_data.errors import CheckpointError, ConfigError
 from libai_data.launch.restarts import JOB_VARIABLE
 from libai_data.mesh.current import set_mesh
+from tests.deadline import run_to_end
 from tests.distributed.processes import REPOSITORY
 from tests.engine.test_default_trainer import contents, trained
 from tests.engine.tiny import tiny_config
@@ -124,7 +124,7 @@ def test_a_training_refuses_a_folder_in_use_before_it_writes_anything(tmp_path: 
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     with live(tmp_path) as first:
         assert first.says() == "False"
-        ended = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, env=env, timeout=100)
+        ended = run_to_end(command, 100, cwd=REPOSITORY, env=env)
     assert ended.returncode == 1
     assert "belongs to a training that is still running" in ended.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
@@ -247,7 +247,7 @@ def test_a_new_run_that_fails_before_its_first_checkpoint_is_restarted_at_step_0
     command = [sys.executable, "-m", "libai_data.launch", "--max-restarts", "2", str(script), "--config-file"]
     command += ["tests/engine/tiny_config.py", f"train.output_dir={used}", "train.train_iter=5"]
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    ended = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, env=env, timeout=200)
+    ended = run_to_end(command, 200, cwd=REPOSITORY, env=env)
     assert ended.returncode == 0, ended.stderr
     assert "restart 1 of 2, from this job's last checkpoint, if there is one" in ended.stderr
     log = (used / "log.txt").read_text()

@@ -14,6 +14,7 @@ import pytest
 from libai_data.config import LazyConfig, get_config, instantiate
 from libai_data.mesh import ParallelMesh, set_mesh
 from tests.data.sources.published_files import jpeg
+from tests.deadline import run_to_end
 
 STEPS = 30
 SMALL = ["model.dim=32", "model.depth=2", "model.num_heads=2", "model.patch_size=8", "train.dist.pipeline_num_layers=2"]
@@ -50,9 +51,7 @@ def test_a_config_in_the_form_of_libai_trains_on_cifar_with_mixed_labels(reposit
         *SMALL,
     ]
     command = [sys.executable, "tools/train_net.py", "--config-file", "configs/vit_cifar100.py", *overrides]
-    done = subprocess.run(
-        command, cwd=repository, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=150
-    )
+    done = run_to_end(command, 150, cwd=repository, stderr=subprocess.STDOUT)
     assert done.returncode == 0, done.stdout[-4000:]
     rows = [json.loads(line) for line in (tmp_path / "output" / "metrics.json").read_text().splitlines()]
     losses = [row["total_loss"] for row in rows if "total_loss" in row]

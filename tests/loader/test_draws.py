@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import random
-import subprocess
 import sys
 import threading
 import time
@@ -40,6 +39,7 @@ from libai_data.errors import SampleError
 from libai_data.loader import threaded_reader
 from libai_data.loader import threads as loader_threads
 from libai_data.structures import fields_of
+from tests.deadline import run_to_end
 from tests.loader.drawing_datasets import (
     SOURCES,
     AsksForOne,
@@ -558,14 +558,7 @@ def test_the_hash_seed_of_a_process_changes_no_samples() -> None:
         "print(hashlib.sha256(b''.join(rows[0].values())).hexdigest(), dataset.fingerprint())"
     )
     found = {
-        subprocess.run(
-            [sys.executable, "-c", program],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=100,
-        ).stdout
+        run_to_end([sys.executable, "-c", program], 100, env={**os.environ, "PYTHONHASHSEED": seed}, check=True).stdout
         for seed in ("1", "2")
     }
     assert len(found) == 1

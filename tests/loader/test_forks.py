@@ -6,7 +6,6 @@ import copy
 import os
 import pickle
 import signal
-import subprocess
 import sys
 import threading
 from typing import Any, Callable
@@ -16,6 +15,7 @@ import pytest
 from libai_data import DataLoader, from_iterable
 from libai_data.data.fork_lock import ForkLock
 from libai_data.errors import PassError
+from tests.deadline import run_to_end
 
 ROWS = [[2 * number, 2 * number + 1] for number in range(20)]
 
@@ -154,7 +154,7 @@ lock = ForkLock()
 sys.setprofile(lambda *_: gc.collect())
 del lock
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    run_to_end([sys.executable, "-c", program], check=True)
 
 
 def test_a_fork_within_a_lock_keeps_it() -> None:

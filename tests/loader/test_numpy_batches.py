@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from itertools import islice
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 
 from libai_data import DataLoader
 from libai_data.structures import batch_info
+from tests.deadline import run_to_end
 from tests.properties import slowly
 
 SCRIPT = """
@@ -71,7 +71,7 @@ print(json.dumps(found))
 
 @pytest.fixture(scope="module")
 def found() -> Any:
-    result = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=300)
+    result = run_to_end([sys.executable, "-c", SCRIPT], 300)
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)
 

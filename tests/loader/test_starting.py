@@ -31,6 +31,7 @@ from libai_data.loader.shipping import ship, unship
 from libai_data.loader.starting import WorkerStarter
 from libai_data.loader.worker import Payload
 from libai_data.structures import Instance
+from tests.deadline import run_to_end, stretched
 from tests.loader.sample_datasets import (
     Arrays,
     DeadlyToUnpack,
@@ -101,7 +102,7 @@ def test_lambdas_travel_with_their_dataset(start_method: str, scale: int) -> Non
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a script that finds this package wherever it lies."""
     path = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=200, env=path)
+    return run_to_end([sys.executable, *arguments], 200, env=path)
 
 
 MAIN_SCRIPT = """
@@ -211,7 +212,7 @@ def test_forks_have_thread_pools_and_connections_of_their_own() -> None:
         assert items.tolist() == list(range(100, 116))
         assert socket_of_proxy() not in sockets
     with socket.create_server(("127.0.0.1", 0)) as server:
-        client = socket.create_connection(server.getsockname(), timeout=20)
+        client = socket.create_connection(server.getsockname(), timeout=stretched(20))
         accepted, _ = server.accept()
         with client, accepted:
             dataset = WithFunction(lambda index: len(client.recv(1)))

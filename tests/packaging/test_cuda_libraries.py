@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from libai_data.launch.cuda_libraries import SONAMES
+from tests.deadline import run_to_end
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SITE = Path(np.__file__).parents[1]
@@ -31,7 +32,7 @@ def run(code: str, *arguments: object, path: Sequence[Path] = (), **variables: s
     env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "LD_LIBRARY_PATH")}
     env.update(PYTHONPATH=os.pathsep.join(map(str, [REPOSITORY, *path])), **variables)
     command = [sys.executable, "-S", "-c", code, *map(str, arguments)]
-    result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    result = run_to_end(command, env=env)
     return result.stdout + result.stderr
 
 

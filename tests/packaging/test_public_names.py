@@ -5,13 +5,13 @@ from __future__ import annotations
 import ast
 import importlib
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 import libai_data
+from tests.deadline import run_to_end
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PATHS = REPOSITORY / "docs" / "api" / "paths.md"
@@ -75,7 +75,7 @@ def test_the_names_that_need_no_oneflow_do_not_import_it() -> None:
         "import sys, libai_data; libai_data.Instance, libai_data.ParallelMesh, libai_data.CyclicSampler; "
         "print('oneflow' in sys.modules)"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    result = run_to_end([sys.executable, "-c", code])
     assert result.stdout == "False\n", result.stderr
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
+
+from tests.deadline import run_to_end
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGE = REPOSITORY / "libai_data"
@@ -131,7 +132,7 @@ def test_what_reads_data_is_imported_without_oneflow(folder: str) -> None:
 def test_who_reads_starts_without_what_only_a_training_needs(imported: str, unwanted: set[str]) -> None:
     """It takes longer to import than the loaders themselves, and each process that reads would wait for it."""
     code = f"import sys, {imported}; print({{*sys.modules}} & {unwanted})"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    result = run_to_end([sys.executable, "-c", code])
     assert result.stdout == "set()\n", result.stderr
 
 

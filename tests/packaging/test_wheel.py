@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 import libai_data
+from tests.deadline import run_to_end
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -34,7 +34,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(*command: str, **variables: str) -> str:
     env: dict[str, str] = {**os.environ, **variables}
-    result = subprocess.run(command, capture_output=True, text=True, env=env, timeout=120)
+    result = run_to_end(command, 120, env=env)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 

@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import yaml
 
 from libai_data.launch.exit_codes import STOPPED
 from libai_data.launch.launcher import parse_args
+from tests.deadline import run_to_end
 from tests.distributed.processes import REPOSITORY
 
 MANIFEST = REPOSITORY / "tools" / "kubernetes" / "training.yaml"
@@ -82,13 +82,10 @@ def test_the_command_of_a_pod_starts_the_launcher_with_all_that_it_needs(
     python.write_text('#!/bin/bash\necho "$@"\n')
     python.chmod(0o755)
     env = {each["name"]: each["value"] for each in container["env"] if "value" in each}
-    ended = subprocess.run(
+    ended = run_to_end(
         [*container["command"], *container["args"]],
         env={**env, "JOB_COMPLETION_INDEX": "1", "PATH": "/usr/bin:/bin"},
         cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=30,
     )
     assert ended.stdout == (
         "-m libai_data.launch --nnodes 2 --node_rank 1 --nproc_per_node 8 --master_addr libai-data-0.libai-data "
@@ -145,8 +142,6 @@ def test_what_is_copied_is_enough_for_the_commands_that_the_image_runs(tmp_path:
         [*words["ENTRYPOINT"][1:], "launch", "tools/train_net.py", "--help"],
     ]
     for command in commands:
-        ended = subprocess.run(
-            [sys.executable, *command], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100
-        )
+        ended = run_to_end([sys.executable, *command], 100, cwd=tmp_path, env=environment)
         assert ended.returncode == 0, ended.stderr
         assert ended.stdout.startswith("usage: ")

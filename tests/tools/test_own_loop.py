@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 
 from libai_data.launch.launcher import free_port
 from libai_data.mesh.current import set_mesh
+from tests.deadline import run_to_end
 
 SCRIPT = "tools/own_loop.py"
 
@@ -20,7 +20,7 @@ def launched(repository: Path, script: Path, folder: Path) -> str:
     """What the script prints on four ranks."""
     command = [sys.executable, "-m", "libai_data.launch", "--nproc_per_node", "4"]
     command += ["--master_port", str(free_port()), str(script), str(folder)]
-    ended = subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=100)
+    ended = run_to_end(command, 100, cwd=repository)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout + ended.stderr
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from libai_data.launch.launcher import free_port
+from tests.deadline import run_to_end
 from tests.docs.test_documentation_blocks import blocks_of, environment
 
 # Stands for the package of that name, which sends its numbers away.
@@ -45,7 +46,7 @@ def project(repository: Path, tmp_path: Path) -> Path:
 def launch(project: Path, ranks: int, *words: str) -> str:
     command = [sys.executable, "-m", "libai_data", "launch", "--nproc_per_node", str(ranks)]
     command += ["--master_port", str(free_port()), *words]
-    ended = subprocess.run(command, cwd=project, env=environment(), capture_output=True, text=True, timeout=300)
+    ended = run_to_end(command, 300, cwd=project, env=environment())
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout
 

@@ -9,10 +9,12 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
+
+from tests.deadline import printed_by
+from tests.pipes import next_line
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 # What setup.sh needs of the system; a PATH with no Python of the machine's own.
@@ -110,7 +112,7 @@ class Machine:
 
 
 def finish(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
-    stdout, stderr = process.communicate(timeout=30)
+    stdout, stderr = printed_by(process)
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
 
@@ -223,19 +225,15 @@ class TestRunningAgain:
     def interpreter(self, machine: Machine) -> None:
         machine.python("bin/python3.10", "3.10")
 
-    def test_the_second_run_does_nothing_and_is_quick(self, machine: Machine) -> None:
+    def test_the_second_run_installs_nothing(self, machine: Machine) -> None:
         first = machine.set_up()
         assert first.returncode == 0, first.stderr
         assert "ready" in first.stdout
-        seconds = []
-        for _ in range(5):
-            start = time.monotonic()
-            again = machine.set_up()
-            seconds.append(time.monotonic() - start)
-            assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
-        # The best of some: the machine may be busy.
-        assert min(seconds) < 1
         assert len(machine.calls("--editable")) == 1
+        calls = machine.calls("")
+        again = machine.set_up()
+        assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
+        assert len(machine.calls("")) == len(calls) + 2  # Which version, and whether it has pip.
 
     @pytest.mark.parametrize("changed", ["setup.py", "tools/constraints-3.10.txt"])
     def test_a_change_of_what_is_needed_installs_with_the_constraints_into_the_same_environment(
@@ -328,8 +326,7 @@ class TestRunningAgain:
         first = machine.start_set_up()
         (machine.root / "in_pip").read_text()
         second = machine.start_set_up()
-        assert second.stdout is not None
-        assert "waiting for another setup" in second.stdout.readline()
+        assert "waiting for another setup" in next_line(second)
         (machine.root / "go_on").write_text("go on\n")
         assert finish(first).returncode == 0
         assert finish(second).returncode == 0

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from libai_data.data.samplers import Order
-from tests.deadline import Deadline
+from tests.deadline import Deadline, run_to_end
 from tests.distributed.jobs import runs_of
 from tests.distributed.processes import JOB_VARIABLES, REPOSITORY
 from tests.tools.slurm import one_machine_slurm, why_no_slurm
@@ -57,7 +57,7 @@ def run_by_stand_ins(folder: Path, srun: str, **variables: str) -> subprocess.Co
     env = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
     env.update({**RECORDED, **variables, "PATH": f"{folder}:{os.environ['PATH']}"})
     command = ["bash", str(SCRIPT), "f.py", "c.py", "8", "a=[x, y]"]
-    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=60)
+    return run_to_end(command, env=env)
 
 
 def test_each_machine_is_told_of_all_by_the_variables_of_slurm(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_job_that_slurm_stops_is_queued_again_and_goes_on_exactly(tmp_path: Pa
     with tempfile.TemporaryDirectory(prefix="slurm_") as folder, one_machine_slurm(Path(folder)) as environment:
         env = {name: value for name, value in environment.items() if name not in JOB_VARIABLES}
         env["PYTHONPATH"] = str(REPOSITORY)
-        env["LIBAI_DATA_RESTS"] = "0.05"
+        env["LIBAI_DATA_RESTS"] = "0.2"
         submit = ["sbatch", "--parsable", "--nodes=1", f"--output={log}", str(SCRIPT), str(TRAINING), str(config), "2"]
         job = subprocess.run(submit, check=True, capture_output=True, text=True, cwd=REPOSITORY, env=env).stdout.strip()
         told = hurried = False

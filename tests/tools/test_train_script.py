@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.deadline import run_to_end
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 # LiBai's variables, which a job around the tests may have set.
 VARIABLES = ("NODE", "NODE_RANK", "ADDR", "PORT", "MAKEFLAGS", "MAKELEVEL")
@@ -29,7 +31,7 @@ def checkout(tmp_path: Path) -> Path:
 def run(*command: object, **variables: str) -> subprocess.CompletedProcess[str]:
     env = {name: value for name, value in os.environ.items() if name not in VARIABLES}
     env.update(variables)
-    return subprocess.run([*map(str, command)], capture_output=True, text=True, env=env, timeout=60)
+    return run_to_end([*map(str, command)], env=env)
 
 
 def arguments(checkout: Path, *script_arguments: str, **variables: str) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from PIL import Image
 from libai_data.commands.inspection import inspect_config, page_of
 from libai_data.config import LazyCall
 from tests.commands.inspection.data import Sentences, Words, config_with
+from tests.deadline import run_to_end
 
 BROWSERS = ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome", "chrome")
 BROWSER = next((found for name in BROWSERS if (found := shutil.which(name))), None)
@@ -43,7 +43,7 @@ def browse(folder: Path, *arguments: str) -> Any:
         (folder / "page.html").as_uri(),
     ]
     environment = {"HOME": str(folder), "PATH": "/usr/bin:/bin"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=90, check=True, env=environment)
+    return run_to_end(command, 90, check=True, env=environment)
 
 
 @pytest.fixture(scope="module")

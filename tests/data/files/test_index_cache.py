@@ -16,6 +16,7 @@ from libai_data.data.datasets.gpt import GPTDataset
 from libai_data.data.files.index_cache import cached_arrays
 from libai_data.errors import ConfigError
 from tests.data.datasets.gpt_corpora import write
+from tests.deadline import printed_by, wait_for_a_lock
 from tests.full_disk import fill, resize, small_disk
 from tests.pipes import next_line
 
@@ -63,23 +64,18 @@ def tell(process: subprocess.Popen[str], what: str) -> None:
     process.stdin.flush()
 
 
-def waits(process: subprocess.Popen[str]) -> bool:
-    """Whether a process waits for a lock: what Linux lists with an arrow."""
-    return any("->" in entry and f" {process.pid} " in entry for entry in Path("/proc/locks").read_text().splitlines())
-
-
 def one_builds_others_wait(folder: Path) -> list[subprocess.Popen[str]]:
     builder = start(folder)
     assert [line(builder), line(builder)] == ["asking", "building"]
     others = [start(folder) for _ in range(2)]
     assert [line(process) for process in others] == ["asking"] * 2
-    while not all(map(waits, others)):
-        assert all(process.poll() is None for process in others)
+    for process in others:
+        wait_for_a_lock(process)
     return [builder, *others]
 
 
 def ended(processes: list[subprocess.Popen[str]]) -> list[str]:
-    found = [process.communicate(timeout=60)[0].strip() for process in processes]
+    found = [printed_by(process)[0].strip() for process in processes]
     assert [process.returncode for process in processes] == [0] * len(processes)
     return found
 
@@ -107,7 +103,7 @@ def test_who_waits_fails_if_the_builder_fails_and_a_later_job_builds_anew(tmp_pa
 def test_another_process_builds_if_the_builder_is_killed(tmp_path: Path) -> None:
     builder, *others = one_builds_others_wait(tmp_path)
     builder.send_signal(signal.SIGKILL)
-    builder.communicate(timeout=60)
+    printed_by(builder)
     for process in others:
         tell(process, "go on")
     found = sorted(ended(others))

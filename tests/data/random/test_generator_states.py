@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 
 from libai_data.data.random.generator_states import marks_and_states, watched
+from tests.deadline import run_to_end
 from tests.properties import slowly
 
 SCRIPT = """
@@ -42,7 +42,7 @@ print("all have their states")
 def test_threads_that_ask_for_a_state_while_garbage_is_collected_do_not_wait_for_ever(library: str, times: int) -> None:
     pytest.importorskip(library)
     code = SCRIPT.format(library=library, times=times)
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    result = run_to_end([sys.executable, "-c", code])
     assert result.stdout == "all have their states\n", result.stderr
 
 

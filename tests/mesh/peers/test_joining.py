@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from libai_data.launch.launcher import free_port
 from libai_data.launch.ports import listen, reserve_port
 from libai_data.mesh.peers import liveness
 from libai_data.mesh.peers.liveness import SECONDS_TO_JOIN_VARIABLE, seconds_to_join
+from tests.deadline import printed_by, run_to_end
 from tests.distributed.namespaces import Node, two_nodes, why_not
 from tests.distributed.processes import ranks_environment
 from tests.properties import slowly
@@ -31,21 +31,16 @@ def alone_of_two(rank: int, seconds: str) -> dict[str, str]:
 @pytest.mark.parametrize("rank", [slowly(0), 1])
 def test_a_rank_whose_peer_is_never_started_ends_and_says_so(rank: int, repository: Path, tmp_path: Path) -> None:
     command = [sys.executable, str(repository / "tools" / "train_net.py"), str(repository / "configs/vit_digits.py")]
-    start = time.monotonic()
-    ended = subprocess.run(
-        command, env=alone_of_two(rank, "3"), cwd=tmp_path, capture_output=True, text=True, timeout=60
-    )
+    ended = run_to_end(command, env=alone_of_two(rank, "3"), cwd=tmp_path)
     assert ended.returncode != 0
     assert f"rank {rank} ends: the 2 ranks have not all started within 3 s; were all of them started" in ended.stderr
-    assert time.monotonic() - start < 30
     assert not list(tmp_path.iterdir())
 
 
 def ended_import(environment: dict[str, str], repository: Path, *words: str) -> str:
     """What a rank tells of its end that does nothing but import OneFlow; `words` precede its command."""
     command = [*words, sys.executable, "-c", "import libai_data, oneflow"]
-    environment = {**environment, "PYTHONPATH": str(repository)}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    ended = run_to_end(command, env={**environment, "PYTHONPATH": str(repository)})
     assert ended.returncode != 0
     return ended.stderr
 
@@ -56,7 +51,7 @@ def test_a_script_of_ones_own_does_not_wait_for_ever_either(repository: Path) ->
 
 
 def test_rank_0_does_not_share_its_port_with_another_job(repository: Path) -> None:
-    environment = alone_of_two(0, "60")
+    environment = alone_of_two(0, "600")
     port = environment["MASTER_PORT"]
     with listen(int(port)):
         assert f"ConfigError: port {port} cannot be used on this machine" in ended_import(environment, repository)
@@ -100,19 +95,19 @@ def test_ranks_of_a_second_job_with_the_same_port_do_not_join_the_first_one(repo
         for job in ("first", "second")
     ]
     try:
-        told, _ = jobs[1].communicate(timeout=60)  # until both of its ranks have ended
+        told, _ = printed_by(jobs[1])  # until both of its ranks have ended
     finally:
         (tmp_path / "go").touch()
     assert jobs[1].returncode != 0
     assert f"port {port} is in use on this machine, by another job's rank 0" in told
     assert f"port {port} is in use on this machine, by rank 0 of another job (process" in told
-    told, _ = jobs[0].communicate(timeout=60)
+    told, _ = printed_by(jobs[0])
     assert jobs[0].returncode == 0, told
     assert "rank 0 of the first job done" in told and "rank 1 of the first job done" in told
 
 
 def test_a_rank_that_was_started_by_itself_is_no_other_job(repository: Path) -> None:
-    first = alone_of_two(0, "60")
+    first = alone_of_two(0, "600")
     code = "import libai_data, oneflow; libai_data.synchronize(); print('met')"
     # Each by a shell of its own, as from two terminals.
     ranks = [
@@ -135,7 +130,7 @@ def test_a_rank_that_was_started_by_itself_is_no_other_job(repository: Path) -> 
         )
         for rank in (1, 0)
     ]
-    assert [rank.communicate(timeout=60)[0] for rank in ranks] == ["met\n"] * 2
+    assert [printed_by(rank)[0] for rank in ranks] == ["met\n"] * 2
 
 
 @pytest.mark.parametrize("module", ["oneflow._oneflow_internal", "oneflow.version", slowly("oneflow.nn.graph")])
@@ -153,9 +148,7 @@ try:
 except KeyboardInterrupt:
     print("interrupted", "oneflow.utils" in sys.modules, signal.getsignal(signal.SIGINT).__name__)
 """
-    command = [sys.executable, "-c", code]
-    environment = {**os.environ, "PYTHONPATH": str(repository)}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    ended = run_to_end([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(repository)})
     assert (ended.returncode, ended.stdout) == (0, "interrupted True default_int_handler\n"), ended.stderr
 
 
@@ -166,7 +159,7 @@ def test_a_process_that_is_forked_while_ranks_meet_ends_nothing(repository: Path
     )
     environment = {**os.environ, "PYTHONPATH": str(repository)}
     with subprocess.Popen([sys.executable, "-c", code], env=environment, stdin=subprocess.PIPE) as process:
-        assert process.wait(60) == 0
+        assert process.wait() == 0
 
 
 @pytest.mark.parametrize("value", ["soon", "0", "-1", "nan"])
@@ -198,7 +191,7 @@ def test_a_fork_of_a_rank_ends_with_its_exit_code(repository: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(repository)}
     with subprocess.Popen([sys.executable, "-c", code], env=environment, start_new_session=True) as process:
         try:
-            assert process.wait(60) == 4
+            assert process.wait() == 4
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -227,7 +220,7 @@ def lines_of(ranks: list[subprocess.Popen[str]]) -> list[str]:
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_is_told_that_rank_0_at_its_port_has_met_all_its_ranks(rank: int, repository: Path) -> None:
-    environment = {**alone_of_two(rank, "60"), "PYTHONPATH": str(repository)}
+    environment = {**alone_of_two(rank, "600"), "PYTHONPATH": str(repository)}
     first = begin_ranks(environment, "01")
     try:
         assert lines_of(first) == ["met\n"] * 2
@@ -239,7 +232,7 @@ def test_a_rank_is_told_that_rank_0_at_its_port_has_met_all_its_ranks(rank: int,
             assert each.stdin is not None
             each.stdin.close()
     for each in first:
-        each.wait(60)
+        each.wait()
     assert [each.returncode for each in first] == [0, 0]
 
 
@@ -249,7 +242,7 @@ def test_a_rank_of_another_machine_is_told_that_rank_0_belongs_to_another_job(
     has_joined: bool, repository: Path
 ) -> None:
     with two_nodes() as (here, there):
-        environment = {**alone_of_two(1, "60"), "PYTHONPATH": str(repository), "MASTER_ADDR": here.address}
+        environment = {**alone_of_two(1, "600"), "PYTHONPATH": str(repository), "MASTER_ADDR": here.address}
         first = begin_ranks({**environment, SECRET_VARIABLE: "first"}, "01" if has_joined else "0", *here.command())
         try:
             if has_joined:
@@ -260,7 +253,7 @@ def test_a_rank_of_another_machine_is_told_that_rank_0_belongs_to_another_job(
         finally:
             for each in first:
                 each.kill()
-                each.communicate(timeout=60)
+                each.communicate()
     state = "has met all its ranks" if has_joined else "waits for its ranks"
     assert f"uses port {environment['MASTER_PORT']} at {here.address} and {state}" in told
 
@@ -271,5 +264,4 @@ def wait_for_rank0(node: Node, port: str, repository: Path) -> None:
         "import time; from libai_data.launch.ports import process_with_port\n"
         f"while process_with_port({port}, 'rank 0') is None: time.sleep(0.01)"
     )
-    environment = {**os.environ, "PYTHONPATH": str(repository)}
-    subprocess.run(node.command(sys.executable, "-c", code), env=environment, check=True, timeout=60)
+    run_to_end(node.command(sys.executable, "-c", code), env={**os.environ, "PYTHONPATH": str(repository)}, check=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.deadline import run_to_end
 from tools.benchmark import main
 
 
@@ -41,7 +41,7 @@ def test_the_tool_measures_prints_a_table_writes_json_and_leaves_nothing_else(re
     temporary.mkdir()
     command += ["--only", "read_batch-0", "--only", "first_batch", "--json", str(result)]
     environment = {**os.environ, "TMPDIR": str(temporary)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    done = run_to_end(command, 120, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
     assert "libai_data / gather" in done.stdout
     found = next(row for row in json.loads(result.read_text())["rows"] if row["name"] == "read_batch-0")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.deadline import run_to_end
 from tests.tools.benchmarks.fake_rows import contender as fake_contender
 from tools.benchmarks.chart import described, table, write_into
 from tools.benchmarks.peer_loaders import PEERS
@@ -131,7 +131,7 @@ def test_the_command_measures_what_is_installed_and_names_what_is_not(repository
     command = [sys.executable, str(repository / "tools" / "benchmark.py"), "peers", "--quick", "--rounds", "1"]
     result = tmp_path / "result.json"
     command += ["--only", "plain", "--json", str(result), "--peers-python", sys.executable]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=400)
+    done = run_to_end(command, 400, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     content = json.loads(result.read_text())
     (row,) = content["rows"]

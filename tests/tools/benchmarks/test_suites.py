@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 
 from libai_data.data.datasets.gpt import GPTDataset
 from libai_data.delivery.read_plan import READERS, ReadPlan
+from tests.deadline import run_to_end
 from tools.benchmarks.deliveries import CONTENDERS
 from tools.benchmarks.ranks import Ranks, RanksError
 from tools.benchmarks.rows import Measured, Row, Scale, measure
@@ -126,7 +126,7 @@ def test_the_tool_measures_on_four_ranks(repository: Path, tmp_path: Path) -> No
     command = [sys.executable, str(repository / "tools" / "benchmark.py"), "delivery", "--quick", "--rounds", "1"]
     result = tmp_path / "result.json"
     command += ["--only", "tokens", "--json", str(result)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=400)
+    done = run_to_end(command, 400, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = {row["name"]: row["values"] for row in json.loads(result.read_text())["rows"]}
     assert {name: sorted(values) for name, values in found.items()} == {
