@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from libai_data.launch import node
+from tests.deadline import stretched
 
 
 def test_who_holds_the_name_of_the_job_is_said_at_once_and_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,9 +27,9 @@ def test_who_holds_the_name_of_the_job_is_said_at_once_and_waited_for(monkeypatc
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.append(node.wait_for_predecessor(job)))
     thread.start()
-    assert told.wait(30)
+    assert told.wait(stretched(30))
     predecessor.close()
-    thread.join(30)
+    thread.join()
     found[0].close()
     (line,) = said
     assert f"libai_data.launch/{os.getuid()}/{job}, which process {os.getpid()} holds" in line

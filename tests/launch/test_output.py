@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
 import signal
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import pytest
 
 from libai_data.launch import output
 from libai_data.launch.output import LastWords, Output
-from tests.deadline import Deadline
+from tests.deadline import Deadline, wait_until
 from tests.distributed.processes import REPOSITORY
 
 WATCHDOG = 100.0
@@ -35,16 +37,13 @@ for number in range(10**9):
 
 
 def test_a_reader_that_is_stuck_holds_up_nobody_and_learns_what_was_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "SECONDS_UNTIL_STUCK", 0.2)
     reader, writer = os.pipe()
     out = Output(writer)
     lines = [f"{number:09d}\n".encode() for number in range(400_000)]
     out.write(b"".join(lines[:200_000]))
     assert not out.has_room()
-    deadline = Deadline(WATCHDOG)
-    while not out.has_room():
-        assert not deadline.has_passed
-        time.sleep(0.01)
+    monkeypatch.setattr(output, "SECONDS_UNTIL_STUCK", 0.2)
+    wait_until(out.has_room, "time for which nobody has read")
     out.write(b"".join(lines[200_000:]))
     read = b""
     while not read.endswith(lines[199_999]):
@@ -101,11 +100,18 @@ def launch(*arguments: object, stdout: int = subprocess.PIPE) -> subprocess.Pope
     return subprocess.Popen(command, stdout=stdout, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, cwd=REPOSITORY)
 
 
+def waiting_in(pipe: int) -> int:
+    """How many bytes can be read."""
+    return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
+
+
 def test_a_reader_that_is_slow_gets_every_line() -> None:
     with launch("--no_python", "seq", 500_000) as process:
-        assert process.stdout is not None
-        time.sleep(3.0)
-        read = process.stdout.read()
+        stdout = process.stdout
+        assert stdout is not None
+        wait_until(lambda: waiting_in(stdout.fileno()) > 32_768, "line")
+        time.sleep(1.0)
+        read = stdout.read()
     assert process.returncode == 0
     assert read == b"".join(b"%d\n" % number for number in range(1, 500_001))
 
@@ -150,7 +156,7 @@ def test_a_job_whose_output_nobody_reads_goes_on_and_can_be_stopped(kind: str, t
         before = count(tmp_path, 0)
         await_count(tmp_path, before + 20, process)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(WATCHDOG) == 85
+        assert process.wait() == 85
     finally:
         process.kill()
         process.wait()

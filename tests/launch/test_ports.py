@@ -12,6 +12,7 @@ import pytest
 from libai_data.errors import ConfigError
 from libai_data.launch import ports
 from libai_data.launch.ports import free_port, listen, machines_connected_to, refuse_one_machine, reserve_port
+from tests.deadline import run_to_end
 from tests.pipes import next_line
 
 LAUNCH = [sys.executable, "-m", "libai_data.launch"]
@@ -52,10 +53,10 @@ def test_the_second_of_two_jobs_with_one_port_is_refused_before_its_ranks_start(
     command = [*LAUNCH, "--master_port", port, str(script)]
     first = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert next_line(first) == "rank here\n"
-    second = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    second = run_to_end(command, stdin=subprocess.DEVNULL)
     assert (second.returncode, second.stdout) == (1, "")
     assert f"libai_data.launch: port {port} is in use on this machine" in second.stderr
-    first.communicate("\n", timeout=60)
+    first.communicate("\n")
     assert first.returncode == 0
 
 
@@ -82,4 +83,5 @@ def test_machines_are_found_by_their_connections_to_a_port(host: str, monkeypatc
             # As if the other end were on another machine.
             monkeypatch.setattr(ports, "_is_of_this_machine", lambda address: False)
             assert machines_connected_to(port) == [host]
-            assert machines_connected_to(port + 1) == []
+            with listen(0) as other:
+                assert machines_connected_to(other.getsockname()[1]) == []

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from libai_data.engine.launch_facts import problem_on
 from libai_data.launch.exit_codes import STOPPED
 from libai_data.launch.restarts import SECONDS_TO_PROVE_ITSELF, Restarts, run_with_restarts
+from tests.deadline import run_to_end
 from tests.distributed.processes import REPOSITORY
 from tests.engine.tiny import tiny_config
 
@@ -88,17 +89,17 @@ def test_an_earlier_runs_checkpoints_that_go_out_of_the_way_are_no_progress() ->
 
 def launch(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "libai_data.launch", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, timeout=200)
+    return run_to_end(command, 200, cwd=REPOSITORY)
 
 
 def test_a_rank_that_is_killed_starts_all_again(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import os, signal, socket, sys, time\n"
-        "if os.environ['RANK'] == '0':\n"
-        "    server = socket.create_server(('127.0.0.1', int(os.environ['MASTER_PORT'])))\n"
         "again = '--resume' in sys.argv\n"
         "os.write(1, f\"rank {os.environ['RANK']}: {sys.argv[1:]}\\n\".encode())\n"
+        "if os.environ['RANK'] == '0':\n"
+        "    server = socket.create_server(('127.0.0.1', int(os.environ['MASTER_PORT'])))\n"
         "if not again and os.environ['RANK'] == '1': os.kill(os.getpid(), signal.SIGKILL)\n"
         "time.sleep(0 if again else 1000)\n"
     )

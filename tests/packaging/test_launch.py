@@ -20,6 +20,8 @@ import pytest
 
 from libai_data.commands import COMMANDS
 from libai_data.launch import launcher, ports
+from tests.deadline import printed_by, run_to_end
+from tests.pipes import next_line
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 # Rank 0 listens, as OneFlow's does, so that the launcher starts the other ranks.
@@ -53,16 +55,14 @@ class Job:
         )
 
     def wait_for(self, word: str, times: int) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
+        while times:
+            line = next_line(self.process)
+            assert line, f"the job ended before it printed {word!r} often enough"
             times -= line.strip() == word
-            if times == 0:
-                return
-        raise AssertionError(f"the job ended before it printed {word!r} often enough")
 
     def end(self) -> str:
         """Wait until every process that holds the output, the ranks and what they started, has ended."""
-        return self.process.communicate(timeout=60)[0]
+        return printed_by(self.process)[0]
 
 
 StartJob = Callable[..., Job]
@@ -84,7 +84,7 @@ def start() -> Iterator[StartJob]:
 
 def run(*arguments: object, module: str = "libai_data.launch") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", module, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, timeout=60)
+    return run_to_end(command, cwd=REPOSITORY)
 
 
 def test_it_takes_every_flag_that_oneflow_launcher_takes() -> None:
@@ -170,9 +170,9 @@ def test_the_first_rank_that_fails_ends_the_others_gives_its_exit_code_and_is_he
     end: str, code: int, how: str, last_line: str, script: Path
 ) -> None:
     script.write_text(
-        PREAMBLE
+        "import os, signal, sys\n"  # Rank 0 is ready for its end before the other one is started.
         + "signal.signal(signal.SIGTERM, lambda *_: (os.write(2, b'and I, rank 0, wait for ever\\n'), sys.exit(1)))\n"
-        + f"if rank == '1': time.sleep(0.3); {end}\n"
+        + f"{PREAMBLE}if rank == '1': {end}\n"
         + "time.sleep(1000)"
     )
     result = run("--nproc_per_node", 2, script)
@@ -311,7 +311,11 @@ def test_a_launcher_of_several_says_at_once_for_which_machines_its_ranks_wait(sc
 
 
 def test_a_script_that_never_listens_runs_after_a_while(script: Path, start: StartJob) -> None:
-    script.write_text("import os, time\nos.write(1, b'here\\n')\ntime.sleep(1)")
+    script.write_text(
+        "import os, pathlib, time\nos.write(1, b'here\\n')\nplace = pathlib.Path(__file__)\n"
+        "place.with_name(os.environ['RANK']).touch()\n"
+        "while not place.with_name('1').exists(): time.sleep(0.01)"
+    )
     job = start("--nproc_per_node", 2, script, settings="ranks.LISTEN_SECONDS = 0.3")
     job.wait_for("here", 2)
     job.end()
