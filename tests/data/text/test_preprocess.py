@@ -285,16 +285,19 @@ def test_documents_of_plain_text_are_refused_where_there_is_none(
 
 
 SLOW = """
-import sys, time
-import libai_data.data.text.shards as shards
+import sys
 from libai_data.data.text import shards
 from libai_data.data.text.parts import Cutting, cut_into_parts
 from libai_data.data.text.preprocessing import preprocess
 from libai_data.data.text.shards import Task
 from libai_data.data.text.tokenizer import TokenizerFiles
-corpus, prefix, tokenizer, workers = sys.argv[1:]
+corpus, prefix, tokenizer, workers, after = sys.argv[1:]
+told = []
 def tell(done, total, report):
-    print(done, flush=True)
+    told.append(done)
+    if len(told) == int(after):
+        print(flush=True)
+        sys.stdin.read()
 preprocess([corpus], prefix, Task(TokenizerFiles(tokenizer)), cutting=Cutting(part_bytes=2000), workers=int(workers),
            progress=tell)
 """
@@ -310,15 +313,13 @@ def test_after_kill_9_the_same_call_keeps_the_finished_shards_and_gives_the_same
     kept: list[int] = []
     for after in (3, 20):
         process = subprocess.Popen(
-            [sys.executable, "-c", SLOW, str(corpus), str(tmp_path / "out"), tokenizer, str(workers)],
+            [sys.executable, "-c", SLOW, str(corpus), str(tmp_path / "out"), tokenizer, str(workers), str(after)],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
-        assert process.stdout is not None
-        for _ in range(after):
-            assert process.stdout.readline()
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
+        assert process.stdout is not None and process.stdout.readline()
+        process.kill()
+        process.communicate()
         kept.append(len(list((tmp_path / "out.parts").glob("*.json"))) - 1)
         assert kept[-1] >= after
     assert not list(tmp_path.glob("out_text*"))
