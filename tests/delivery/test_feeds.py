@@ -16,6 +16,7 @@ from libai_data.delivery.feeds import MOST_UNTAKEN, LinkFeed, LocalFeed, NodeBat
 from libai_data.errors import PeerError, SampleError, SchemaError
 from libai_data.loader import BatchLoader
 from libai_data.mesh.peers.channel import Channel
+from tests.deadline import stretched, wait_until
 
 ROWS = [{"x": np.full((3, 5), index, dtype=np.float32), "y": index} for index in range(64)]
 
@@ -138,11 +139,12 @@ def test_a_leader_waits_for_a_follower_that_is_far_behind(node: Node) -> None:
     others = [threading.Thread(target=lead, daemon=True), threading.Thread(target=take, args=(1,), daemon=True)]
     for thread in others:
         thread.start()
+    wait_until(lambda: len(published) >= MOST_UNTAKEN, "leader that is far ahead")
     others[0].join(timeout=0.5)
     assert len(published) == MOST_UNTAKEN
     take(2)
     for thread in others:
-        thread.join(timeout=10)
+        thread.join(timeout=stretched(60))
         assert not thread.is_alive()
 
 

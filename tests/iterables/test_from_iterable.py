@@ -28,6 +28,7 @@ from libai_data.engine.evaluation.inference import inference_on_dataset
 from libai_data.errors import CheckpointError, ConfigError, PassError, SampleError, SchemaError
 from libai_data.iterables import default_collate, from_iterable
 from libai_data.structures import DistTensorData, Instance, batch_info
+from tests.deadline import stretched
 from tests.iterables.rows import flat, numbers, resumed, rows_of, sample, taken
 from tests.loader.sample_datasets import Speechless
 from tests.loader.streams import eventually, loader_threads
@@ -349,12 +350,13 @@ def test_an_iterable_that_never_yields_is_named_after_the_timeout() -> None:
 
     def hangs() -> Iterator[Any]:
         yield from (sample(number) for number in range(5))
-        end.wait(20)
+        end.wait()
 
-    loader = from_iterable(hangs, 4, timeout=0.5)
+    timeout = stretched(0.5)
+    loader = from_iterable(hangs, 4, timeout=timeout)
     batches = iter(loader)
     next(batches)
-    with pytest.raises(SampleError, match=r"hangs has yielded nothing for 0.5 s, after 5 item"):
+    with pytest.raises(SampleError, match=f"hangs has yielded nothing for {timeout:g} s, after 5 item"):
         next(batches)
     end.set()
     loader.close()
@@ -819,7 +821,7 @@ def test_a_loader_that_waits_for_a_row_says_so_when_another_thread_closes_it(
     source = WaitsAfterARow(tmp_path)
     for path in (source.waits, source.goes_on):
         os.mkfifo(path)
-    loader = from_iterable(source, 2, timeout=20, **options)
+    loader = from_iterable(source, 2, timeout=stretched(60), **options)
 
     def close() -> None:
         source.waits.read_bytes()

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from libai_data import DataLoader, get_worker_info
 from libai_data.errors import CheckpointError, ConfigError, SampleError
 from libai_data.iterables import from_iterable, sharded, shuffle_buffer
+from tests.deadline import stretched
 from tests.iterables.rows import Scaled, Stateful, ViewsAndLocals, dealt, fails, sample, tells_its_process, unequal
 from tests.properties import examples, slowly
 
@@ -292,7 +293,7 @@ def test_those_that_read_end_with_the_loader() -> None:
     assert not any(Path(f"/proc/{process}").exists() for process in processes)
     for thread in threading.enumerate():
         if ", lane " in thread.name:
-            thread.join(60.0)
+            thread.join(stretched(60))
             assert not thread.is_alive()
 
 
