@@ -149,7 +149,7 @@ def test_who_does_not_know_the_jobs_secret_is_no_rank() -> None:
     port = free_port()
     meeting = Meeting(JobRank(0, 0, 2, "127.0.0.1", port, "secret"), 10)
     with pytest.raises(PeerError, match="does not answer as a rank of this job"):
-        call_rank0(JobRank(1, 0, 2, "127.0.0.1", port, "guessed"), 1)
+        call_rank0(JobRank(1, 0, 2, "127.0.0.1", port, "guessed"), 10)
     link = call_rank0(JobRank(1, 0, 2, "127.0.0.1", port, "secret"), 10)
     assert meeting._reception.came.get(timeout=10)[0] == {"rank": 1}
     assert meeting._reception.came.empty()
