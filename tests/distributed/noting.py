@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ class NotingTrainer(DefaultTrainer):
     """Notes the samples of each batch that it takes.
 
     Rank R appends a line "STEP LOSS EPOCH:INDEX ..." to OUTPUT/taken-R as it ends a step, and "run" as it begins to
-    train.
+    train. Each step rests for LIBAI_DATA_RESTS seconds.
     """
 
     def build_hooks(self) -> list[HookBase | None]:
@@ -44,6 +45,7 @@ class Notes(HookBase):
 
     def before_step(self) -> None:
         taken.clear()
+        time.sleep(float(os.environ.get("LIBAI_DATA_RESTS", "0")))
 
     def after_step(self) -> None:
         # Rank 0 alone reads losses.

@@ -49,6 +49,8 @@ class RankPool:
             try:
                 self._ranks.append(listener.accept())
             except OSError:
+                if not deadline.has_passed:  # It is longer by now.
+                    continue
                 came, (output,) = len(self._ranks), self._job.outputs()
                 self.close()
                 raise LaunchTimeout(
@@ -88,7 +90,7 @@ class RankPool:
         codes: list[int] = []
         while waiting and not any(codes):
             ready = wait(waiting, deadline.seconds_left)
-            if not ready:
+            if not ready and deadline.has_passed:  # It may have become longer meanwhile.
                 return None
             for rank in ready:
                 waiting.remove(rank)

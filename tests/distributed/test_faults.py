@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from libai_data.mesh.peers.node_link import SECONDS_TO_MEET_VARIABLE
-from tests.deadline import Deadline
 from tests.distributed.jobs import Ended, Job, check_end, says_who_is_gone, start_by_hand, start_by_launcher
 from tests.properties import slowly
 
@@ -105,9 +104,7 @@ def test_a_killed_worker_is_replaced_and_the_job_goes_on(readers: str, tmp_path:
 def test_a_launcher_that_is_told_to_stop_stops_all(tmp_path: Path) -> None:
     with Job() as job:
         start_by_launcher(job, SCRIPT, 2, "hang:1", "node", "2", str(tmp_path))
-        deadline = Deadline(WATCHDOG)
-        while not (tmp_path / "fault").exists() and not deadline.has_passed:
-            time.sleep(0.02)
+        job.wait_for((tmp_path / "fault").exists, "fault")
         (tmp_path / "fault").write_text(repr(time.time()))
         os.kill(job.processes[0].pid, signal.SIGTERM)
         check_end(job.wait(WATCHDOG), tmp_path)

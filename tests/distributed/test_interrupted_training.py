@@ -70,10 +70,10 @@ def losses(folder: Path) -> dict[int, str]:
     return found
 
 
-def start(job: Job, *trainings: str) -> subprocess.Popen:
+def start(job: Job, *trainings: str, rests: float = 0.0) -> subprocess.Popen:
     # What is started again with the same name resumes, if there is something.
-    name = {"LIBAI_DATA_JOB": "interrupted"}
-    start_by_launcher(job, SCRIPT, RANKS, str(STEPS), str(PERIOD), *trainings, env=name)
+    env = {"LIBAI_DATA_JOB": "interrupted", "LIBAI_DATA_RESTS": str(rests)}
+    start_by_launcher(job, SCRIPT, RANKS, str(STEPS), str(PERIOD), *trainings, env=env)
     return job.processes[-1]
 
 
@@ -178,7 +178,7 @@ def signal_to_rank_2_alone(launcher: int) -> None:
 
 def stop(folder: Path, steps: int, send: Callable[[int], None]) -> Ended:
     with Job() as job:
-        process = start(job, f"{folder}=0")
+        process = start(job, f"{folder}=0", rests=0.3)
         assert await_steps(folder, len(noted(folder, 0)) + 1 + steps, process)
         send(process.pid)
         return job.wait(WATCHDOG)

@@ -18,7 +18,7 @@ import pytest
 
 from libai_data.data.samplers import Order
 from libai_data.launch.exit_codes import STOPPED
-from tests.deadline import Deadline
+from tests.deadline import stretched
 from tests.distributed.jobs import Job, runs_of
 from tests.distributed.namespaces import Node, two_nodes, why_not
 from tests.distributed.processes import REPOSITORY, children_of, command_of, ranks_environment
@@ -83,23 +83,11 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     keys.mkdir()
     with two_nodes() as nodes, reachable_by_ssh(nodes, keys) as ssh:
         yield Cluster(nodes, ssh, tmp_path)
-        assert not wait_until_nothing_runs(nodes, 5)
+        assert not wait_until_nothing_runs(nodes, 30)
 
 
 def await_words(job: Job, word: str, times: int) -> None:
-    deadline = Deadline(WATCHDOG)
-    while job.outputs()[0].count(word) < times:
-        assert job.processes[0].poll() is None, job.outputs()[0]
-        assert not deadline.has_passed, job.outputs()[0]
-        time.sleep(0.02)
-
-
-def await_path(job: Job, path: Path) -> None:
-    deadline = Deadline(WATCHDOG)
-    while not path.exists():
-        assert job.processes[0].poll() is None, job.outputs()[0]
-        assert not deadline.has_passed, job.outputs()[0]
-        time.sleep(0.005)
+    job.wait_for(lambda: job.outputs()[0].count(word) >= times, f"{word!r}, {times} times")
 
 
 def expected(steps: int) -> dict[int, list[str]]:
@@ -127,7 +115,7 @@ def test_every_read_mode_takes_the_samples_of_the_order_also_over_a_link_that_ta
     write_config(tmp_path, 6)
     with two_nodes(delay) as nodes, reachable_by_ssh(nodes, keys) as ssh, Job() as job:
         Cluster(nodes, ssh, tmp_path).start(job, TRAINING, LIBAI_DATA_READERS=" ".join((*MODES, "pause", "rank0:2")))
-        await_path(job, tmp_path / "2" / "model_final")
+        job.wait_for((tmp_path / "2" / "model_final").exists, "end of the fast runs", WATCHDOG)
         delay.write_text("0.05")
         time.sleep(2 * SECONDS_TO_READ_THE_DELAY)
         (tmp_path / "go").touch()
@@ -141,7 +129,7 @@ def test_every_read_mode_takes_the_samples_of_the_order_also_over_a_link_that_ta
     fast, slow = (fastest_step(tmp_path / number) for number in "24")
     print(f"a step takes {fast} s, and over the slow link {slow} s")
     # No step ends before the gradients have come from the other node.
-    assert slow > max(fast, 0.05)
+    assert slow > 0.05
     assert set(re.findall(r"^\[(.*?)\] ", ended.output, re.MULTILINE)) == {"10.77.0.1", "10.77.0.2"}
     assert "Mesh: data 2 x tensor 2 x pipeline 1, 4 rank(s) on 2 node(s), cpu." in ended.output
 
@@ -151,8 +139,8 @@ def test_a_node_that_is_lost_is_left_out_and_the_stream_goes_on_exactly(cluster:
     write_config(cluster.folder, STEPS)
     output = cluster.folder / "output"
     with Job() as job:
-        cluster.start(job, TRAINING, MAX_RESTARTS="2", LIBAI_DATA_RESTS="0.05")
-        await_path(job, output / "last_checkpoint")
+        cluster.start(job, TRAINING, MAX_RESTARTS="2", LIBAI_DATA_RESTS="0.2")
+        job.wait_for((output / "last_checkpoint").exists, "checkpoint")
         kill_all_on(cluster.nodes[1])
         ended = job.wait(WATCHDOG)
     assert ended.codes == [0], ended.output
@@ -181,9 +169,9 @@ def test_a_link_that_is_cut_ends_both_sides_with_a_message_that_says_so(cluster:
         cluster.nodes[1].run("ip", "link", "set", "veth0", "down")
         cut = time.monotonic()
         ended = [each.wait(SECONDS_TO_END + 5) for each in (job, silent)]
-        assert not wait_until_nothing_runs(cluster.nodes, SECONDS_TO_END + 5 - (time.monotonic() - cut))
+        assert not wait_until_nothing_runs(cluster.nodes, SECONDS_TO_END + 5)
         print(f"both sides ended {time.monotonic() - cut:.1f} s after the link was cut")
-        assert time.monotonic() - cut < SECONDS_TO_END + 5
+        assert time.monotonic() - cut < stretched(SECONDS_TO_END + 5)
     assert all(each.codes[0] not in (0, STOPPED) for each in ended), ended
     told = ("rank 2 of node 1, or the network to it, is gone", "10.77.0.2 cannot be reached, or ssh to it was lost")
     assert any(words in ended[0].output for words in told), ended[0].output
@@ -195,9 +183,10 @@ def test_a_rank_that_fails_ends_all_with_its_code_and_its_error_last(cluster: Cl
     script = cluster.plain(
         f"late = rank == '{speaks_last}'\n"
         "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(late), say('told'), sys.exit(1)))\n"
-        "say('ready')\n"
+        "open(f'{folder}/ready{rank}', 'w').close()\n"
+        "while rank == '3' and not all(os.path.exists(f'{folder}/ready{each}') for each in range(3)):\n"
+        "    time.sleep(0.01)\n"
         "if rank == '3':\n"
-        "    time.sleep(0.5)\n"
         "    sys.stderr.write('the culprit speaks\\n')\n"
         "    sys.exit(7)\n"
         "time.sleep(1000)\n"

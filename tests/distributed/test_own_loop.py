@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Callable
@@ -135,9 +134,7 @@ def test_a_signal_to_stop_ends_ranks_that_wait_in_the_import_of_oneflow(tmp_path
     with Job() as job:
         command = [*launch_command(2, "--stop_grace_seconds", "1000"), str(NEVER_JOINS), "work on:1", str(tmp_path)]
         launcher = job.start(command, ranks_environment(None))
-        while not (tmp_path / "ready").exists():
-            assert launcher.poll() is None
-            time.sleep(0.01)
+        job.wait_for((tmp_path / "ready").exists, "rank that works on")
         launcher.send_signal(signal.SIGTERM)
         ended = job.wait(WATCHDOG)
     assert all(ended.codes), ended.output

@@ -25,7 +25,6 @@ from libai_data.data.samplers import CyclicSampler
 from libai_data.data.sources import open_source
 from libai_data.launch.launcher import free_port
 from tests.data.sources.object_store import BUCKET, STALL, ObjectStore
-from tests.deadline import Deadline
 from tests.distributed.jobs import Job, launch_command, start_by_launcher
 from tests.distributed.launcher import launch_ranks
 from tests.distributed.namespaces import Node, two_nodes, why_not
@@ -195,12 +194,12 @@ def test_processes_that_are_killed_while_they_stream_change_no_byte(
             start_by_launcher(job, RESUMING, ranks, *arguments)
             left = kills
             while left:
-                wait_for(went_on, job, "a step")
+                job.wait_for(went_on, "step")
                 step = steps_taken(tmp_path)
                 store.sent.clear()
                 store.go_on.clear()
                 store.faults = [STALL]
-                wait_for(store.sent.is_set, job, "half of a shard")
+                job.wait_for(store.sent.is_set, "half of a shard")
                 rank = draws.randrange(ranks) if readers == "every_rank" or left == 1 else 0
                 left -= kill(tmp_path, rank, draws.randrange(workers) if left > 1 else None)
                 store.go_on.set()
@@ -218,14 +217,6 @@ def steps_taken(folder: Path) -> int:
     return 0
 
 
-def wait_for(condition: Any, job: Job, what: str) -> None:
-    deadline = Deadline(WATCHDOG)
-    while not condition():
-        if deadline.has_passed or job.processes[0].poll() is not None:
-            raise AssertionError(f"{what} did not come:\n" + "\n".join(job.outputs()))
-        time.sleep(0.005)
-
-
 class TwoNodes:
     """A web server with shards on the first of two nodes, and jobs on both, each with a cache for some shards."""
 
@@ -237,7 +228,7 @@ class TwoNodes:
         table = ["-m", "libai_data", "index", "--output", str(folder / "local" / ".libai_data_shards.npz")]
         self.server = servers.start(nodes[0].command(*serve, nodes[0].address, str(port)), dict(os.environ))
         self.address = f"http://{nodes[0].address}:{port}"
-        wait_for(lambda: "Serving" in servers.outputs()[0], servers, "the server")
+        servers.wait_for(lambda: "Serving" in servers.outputs()[0], "server")
         subprocess.run(nodes[0].command(sys.executable, *table, self.address), check=True, env=ranks_environment())
 
     def start(self, job: Job, ranks: int, readers: str, steps: int, cached: int) -> None:
@@ -325,10 +316,10 @@ def test_the_first_rank_of_a_node_that_is_killed_while_it_streams_ends_both_node
     """It reads for its node. The store falls silent before it has given all shards, so that one is being fetched."""
     with Job() as job:
         served.start(job, 2, "node", 10**6, cached=14)
-        wait_for(lambda: steps_taken(tmp_path) > 0, job, "a step")
+        job.wait_for(lambda: steps_taken(tmp_path) > 0, "step")
         os.kill(served.server.pid, signal.SIGSTOP)
         try:
-            wait_for(lambda: list(tmp_path.glob(f"cache{rank // 2}/files/*.room")), job, "a fetch")
+            job.wait_for(lambda: list(tmp_path.glob(f"cache{rank // 2}/files/*.room")), "fetch")
             assert kill(tmp_path, rank, None)
             ended = job.wait(SECONDS_TO_END)
         finally:

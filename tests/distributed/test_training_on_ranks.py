@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -130,7 +129,6 @@ def test_every_rank_hears_of_rank_0s_full_disk(launched: Launched) -> None:
 
 @pytest.mark.slow
 def test_a_rank_that_fails_ends_the_training_with_its_traceback(tmp_path: Path) -> None:
-    start = time.monotonic()
     result = launch_ranks(SCRIPTS / "fail_in_training.py", 2, str(tmp_path), "raise", timeout=60, end_on_error=False)
     assert result.returncode != 0
     lines = result.output.splitlines()
@@ -138,7 +136,6 @@ def test_a_rank_that_fails_ends_the_training_with_its_traceback(tmp_path: Path) 
     # What other ranks write after it does not hide it: the launcher quotes it at the end.
     assert lines.count("  | RuntimeError: rank 1 fails in step 3") <= 1
     assert "Traceback" in result.output
-    assert time.monotonic() - start < 40
 
 
 @pytest.mark.slow

@@ -17,25 +17,17 @@ import numpy as np
 
 from libai_data.commands.train import run
 from libai_data.config import default_argument_parser
-from libai_data.engine import DefaultTrainer, HookBase
+from libai_data.engine import DefaultTrainer
 from libai_data.engine.failure import end_job_on_failure
 from libai_data.mesh.peers.liveness import say_farewell
 from tests.distributed.noting import NotingTrainer, taken
 from tests.engine.tiny import TinyDataset
 
-
-class Rests(HookBase):
-    """Makes each step take a while."""
-
-    def before_step(self) -> None:
-        time.sleep(float(os.environ.get("LIBAI_DATA_RESTS", "0")))
-
-
 INDICES = {point.tobytes(): index for index, point in enumerate(TinyDataset(40).points)}
 
 
-class RestingTrainer(NotingTrainer):
-    """Rests in each step, and knows samples by their points, also on ranks that did not read them."""
+class RowsTrainer(NotingTrainer):
+    """Knows samples by their points, also on ranks that did not read them."""
 
     @classmethod
     def get_batch(cls, data: Any, input_placement_device: str = "cpu", mixup_func: Any = None) -> dict[str, Any]:
@@ -43,16 +35,13 @@ class RestingTrainer(NotingTrainer):
         taken.extend(str(INDICES[row.tobytes()]) for row in rows)
         return DefaultTrainer.get_batch(data, input_placement_device, mixup_func)
 
-    def build_hooks(self) -> list[HookBase | None]:
-        return [*super().build_hooks(), Rests()]
-
 
 def train_in(readers: str, args: Any, folder: str) -> dict[str, Any]:
     """Train with a read mode, into a folder of its own."""
     mode, _, steps = readers.partition(":")
     opts = [f"dataloader.train.readers={mode}", f"train.output_dir={folder}"]
     opts += [f"train.train_iter={steps}"] if steps else []
-    return run(type(args)(**{**vars(args), "opts": [*args.opts, *opts]}), RestingTrainer)
+    return run(type(args)(**{**vars(args), "opts": [*args.opts, *opts]}), RowsTrainer)
 
 
 def main() -> None:
@@ -61,7 +50,7 @@ def main() -> None:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     with end_job_on_failure(rank, world_size):
         if "LIBAI_DATA_READERS" not in os.environ:
-            run(args, RestingTrainer)
+            run(args, RowsTrainer)
         for number, readers in enumerate(os.environ.get("LIBAI_DATA_READERS", "").split()):
             folder = os.path.dirname(args.config_file)
             if readers == "pause":
