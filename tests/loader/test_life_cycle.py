@@ -24,9 +24,10 @@ from libai_data.data.samplers.order import Order
 from libai_data.errors import DataPipelineError, PassError, PeerError, SampleError
 from libai_data.iterables import from_iterable
 from libai_data.structures import batch_info
+from tests.deadline import wait_until
 from tests.loader.interrupting import interrupted_at
 from tests.loader.reference import Ended, Expected, ReferenceLoader, State
-from tests.loader.streams import descriptors, eventually, loader_threads
+from tests.loader.streams import descriptors, loader_threads
 from tests.properties import is_long_run
 
 PACKAGE = Path(libai_data.__file__).parent
@@ -129,7 +130,10 @@ class Life(RuleBasedStateMachine):
         self.kept.clear()
         self.loader = None
         gc.collect()
-        assert eventually(lambda: loader_threads() <= self.threads_before and descriptors() <= self.before)
+        wait_until(
+            lambda: loader_threads() <= self.threads_before and descriptors() <= self.before,
+            "end of what was started and opened",
+        )
 
     def place(self) -> State:
         """Where the loader says that it stands, as the reference does."""
@@ -345,8 +349,8 @@ def rows_of(batch: Any) -> list[int]:
 def test_a_loader_does_what_the_reference_does_through_any_sequence_of_steps(life: Any, share: float) -> None:
     default = STEPS_OF_LONG_RUN if is_long_run() else STEPS_OF_SHORT_RUN
     steps = int(os.environ.get("LIBAI_DATA_LIFE_STEPS", default))
-    # Some steps find nothing to do, and are not counted.
-    lives = round(1.25 * share * steps / STEPS)
+    # Some steps find nothing to do, and are not counted. Draws depend on what else is imported.
+    lives = round(1.5 * share * steps / STEPS) + 2
     life.steps = 0
     run_state_machine_as_test(
         life,
