@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 START_METHODS = ("auto", "spawn", "fork")
 
 _BOOT = "import sys, json; sys.path[:] = json.loads(sys.argv[2]); from libai_data.loader.worker import main; main()"
-_SECONDS_TO_END = 2.0
+_SECONDS_TO_END = 10.0
 _LAST_WORDS, _MOST_STDERR = 40_000, 1 << 20
 _PICKLED_BYTES_WORTH_A_FORK = 4 * 2**20
 _BYTES_OF_OBJECTS_PER_PICKLED_BYTE = 10

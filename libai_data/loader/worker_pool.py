@@ -22,7 +22,7 @@ _SECONDS_TO_BEGIN_EXIT = 1.0
 """How long `close` waits for a worker that is reading."""
 _SECONDS_TO_EXIT = 5.0
 """How long `close` waits for exit handlers of a worker."""
-_SECONDS_TO_DIE = 2.0
+_SECONDS_TO_DIE = 10.0
 
 
 class WorkerPool:
