@@ -12,8 +12,9 @@ import pytest
 from libai_data.delivery.build import build_nlp_test_loader, build_nlp_train_loader
 from libai_data.errors import CheckpointError, ConfigError, PassError, PeerError
 from libai_data.structures import batch_info
+from tests.deadline import wait_until
 from tests.loader.sample_datasets import Rows
-from tests.loader.streams import content, descriptors, eventually, loader_threads
+from tests.loader.streams import content, descriptors, loader_threads
 
 SHARED = ["node", "rank0"]
 
@@ -132,5 +133,5 @@ def test_a_loader_that_nobody_closes_leaves_nothing() -> None:
     open_before, threads_before = descriptors(), loader_threads()
     for _ in range(5):
         use()
-    assert eventually(lambda: descriptors() <= open_before)
+    wait_until(lambda: descriptors() <= open_before, "end of what was opened")
     assert loader_threads() <= threads_before

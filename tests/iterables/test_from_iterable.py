@@ -28,10 +28,10 @@ from libai_data.engine.evaluation.inference import inference_on_dataset
 from libai_data.errors import CheckpointError, ConfigError, PassError, SampleError, SchemaError
 from libai_data.iterables import default_collate, from_iterable
 from libai_data.structures import DistTensorData, Instance, batch_info
-from tests.deadline import stretched
+from tests.deadline import stretched, wait_until
 from tests.iterables.rows import flat, numbers, resumed, rows_of, sample, taken
 from tests.loader.sample_datasets import Speechless
-from tests.loader.streams import eventually, loader_threads
+from tests.loader.streams import loader_threads
 from tests.properties import examples
 
 Point = namedtuple("Point", ["x", "y"])
@@ -608,7 +608,7 @@ def test_reading_ahead_is_bounded_and_ends_with_the_loader() -> None:
     batches = iter(loader)
     next(batches)
     del loader, batches
-    assert eventually(lambda: not its_threads()), its_threads()
+    wait_until(lambda: not its_threads(), "end of the threads")
 
 
 def test_nested_batches_are_joined_and_evaluated() -> None:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import gc
 import os
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 from libai_data.data.samplers import CyclicSampler, SingleRoundSampler
 from libai_data.loader import BatchLoader
 from libai_data.structures import batch_info
-from tests.deadline import Deadline
 
 Content = tuple[Any, dict[str, tuple[Any, ...]]]
 
@@ -87,13 +85,3 @@ def is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
     except OSError:
         return False
-
-
-def eventually(condition: Callable[[], Any], seconds: float = 20.0) -> bool:
-    """Whether something that the system, or OneFlow's own thread, brings about comes true in time."""
-    deadline = Deadline(seconds)
-    while not condition():
-        if deadline.has_passed:
-            return False
-        time.sleep(0.001)
-    return True

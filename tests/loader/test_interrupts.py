@@ -17,6 +17,7 @@ import libai_data.loader
 from libai_data.launch import parent_pipe
 from libai_data.loader import arena, shipping, starting, worker_pool
 from libai_data.mesh.peers import channel
+from tests.deadline import wait_until
 from tests.distributed.processes import children_of
 from tests.loader.interrupting import interrupted_at
 from tests.loader.sample_datasets import Numbers
@@ -25,7 +26,6 @@ from tests.loader.streams import (
     WORKERS,
     content,
     descriptors,
-    eventually,
     loader_threads,
     loading,
     stream,
@@ -181,7 +181,7 @@ def test_an_interrupt_while_workers_start_leaves_no_process_descriptor_or_blocke
                 interruptions += 1
         assert descriptors() == before, f"interrupted at line {line}"
         if method == "spawn":  # A program notices the trainer's closed end when it has started.
-            eventually(lambda: children() == processes, 30)
+            wait_until(lambda: children() == processes, f"end of the worker, interrupted at line {line}")
         assert children() == processes, f"interrupted at line {line}"
         assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == blocked, f"interrupted at line {line}"
     assert interruptions > 2
@@ -205,6 +205,6 @@ def test_a_close_that_is_interrupted_at_any_line_can_be_repeated(arguments: dict
                     loader.close()
             except KeyboardInterrupt:
                 interruptions += 1
-        assert eventually(lambda: loader_threads() <= threads), f"interrupted at line {line}"
+        wait_until(lambda: loader_threads() <= threads, f"end of the threads, interrupted at line {line}")
         assert (descriptors(), children()) == (before, processes), f"interrupted at line {line}"
     assert interruptions > 2

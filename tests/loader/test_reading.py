@@ -17,6 +17,7 @@ from libai_data.errors import DataPipelineError, SampleError
 from libai_data.loader.reading import row_slices
 from libai_data.loader.row_writer import _MARKS
 from libai_data.structures import origin_of
+from tests.deadline import stretched
 from tests.loader.sample_datasets import Numbers, NumbersFilled, NumbersTogether, stack_dicts, unstoppable_collator
 from tests.loader.streams import WORKER_NAMES, WORKERS, content, loading, stream
 from tests.properties import slowly
@@ -180,7 +181,7 @@ def test_a_slow_sample_does_not_stall_the_others_of_its_batch() -> None:
         def __getitem__(self, index: int) -> Any:
             if index == 1:
                 # Only the worker's own part of the batch, samples 1 to 2, waits with it.
-                assert go_on.wait(30)
+                assert go_on.wait(stretched(30))
             elif index >= 3:
                 others.release()
             return super().__getitem__(index)
@@ -190,7 +191,7 @@ def test_a_slow_sample_does_not_stall_the_others_of_its_batch() -> None:
         trainer = threading.Thread(target=lambda: found.append(content(next(iter(loader)))))
         trainer.start()
         for _ in range(9):  # Samples 3 to 11.
-            assert others.acquire(timeout=30)
+            assert others.acquire(timeout=stretched(30))
         assert not found
         go_on.set()
         trainer.join()

@@ -24,7 +24,7 @@ import pytest
 from libai_data.data.samplers import CyclicSampler, SingleRoundSampler
 from libai_data.errors import PassError, SampleError
 from libai_data.loader import BatchLoader, starting, worker_pool
-from tests.deadline import stretched
+from tests.deadline import stretched, wait_until
 from tests.forks import a_fork_that_lives_on
 from tests.loader.sample_datasets import Numbers, Slow, Tidying
 from tests.loader.streams import (
@@ -32,7 +32,6 @@ from tests.loader.streams import (
     WORKERS,
     content,
     descriptors,
-    eventually,
     is_running,
     loading,
     stream,
@@ -60,7 +59,6 @@ class Trainer:
         self.folder = folder
         name, value = self.mark.decode().split("=")
         environment = {**os.environ, name: value, "TMPDIR": str(folder), "PYTHONPATH": str(REPOSITORY)}
-        self.shared_memory = set(os.listdir("/dev/shm"))
         self.process = subprocess.Popen(
             [sys.executable, str(SCRIPT), how, json.dumps(arguments)],
             stdout=subprocess.PIPE,
@@ -92,10 +90,9 @@ class Trainer:
     def workers(self) -> list[int]:
         return [pid for pid in self.family() if pid != self.process.pid]
 
-    def leaves_nothing(self, seconds: float = 10.0) -> bool:
-        gone = eventually(lambda: not self.family(), seconds)
-        new = set(os.listdir("/dev/shm")) - self.shared_memory
-        return gone and not list(self.folder.iterdir()) and not any("libai_data" in name for name in new)
+    def leaves_nothing(self) -> bool:
+        wait_until(lambda: not self.family(), "end of the trainer's workers")
+        return not list(self.folder.iterdir())
 
     def end(self) -> None:
         for pid in self.family():
@@ -142,7 +139,7 @@ def test_a_killed_trainer_leaves_nothing_whenever_it_is_killed(start: Any, worke
 def test_a_trainer_that_is_killed_while_its_workers_start_leaves_nothing(start: Any, workers: dict[str, Any]) -> None:
     for _ in range(3):
         trainer = start("go_on_for_ever", numpy=True, **workers)
-        assert eventually(lambda: len(trainer.family()) > 1)  # noqa: B023
+        wait_until(lambda: len(trainer.family()) > 1, "worker")  # noqa: B023
         time.sleep(random.random() * 0.3)
         os.kill(trainer.process.pid, signal.SIGKILL)
         # A worker that is still importing looks for its trainer when it is done with that.
@@ -162,7 +159,9 @@ def test_a_killed_trainer_takes_stopped_workers_along(start: Any, workers: dict[
     trainer = start("go_on_for_ever", numpy=True, **workers)
     trainer.wait_until_begun()
     # One worker may still import when the other one has read the first batch.
-    assert eventually(lambda: all(is_tied_to_its_trainer(pid) for pid in trainer.workers()))
+    wait_until(
+        lambda: all(is_tied_to_its_trainer(pid) for pid in trainer.workers()), "worker that is tied to its trainer"
+    )
     for pid in trainer.family():
         os.kill(pid, signal.SIGSTOP)
     os.kill(trainer.process.pid, signal.SIGKILL)
@@ -197,7 +196,7 @@ def test_ctrl_c_does_not_wait_for_slow_samples(start: Any, workers: dict[str, An
 def test_ctrl_c_while_workers_start_lets_only_the_trainer_speak(start: Any, workers: dict[str, Any]) -> None:
     for _ in range(3):
         trainer = start("go_on_for_ever", **workers)
-        assert eventually(lambda: len(trainer.family()) > 2)  # noqa: B023
+        wait_until(lambda: len(trainer.family()) > 2, "second worker")  # noqa: B023
         time.sleep(random.random() * 0.1)
         os.killpg(trainer.process.pid, signal.SIGINT)
         _, errors = trainer.process.communicate()
@@ -434,7 +433,7 @@ def test_workers_end_with_the_trainer_although_a_child_of_the_trainer_lives_on()
             pids = worker_pids(loader)
             assert loader._reader is not None
             loader._reader._executor._pool.close_trainer_ends()  # type: ignore[attr-defined]
-            assert eventually(lambda: all(not is_running(pid) for pid in pids))
+            wait_until(lambda: all(not is_running(pid) for pid in pids), "end of the workers")
 
 
 @PROCESSES
@@ -461,11 +460,11 @@ def test_a_forked_child_that_ends_normally_does_not_end_the_trainers_workers(wor
 def test_many_loaders_one_after_the_other_leave_no_threads_or_descriptors(workers: dict[str, Any]) -> None:
     dataset = Numbers(40)
     stream(dataset, batches=1, **workers)
-    assert eventually(lambda: not worker_threads())
+    wait_until(lambda: not worker_threads(), "end of the threads")
     before = descriptors()
     for _ in range(4):
         stream(dataset, batches=2, **workers)
-    assert eventually(lambda: not worker_threads())
+    wait_until(lambda: not worker_threads(), "end of the threads")
     assert descriptors() == before
 
 

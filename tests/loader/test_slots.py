@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
 import sys
 import threading
 from collections import deque
@@ -22,8 +21,9 @@ from libai_data.iterables import from_iterable
 from libai_data.loader import BatchLoader
 from libai_data.loader.arena import Arena
 from libai_data.loader.slots import SlotList, bytes_of, lay_out, views
+from tests.deadline import run_to_end, stretched, wait_until
 from tests.loader.sample_datasets import Fields, NumberDicts, Numbers, growing_collator, stack_dicts
-from tests.loader.streams import WORKER_NAMES, WORKERS, content, descriptors, eventually, loading, stream
+from tests.loader.streams import WORKER_NAMES, WORKERS, content, descriptors, loading, stream
 from tests.properties import examples, slowly
 
 IN_SLOTS = pytest.mark.parametrize("workers", WORKERS, ids=WORKER_NAMES)
@@ -194,7 +194,7 @@ def test_a_slot_is_used_again_only_when_nothing_of_its_batch_is_kept(keep: Any) 
         assert content_of(kept) == before
         used = in_use(loader)
         del kept
-        assert eventually(lambda: in_use(loader) == used - 1)
+        wait_until(lambda: in_use(loader) == used - 1, "slot that is free again")
 
 
 def content_of(kept: Any) -> Any:
@@ -253,7 +253,7 @@ def test_another_thread_may_hold_the_last_view() -> None:
         for _ in range(30):
             received.append(next(iterator))
             go_on.set()
-            assert has_let_go.wait(30)
+            assert has_let_go.wait(stretched(30))
             has_let_go.clear()
         assert slots_of(loader) <= 2 + 3
     go_on.set()
@@ -278,7 +278,7 @@ def test_prefetch_bounds_what_workers_read_ahead(prefetch: int) -> None:
             next(iterator)
             expected = 4 * (taken + prefetch) + 1  # The first sample is read twice.
             with four_more:
-                assert four_more.wait_for(lambda: len(asked) >= expected, timeout=30)  # noqa: B023
+                assert four_more.wait_for(lambda: len(asked) >= expected, timeout=stretched(30))  # noqa: B023
             # All tasks that are out have been done, so nothing more can be read until another batch is asked for.
             assert len(asked) == expected
         assert slots_of(loader) <= prefetch + 3
@@ -314,7 +314,7 @@ for workers in ({"num_workers": 0}, {"num_workers": 2, "start_method": "fork"}):
         assert [int(batch.index.tensor[0]) for batch in kept] == [4 * k % 5000 for k in range(800)]
 """
     path = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=55, env=path)
+    result = run_to_end([sys.executable, "-c", script], env=path)
     assert result.returncode == 0, result.stderr
 
 

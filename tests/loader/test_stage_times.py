@@ -14,8 +14,9 @@ import pytest
 from libai_data.data.transforms.timing import take_transform_time, transform_time
 from libai_data.loader import iteration
 from libai_data.loader.stage_times import LoaderTimes, StageTimes, summary
+from tests.deadline import wait_until
 from tests.loader.sample_datasets import Failing, Numbers, Slow, stack_dicts
-from tests.loader.streams import WORKER_NAMES, WORKERS, eventually, loading
+from tests.loader.streams import WORKER_NAMES, WORKERS, loading
 from tests.properties import slowly
 
 EVERYWHERE = pytest.mark.parametrize("workers", [*WORKERS[:3], slowly(WORKERS[3])], ids=WORKER_NAMES)
@@ -45,7 +46,7 @@ def train_slowly(loader: Any, monkeypatch: Any) -> None:
     seconds = [0.0]
     monkeypatch.setattr(iteration, "time", SimpleNamespace(perf_counter=lambda: seconds[0]))
     for _ in islice(loader, 12):
-        assert eventually(lambda: loader._reader.is_done(loader._iteration._pending[-1]))
+        wait_until(lambda: loader._reader.is_done(loader._iteration._pending[-1]), "batch")
         time.sleep(0.05)
         seconds[0] += 1
 

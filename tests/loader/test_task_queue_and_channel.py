@@ -19,7 +19,8 @@ from libai_data.loader.event import Event
 from libai_data.loader.stage_times import StageTimes
 from libai_data.loader.task_queue import CAPACITY, Entry, TaskQueue
 from libai_data.mesh.peers.channel import Channel
-from tests.loader.streams import descriptors, eventually
+from tests.deadline import wait_until
+from tests.loader.streams import descriptors
 
 
 def entry(number: int) -> Entry:
@@ -195,7 +196,7 @@ def test_processes_that_are_killed_at_any_moment_lose_no_task_but_the_one_they_c
             if place is not None and not task_queue.is_waiting(place) and number_at[place] not in reported:
                 number_at[task_queue.put(entry(number_at[place]))] = number_at[place]
             takers[victim] = take_for_ever(victim)
-        assert eventually(all_are_reported)
+        wait_until(all_are_reported, "report of all tasks")
         assert len(reported) == number
     finally:
         for pid in takers:

@@ -11,6 +11,7 @@ import pytest
 from libai_data.data.random.sample_random import sample_generator
 from libai_data.data.samplers import CyclicSampler
 from libai_data.errors import ConfigError, SampleError
+from tests.deadline import stretched
 from tests.loader.sample_datasets import Failing, FailingFilled, Numbers
 from tests.loader.streams import WORKER_NAMES, WORKERS, loading, stream
 from tests.properties import slowly
@@ -59,7 +60,7 @@ class Meeting:
     """Samples of which, from the second batch on, four are asked for at once, or none is given."""
 
     def __init__(self) -> None:
-        self.together = threading.Barrier(4, timeout=30)
+        self.together = threading.Barrier(4, timeout=stretched(30))
 
     def __len__(self) -> int:
         return 16

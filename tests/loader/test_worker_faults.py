@@ -24,7 +24,7 @@ import pytest
 from libai_data.data.samplers import CyclicSampler
 from libai_data.errors import SampleError
 from libai_data.loader import BatchLoader, processes, retry, threads
-from tests.deadline import stretched
+from tests.deadline import stretched, wait_until
 from tests.loader.sample_datasets import (
     Crashing,
     Exiting,
@@ -38,7 +38,7 @@ from tests.loader.sample_datasets import (
     growing_collator,
     stack_dicts,
 )
-from tests.loader.streams import content, descriptors, eventually, is_running, loading, stream, worker_pids
+from tests.loader.streams import content, descriptors, is_running, loading, stream, worker_pids
 from tests.pipes import next_line
 from tests.properties import slowly
 
@@ -195,7 +195,7 @@ def test_an_idle_worker_that_is_killed_is_replaced(start_method: str, caplog: py
             return not set(old) & set(worker_pids(loader))
 
         # Nobody misses an idle worker as long as others keep up; the trainer looks for them once a second.
-        assert eventually(are_replaced)
+        wait_until(are_replaced, "worker in the place of another")
     assert found == stream(dataset, batches=len(found))
     told = [record.getMessage() for record in caplog.records if "is replaced" in record.getMessage()]
     assert len(told) == 2
@@ -307,7 +307,7 @@ def test_a_first_sample_that_comes_too_late_is_not_taken_for_another(monkeypatch
         state = loader.state_dict()
         go_on.set()
         executor: Any = loader._reader._executor  # type: ignore[union-attr]
-        assert eventually(lambda: not any(task for _, task in executor._working))
+        wait_until(lambda: not any(task for _, task in executor._working), "thread at rest")
         loader.load_state_dict({**state, "position": 4})
         assert [content(batch) for batch in islice(loader, 3)] == stream(Numbers(), batches=4)[1:]
 
