@@ -5,7 +5,7 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import Any, NamedTuple
 
-from libai_data.config import try_get_key
+from libai_data.config import check_values, try_get_key
 from libai_data.config.signatures import parameters_of, target_of
 from libai_data.data.attributes import attribute_of
 from libai_data.data.samplers.sampler import StreamSampler
@@ -100,11 +100,13 @@ def mesh_of(cfg: Any, ranks: int | None = None, nodes: int = 1) -> ParallelMesh:
     """The mesh of `train.dist`, by default of as few ranks as it allows.
 
     Raises:
+        ConfigError: The config has no `train` section, or it has an unknown key or an impossible value.
         MeshError: The sizes do not fit the ranks.
     """
     if ranks is not None and ranks < 1:
         raise ConfigError(f"--ranks is {ranks}; it must be at least 1")
-    dist = try_get_key(cfg, "train.dist", default={})
+    check_values(cfg)
+    dist = cfg.train.dist
     if ranks is None:
         ranks = 1
         for key in SIZE_KEYS:

@@ -24,7 +24,7 @@ _ABSENT = object()
 
 
 def check_values(cfg: Any) -> None:
-    """Refuse unknown keys of `train` and `graph`, and values that cannot work.
+    """Refuse a config without `train`, unknown keys of `train` and `graph`, and values that cannot work.
 
     A key of `train` that the config does not have gets its default. A float such as 1e9 becomes an int where an int is
     meant.
@@ -32,6 +32,10 @@ def check_values(cfg: Any) -> None:
     Raises:
         ConfigError: Naming the key, its value and what is allowed.
     """
+    if not isinstance(_value_of(cfg, "train"), Mapping):
+        raise ConfigError(
+            "the config has no 'train' section; it begins with train = get_config('common/train.py').train"
+        )
     for section in ("train", "graph"):
         _check_given(_value_of(cfg, section), section)
     defaults = default_train()

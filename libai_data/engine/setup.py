@@ -42,10 +42,6 @@ def default_setup(cfg: Any, args: Any = None) -> None:
             output folder that a live training owns.
         MeshError: Sizes that do not fit the ranks.
     """
-    if try_get_key(cfg, "train") is None:
-        raise ConfigError(
-            "the config has no 'train' section; it begins with train = get_config('common/train.py').train"
-        )
     overrides = getattr(args, "opts", None)
     if overrides and not has_overrides(cfg):
         LazyConfig.apply_overrides(cfg, list(overrides))
