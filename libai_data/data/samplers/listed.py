@@ -384,8 +384,20 @@ def _has_length(dataset: Any) -> bool:
 
 
 def as_stream(batch_sampler: Any, dataset: Any = None) -> Any:
-    """The sampler itself if it knows positions, else wrapped in `ListedBatches`."""
+    """The sampler itself if it knows positions, else wrapped in `ListedBatches`.
+
+    Raises:
+        ConfigError: It is derived from a sampler that knows positions, but has an `__iter__` of its own, which would
+            decide nothing; or it is no sampler of batches.
+    """
     if isinstance(batch_sampler, (StreamSampler, ListedBatches)):
+        name = type(batch_sampler).__name__
+        if isinstance(batch_sampler, StreamSampler) and type(batch_sampler).__iter__ is not StreamSampler.__iter__:
+            raise ConfigError(
+                f"{name} has an __iter__ of its own, but is derived from a sampler whose batches the loader finds by "
+                f"their position, without __iter__. Do not derive {name}: pass an object whose __iter__ yields lists "
+                "of indices, such as those of a sampler that it has as an attribute"
+            )
         if _has_length(dataset):
             length_of(dataset)
         return batch_sampler

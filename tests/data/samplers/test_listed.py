@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from libai_data import DataLoader
-from libai_data.data.samplers import CyclicSampler
+from libai_data.data.samplers import CyclicSampler, SingleRoundSampler
 from libai_data.data.samplers.listed import ListedBatches, as_stream
 from libai_data.errors import CheckpointError, ConfigError, SampleError
 from libai_data.mesh.current import ParallelMesh, get_mesh, set_mesh
@@ -376,3 +376,13 @@ def test_a_sampler_of_lists_is_told_from_a_batch_sampler(sampler: Any) -> None:
         list(DataLoader([{"x": number} for number in range(8)], 2, sampler=sampler).numpy())
     with pytest.raises(ConfigError, match=r"batch 0 of the sampler is .* the index 9; the dataset has 8 samples"):
         list(DataLoader([{"x": number} for number in range(8)], 2, sampler=[1, 9]).numpy())
+
+
+@pytest.mark.parametrize("kind", [CyclicSampler, SingleRoundSampler])
+def test_a_sampler_of_ours_with_an_iter_of_its_own_is_refused(kind: Any) -> None:
+    class Reversed(kind):
+        def __iter__(self) -> Iterator[list[int]]:
+            return map(list, map(reversed, super().__iter__()))
+
+    with pytest.raises(ConfigError, match=r"Reversed has an __iter__ of its own.*Do not derive Reversed"):
+        DataLoader(range(12), batch_sampler=Reversed(range(12), 4))
