@@ -10,6 +10,7 @@ import numpy as np
 
 from libai_data.data.random.sample_random import passing_generator, sample_generator
 from libai_data.data.transforms.decode import EncodedImage
+from libai_data.data.transforms.image import ImageToFloat
 from libai_data.errors import ConfigError, SchemaError
 from libai_data.errors.argument_rules import check_types
 
@@ -39,7 +40,7 @@ class Compose:
         transforms: `RandomTransform`s, or any callables from an image (an array after the first one) to an image.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: There is none, one is no function, or one that draws has a `__call__` of its own.
     """
 
     def __init__(self, transforms: Sequence[Any]) -> None:
@@ -52,8 +53,13 @@ class Compose:
                 raise ConfigError(
                     f"transforms[{number}] is {part!r:.200}; it must be a function, or an object that is called"
                 )
+            if _draws(part) and not (_is_called_as(part, RandomTransform) or _is_called_as(part, Compose)):
+                raise ConfigError(
+                    f"transforms[{number}] is a {type(part).__name__} with a __call__ of its own, but Compose calls "
+                    "apply(image, generator), so that all its transforms draw from one generator; override apply"
+                )
         self._draws = any(_draws(part) for part in self.transforms)
-        self._writer: Any = next((part for part in self.transforms if hasattr(part, "write")), None)
+        self._writer: Any = next((part for part in self.transforms if _is_called_as(part, ImageToFloat)), None)
 
     @property
     def takes_encoded(self) -> bool:
@@ -87,6 +93,11 @@ class Compose:
 
 def _draws(part: Any) -> bool:
     return isinstance(part, RandomTransform) or (isinstance(part, Compose) and part._draws)
+
+
+def _is_called_as(part: Any, kind: type) -> bool:
+    """Whether a part does what this class does when it is called: a subclass may have a `__call__` of its own."""
+    return isinstance(part, kind) and type(part).__call__ is kind.__call__
 
 
 def transform_stages(transform: Any, value: Any) -> Iterator[tuple[str, Any]]:
@@ -139,7 +150,7 @@ def size_of(image: Any) -> tuple[int, int]:
 
 def transform_into(transform: Any, image: Any, out: np.ndarray, name: str) -> None:
     """Transform an image straight into its place in a batch, where the transform can do that."""
-    made = transform(image, out) if isinstance(transform, Compose) else transform(image)
+    made = transform(image, out) if _is_called_as(transform, Compose) else transform(image)
     if made is out:
         return
     array = np.asarray(made)

@@ -296,3 +296,55 @@ def test_transforms_touch_no_global_state() -> None:
     before = random.getstate(), str(np.random.get_state(legacy=False))
     as_sample(Compose(RANDOM), photograph())
     assert (random.getstate(), str(np.random.get_state(legacy=False))) == before
+
+
+class Sevens(ImageToFloat):
+    """Makes floats of its own."""
+
+    def __call__(self, image: Any) -> np.ndarray:
+        return np.full_like(super().__call__(image), 7)
+
+
+class Fives(Compose):
+    """A composition that changes what comes of it."""
+
+    def __call__(self, image: Any) -> Any:  # type: ignore[override]
+        return super().__call__(image) * 0 + 5
+
+
+class Noting:
+    """A transform that also writes, but no images."""
+
+    def __call__(self, image: Any) -> Any:
+        return image
+
+    def write(self, line: str) -> None:
+        raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("transform", "level"),
+    [
+        (Compose([Sevens()]), 7),
+        (Compose([RandomFlip(), Sevens(), Noting()]), 7),
+        (Fives([RandomFlip(), ImageToFloat()]), 5),
+        (Compose([Noting(), Fives([ImageToFloat()])]), 5),
+    ],
+    ids=["floats", "last but one", "composition", "within a composition"],
+)
+def test_a_call_of_a_subclass_decides_what_is_written(transform: Any, level: int) -> None:
+    out = np.zeros((3, 8, 8), np.float32)
+    transform_into(transform, np.zeros((8, 8, 3), np.uint8), out, "images")
+    assert np.unique(out).tolist() == [level]
+
+
+@pytest.mark.parametrize("make", [lambda kind: kind(), lambda kind: Compose([kind()])])
+def test_a_random_transform_with_a_call_of_its_own_is_refused_in_a_composition(make: Any) -> None:
+    class Undecided(RandomFlip):
+        def __call__(self, image: Any) -> np.ndarray:
+            return np.asarray(image)
+
+    with pytest.raises(ConfigError, match=r"transforms\[1\] is a Undecided with a __call__ of its own.*override apply"):
+        Compose([ImageToFloat(), Undecided()])
+    with pytest.raises(ConfigError, match=r"transforms\[0\] is a Fives with a __call__ of its own"):
+        Compose([Fives([make(RandomFlip)])])
