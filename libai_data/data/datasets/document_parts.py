@@ -51,7 +51,7 @@ def split_documents(dataset: Any, proportions: Sequence[float]) -> Parts:
     """
     if isinstance(dataset, Map):
         parts = split_documents(dataset.dataset, proportions)
-        return parts and [part and type(dataset)(part, dataset.function) for part in parts]
+        return parts and [part and _mapped(dataset, part) for part in parts]
     if has_attribute(dataset, "read_source"):
         total = sum(proportions)
         sources = dataset.source.split(proportions)
@@ -70,6 +70,13 @@ def report_tokens(dataset: Any, used: int) -> None:
     level = logging.INFO if used >= _MUCH * total else logging.WARNING
     words = "%s of %s: an epoch of %d samples uses %.1f %% of the %d tokens."
     logger.log(level, words, type(dataset).__name__, dataset.source.prefix, len(dataset), 100 * used / total, total)
+
+
+def _mapped(dataset: Map, part: Any) -> Map:
+    """The same on other samples; a subclass may take other arguments than its base does."""
+    mapped = copy(dataset)
+    mapped.dataset = part
+    return mapped
 
 
 def _part(dataset: Dataset, source: IndexedSource, share: float) -> Dataset | None:

@@ -33,12 +33,20 @@ def same(sample: Any) -> Any:
     return sample
 
 
+class MappedAlike(Map):
+    """Has other arguments than its base."""
+
+    def __init__(self, dataset: Any) -> None:
+        super().__init__(dataset, same)
+
+
 TOKENIZER = Tokenizer(DOCUMENTS, 0)
 DATASETS: dict[str, Callable[[IndexedSource], Any]] = {
     "gpt": lambda source: GPTDataset(source, 64, num_epochs=2),
     "gpt, shuffled": lambda source: GPTDataset(source, 64, num_epochs=3, shuffle_documents=True, eod_mask_loss=True),
     "gpt, packed": lambda source: GPTDataset(source, 100, num_epochs=2, packing=True),
     "mapped gpt": lambda source: Map(GPTDataset(source, 64, num_epochs=2), same),
+    "mapped by a subclass": lambda source: MappedAlike(GPTDataset(source, 64, num_epochs=2)),
     "bert": lambda source: BertDataset("x", TOKENIZER, source, max_num_samples=900, pair_task="next"),
     "roberta": lambda source: RobertaDataset("x", TOKENIZER, source, max_num_samples=900, max_seq_length=32),
     "t5": lambda source: T5Dataset("x", TOKENIZER, source, max_num_samples=900),
