@@ -127,7 +127,7 @@ class StreamTransform:
                 f"keep is {kept.dtype} {list(kept.shape)}; it must be a function of a sample, or {samples} bools, one "
                 "for each"
             )
-        if isinstance(dataset, FilteredDataset):
+        if isinstance(dataset, FilteredDataset) and type(dataset).__getitem__ is FilteredDataset.__getitem__:
             keeps = (*dataset._keeps, *keeps)
             if dataset._kept is not None:
                 kept = dataset._kept if kept is None else dataset._kept & kept

@@ -129,3 +129,14 @@ def test_outputs_of_filters_and_packers_are_not_read_by_index(kind: Any, use: An
     DataLoader(transform, 2).close()
     with pytest.raises(ConfigError, match=r"no index of their own.*OneRound\("):
         use(transform)
+
+
+def test_a_filter_that_changes_its_samples_is_not_taken_apart() -> None:
+    class Doubling(FilteredDataset):
+        def __getitem__(self, start: int) -> Any:
+            return {"tokens": 2 * super().__getitem__(start)["tokens"]}
+
+    changed = Doubling(Documents([2, 4]), is_even)
+    for make in (lambda: FilteredDataset(changed, is_even), lambda: PackedDataset(changed, 4)):
+        with pytest.raises(ConfigError, match="got a Doubling, whose samples have no index of their own"):
+            make()
