@@ -29,6 +29,13 @@ class _Stage:
 
     source: Any
 
+    def __init_subclass__(cls) -> None:
+        if "__iter__" in vars(cls):
+            raise TypeError(
+                f"{cls.__name__} has an __iter__ of its own, but a loader reads a {cls.__mro__[1].__name__} without "
+                "it; change its rows by MappedStream, FilteredStream or PackedStream, or do not derive it from these"
+            )
+
     def __iter__(self) -> Iterator[Any]:
         return source_of(self).open(0, 0, 1)[0]
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from libai_data import DataLoader, from_iterable
 from libai_data.data.datasets import OneRound, PackedDataset
 from libai_data.errors import ConfigError, SampleError
-from libai_data.iterables import FilteredStream, PackedStream
+from libai_data.iterables import FilteredStream, MappedStream, PackedStream
 from tests.properties import examples
 
 LENGTHS = st.lists(st.integers(0, 20), min_size=1, max_size=30)
@@ -176,3 +176,10 @@ def test_a_sample_that_does_not_fit_is_refused_with_the_choices() -> None:
     with pytest.raises(SampleError, match=r"has 9 tokens, which do not fit .* of 4; set cut=True, truncate=True"):
         next(iter(loader))
     loader.close()
+
+
+@pytest.mark.parametrize("kind", [MappedStream, FilteredStream, PackedStream])
+def test_an_iter_of_a_subclass_which_no_loader_would_call_is_refused(kind: type) -> None:
+    with pytest.raises(TypeError, match=f"Changed has an __iter__ of its own, but a loader reads a {kind.__name__}"):
+        type("Changed", (kind,), {"__iter__": iter})
+    assert issubclass(type("Same", (kind,), {}), kind)
