@@ -49,7 +49,8 @@ class Arena:
 
     def lease(self, offset: int, size: int) -> np.ndarray:
         """The bytes of a range, uint8 [size]; each call returns another array over the same memory."""
-        return np.frombuffer(self._map(offset, size), dtype=np.uint8)
+        memory = self._mapped.get((offset, size))
+        return np.frombuffer(self._map(offset, size) if memory is None else memory, np.uint8)
 
     def private_lease(self, offset: int, size: int) -> np.ndarray:
         """The bytes of a range as they are now, uint8 [size]; what is written to this array, no other process sees.

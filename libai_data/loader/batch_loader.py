@@ -380,7 +380,7 @@ class BatchLoader(ResumableLoader):
         payload = self._payload
         make_runner = partial(payload.runner, slot_list)
         if not self.num_workers:
-            return InProcessExecutor(make_runner())
+            return InProcessExecutor(make_runner(), self._stage_times)
         if self._worker_type == "thread":
             return ThreadExecutor(make_runner, self.num_workers, self._timeout)
         starter = WorkerStarter(payload, self._start_method)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -15,13 +16,13 @@ from libai_data.data.random.global_generators import tell_once
 from libai_data.data.samplers.sampler import IndexBatch
 from libai_data.data.transforms.batch import BatchTransform, check_rows_together, rows_together
 from libai_data.errors import ConfigError, SchemaError, nearest
-from libai_data.loader.executor import Collated, Executor, Task, TaskResult
+from libai_data.loader.executor import Collated, Executor, InProcessExecutor, Task, TaskResult
 from libai_data.loader.failures import FailureLog, SkippedSample
 from libai_data.loader.reading import row_slices
-from libai_data.loader.row_writer import row_writer
+from libai_data.loader.row_writer import Rows
 from libai_data.loader.schema import Layout, SampleSchema, SchemaMismatch, TensorPart, first_error, own_parts
 from libai_data.loader.slots import ArraySpec, Slot, SlotList, bytes_of
-from libai_data.loader.stage_times import StageTimes
+from libai_data.loader.stage_times import NO_TIMES, StageTimes
 from libai_data.mesh.arrays import as_flow_tensor
 from libai_data.structures import BatchInfo, DistTensorData, Instance, NamedBatch, Origin, batch_of
 
@@ -31,19 +32,20 @@ _INDEX_BYTES = 16
 _SECONDS_WORTH_A_TASK = 0.002
 
 
-@dataclass
 class PendingBatch:
     """A batch whose tasks are out."""
 
-    index_batch: IndexBatch
-    rows: int  # of this reader's part of the batch
     slot: Slot | None = None
     specs: tuple[ArraySpec, ...] = ()  # of what is read straight into the slot
-    tasks_left: int = 0
-    abandoned: bool = False
+    tasks_left = 0
+    abandoned = False
     collated: Collated | None = None
     error: Exception | None = None
     skipped: Sequence[SkippedSample] = ()
+
+    def __init__(self, index_batch: IndexBatch) -> None:
+        self.index_batch = index_batch
+        self.rows = len(index_batch.indices)  # of this reader's part of the batch
 
 
 class ReadyBatch(NamedTuple):
@@ -73,6 +75,7 @@ class BatchReader:
 
     Attributes:
         first_read: epoch and index of a sample that every rank reads first; None for the first of this rank.
+        error: of the batch that was delivered last; None if it has none.
         witness: epoch, index and checksum of the sample that was read first; None before, or without a checksum.
     """
 
@@ -93,6 +96,7 @@ class BatchReader:
         self.witness: tuple[int, int, int] | None = None
         self.first_read: tuple[int, int] | None = None
         self.is_torn = False
+        self.error: Exception | None = None
         self._executor = executor
         self._slot_list = slot_list
         self._layouts = layouts
@@ -104,6 +108,7 @@ class BatchReader:
         self._together = rows_together(batch_transform)
         self._shards = shards
         self._schema: SampleSchema | None = None
+        self._layouts_of_schema: dict[str, Layout] = {}
         self._read_in_part: frozenset[str] = frozenset()
         self._tasks: dict[int, PendingBatch] = {}
         self._next_task = 0
@@ -124,7 +129,7 @@ class BatchReader:
         """
         if self._together > 1:
             check_rows_together(self._together, index_batch.size // self._shards, f"batch {index_batch.step}")
-        pending = PendingBatch(index_batch, len(index_batch.indices))
+        pending = PendingBatch(index_batch)
         if self._collates:
             self._send_whole(pending)
             return pending
@@ -151,6 +156,8 @@ class BatchReader:
             if self._tensor_part is not None:
                 schema = schema.for_tensor_part(self._tensor_part, self._layouts)
             fields = own_parts(schema, sample.fields)
+            if not schema.has_text:
+                self._layouts_of_schema = self._overridden(schema.layouts)
         except Exception as error:
             pending.error = error
             return
@@ -169,7 +176,7 @@ class BatchReader:
             # It is read again, with those that it is transformed with; or it is another rank's.
             self._send_parts(pending, first_row=0)
             return
-        row_writer(schema, self._slot_list.arrays(slot, pending.specs))(0, fields)
+        Rows(schema, self._slot_list.arrays(slot, pending.specs)).write(0, fields)
         pending.skipped = sample.skipped
         self._send_parts(pending, first_row=1)
 
@@ -195,20 +202,18 @@ class BatchReader:
         return max(1, min(self._parts, ceil(seconds / _SECONDS_WORTH_A_TASK)))
 
     def _send(self, pending: PendingBatch, rows: slice) -> None:
-        batch = pending.index_batch
-        task = Task(
-            self._next_task,
-            batch.epochs[rows],
-            batch.indices[rows],
-            rows.start,
-            pending.rows,
-            pending.slot,
-            position=batch.position,
-        )
+        batch, count = pending.index_batch, pending.rows
+        epochs, indices, first = batch.epochs, batch.indices, rows.start
+        if rows.stop - first < count:
+            epochs, indices = epochs[rows], indices[rows]
+        task = Task(self._next_task, epochs, indices, first, count, pending.slot, position=batch.position)
         self._next_task += 1
+        result = self._executor.submit(task)
+        if result is not None:
+            self._note(pending, result)
+            return
         self._tasks[task.number] = pending
         pending.tasks_left += 1
-        self._executor.submit(task)
 
     def wait(self, pending: PendingBatch) -> None:
         """Take in results, of this batch and of others, until all tasks of this batch are done."""
@@ -218,16 +223,23 @@ class BatchReader:
     def _take_in(self, result: TaskResult) -> None:
         owner = self._tasks.pop(result.number)
         owner.tasks_left -= 1
+        self._note(owner, result)
+        if owner.abandoned and not owner.tasks_left:
+            self._give_back(owner)
+
+    def _note(self, owner: PendingBatch, result: TaskResult) -> None:
+        """Take note of what became of a task of a batch."""
         if result.error is not None:
             owner.error = first_error(owner.error, result.error)
         if result.skipped:
             owner.skipped = [*owner.skipped, *result.skipped]
-        owner.collated = result.collated
-        self.times.add(result.times)
-        if result.collated is not None and result.collated.moved_to is not None and owner.slot is not None:
-            self._slot_list.move(owner.slot, *result.collated.moved_to)
-        if owner.abandoned and not owner.tasks_left:
-            self._give_back(owner)
+        if result.times is not NO_TIMES:
+            self.times.add(result.times)
+        collated = result.collated
+        if collated is not None:
+            owner.collated = collated
+            if collated.moved_to is not None and owner.slot is not None:
+                self._slot_list.move(owner.slot, *collated.moved_to)
 
     def is_done(self, pending: PendingBatch) -> bool:
         """Whether all tasks of a batch are done; takes in the results that have come."""
@@ -237,32 +249,56 @@ class BatchReader:
 
     def finish(self, pending: PendingBatch) -> ReadyBatch:
         """Wait for a batch; its memory returns to the list of slots when the last view of its arrays is gone."""
-        self.wait(pending)
-        if isinstance(pending.error, SchemaMismatch):
-            alike = self._rows_delivered + pending.rows - pending.error.looked_at
-            pending.error = pending.error.with_counts({pending.error.expected: alike}, alike)
-        read = pending.rows if pending.index_batch.next_start is None else _samples_read(pending)
-        over_budget = self._failures.deliver(read, pending.skipped)
-        pending.error = pending.error or over_budget
-        if pending.error is not None:
-            raise pending.error
-        self._rows_delivered += pending.rows
+        if pending.tasks_left:
+            self.wait(pending)
+        self._deliver(pending.index_batch, pending.error, pending.skipped)
         collated, slot = pending.collated, pending.slot
         if collated is not None:
-            layouts, arrays, specs = collated.layouts, collated.arrays, collated.specs
+            layouts, arrays, specs = self._overridden(collated.layouts), collated.arrays, collated.specs
             skeleton = self._checked(collated)
             if slot is not None:
                 arrays = self._slot_list.hand_out(slot, specs)
                 self._collated_bytes = max(self._collated_bytes, bytes_of(specs))
         elif self._schema is not None and slot is not None:
-            layouts, skeleton, specs = self._schema.layouts, self._schema.skeleton, pending.specs
+            layouts, skeleton, specs = self._layouts_of_schema, self._schema.skeleton, pending.specs
             arrays = self._slot_list.hand_out(slot, specs)
         else:
             raise RuntimeError("a batch without an error has been neither read nor collated")
         pending.slot = None
-        if self._layouts:
-            layouts = self._overridden(layouts)
         return ReadyBatch(pending.index_batch, arrays, layouts, skeleton, slot, specs, self._read_in_part)
+
+    def read(self, index_batch: IndexBatch) -> ReadyBatch:
+        """Read a batch, where the executor reads in this thread; see `finish`."""
+        schema, executor, batch = self._schema, self._executor, index_batch
+        if schema is None or self._collates or self._transforms or not isinstance(executor, InProcessExecutor):
+            pending = self.submit(batch)
+            try:
+                return self.finish(pending)
+            finally:
+                self._give_back(pending)
+        rows = len(batch.indices)
+        specs, size = schema.laid_out(rows)
+        slot = self._slot_list.acquire(size + _INDEX_BYTES * rows)
+        error, skipped = executor.read(schema, slot, batch.epochs, batch.indices)
+        try:
+            self._deliver(batch, error, skipped)
+        except Exception:
+            self._slot_list.give_back(slot)
+            raise
+        arrays = self._slot_list.hand_out(slot, specs)
+        return ReadyBatch(batch, arrays, self._layouts_of_schema, schema.skeleton, slot, specs, self._read_in_part)
+
+    def _deliver(self, batch: IndexBatch, error: Exception | None, skipped: Sequence[SkippedSample]) -> None:
+        """Take note of a batch that has been read; raises its error, and the one of too many skipped samples."""
+        rows = len(batch.indices)
+        if isinstance(error, SchemaMismatch):
+            alike = self._rows_delivered + rows - error.looked_at
+            error = error.with_counts({error.expected: alike}, alike)
+        over_budget = self._failures.deliver(rows if batch.next_start is None else _samples_read(batch), skipped)
+        error = self.error = error or over_budget
+        if error is not None:
+            raise error
+        self._rows_delivered += rows
 
     def _checked(self, collated: Collated) -> Skeleton | None:
         """Refuse a batch that is another kind of argument to the model than those before it; shapes may differ."""
@@ -307,6 +343,8 @@ class BatchReader:
             pending.slot = None
 
     def _overridden(self, layouts: dict[str, Layout]) -> dict[str, Layout]:
+        if not self._layouts:
+            return layouts
         for name in self._layouts:
             if name not in layouts:
                 raise ConfigError(
@@ -326,14 +364,13 @@ def assemble(
     """Make a rank's batch: OneFlow tensors over the arrays' own memory, or with `as_numpy` the arrays as they are."""
 
     if skeleton is None:
-        fields = {name: _field(name, array, layouts[name], origin.parts, as_numpy) for name, array in arrays.items()}
-        return batch_of(NamedBatch, fields, origin)
+        return batch_of(NamedBatch, _fields(arrays, layouts, origin.parts, as_numpy), origin)
 
     def value_of(leaf: Leaf) -> Any:
-        name, array = leaf.path, arrays[leaf.path]
+        own = {leaf.path: arrays[leaf.path]}
         if leaf.text is not None:
-            return array_to_text(array, leaf.text)
-        return _field(name, array, layouts[name], origin.parts, as_numpy)
+            return array_to_text(own[leaf.path], leaf.text)
+        return _fields(own, layouts, origin.parts, as_numpy)[leaf.path]
 
     if isinstance(skeleton, TupleFields):
         instance = batch_of(Instance, dict(put_together(skeleton, value_of)), origin)
@@ -342,29 +379,38 @@ def assemble(
     return batch_of(NamedBatch, dict(put_together(skeleton, value_of)), origin)
 
 
-def _field(name: str, array: np.ndarray, layout: Layout, parts: frozenset[str], as_numpy: bool) -> DistTensorData:
-    # Without its checks, which take four times as long: what it is made of is known.
-    field = DistTensorData.__new__(DistTensorData)
+_new_field = partial(DistTensorData.__new__, DistTensorData)
+
+
+def _fields(
+    arrays: Mapping[str, np.ndarray], layouts: Mapping[str, Layout], parts: frozenset[str], as_numpy: bool
+) -> dict[str, DistTensorData]:
+    fields: dict[str, DistTensorData] = {}
+    name = ""
     try:
-        field.tensor = array if as_numpy else as_flow_tensor(array)
+        for name, array in arrays.items():
+            # Without its checks, which take four times as long: what it is made of is known.
+            fields[name] = field = _new_field()
+            field.tensor = array if as_numpy else as_flow_tensor(array)
+            layout = layouts[name]
+            field.sbp_list, field.placement_idx = [*layout.sbp_list], layout.placement_idx
     except SchemaError as error:
         raise SchemaError(f"field '{name}': {error}") from error
-    field.sbp_list, field.placement_idx = [*layout.sbp_list], layout.placement_idx
-    if name in parts:
+    for name in parts and parts & fields.keys():
         # For whoever makes this field global by itself, as LiBai does.
-        field._is_part = True
-    return field
+        fields[name]._is_part = True
+    return fields
 
 
-def _samples_read(pending: PendingBatch) -> int:
+def _samples_read(batch: IndexBatch) -> int:
     """How many samples of the dataset a batch of a stream transform took, about: an output is made of several."""
-    if pending.rows == 1:
+    rows = len(batch.indices)
+    if rows == 1:
         return 1
-    batch = pending.index_batch
     places, _ = place_and_offset(batch.indices)
     if isinstance(batch.next_start, tuple):  # Between the places of a lane are those of all others.
-        return int((places.max() - places.min()) * pending.rows / batch.size)
-    return int((places[-1] - places[0]) * pending.rows / (pending.rows - 1))
+        return int((places.max() - places.min()) * rows / batch.size)
+    return int((places[-1] - places[0]) * rows / (rows - 1))
 
 
 def info_of(batch: IndexBatch) -> BatchInfo:

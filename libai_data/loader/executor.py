@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
@@ -23,12 +22,13 @@ from libai_data.loader.collate import Collator
 from libai_data.loader.default_collate import default_collate
 from libai_data.loader.failures import SkippedSample
 from libai_data.loader.reading import SampleReader
+from libai_data.loader.row_writer import Rows
 from libai_data.loader.sample_form import SampleForm
 from libai_data.loader.schema import Layout, SampleSchema, array_of, layout_of
 from libai_data.loader.slots import ArraySpec, Slot, SlotList
 from libai_data.loader.stage_times import NO_TIMES, StageTimes
 
-_MOST_SLOTS_REMEMBERED = 64
+_MOST_TASKS_REMEMBERED = 256
 _DRAWS_OF_BATCHES = 1
 _LONGEST_WAIT = 3.0
 
@@ -85,8 +85,8 @@ class Executor(Protocol):
     def use_schema(self, schema: SampleSchema) -> None:
         """Demand this schema of all samples from now on."""
 
-    def submit(self, task: Task) -> None:
-        """Put a task behind those that wait."""
+    def submit(self, task: Task) -> TaskResult | None:
+        """Put a task behind those that wait; returns its result if it was done at once."""
 
     def next_result(self) -> TaskResult:
         """Wait until some submitted task is done."""
@@ -124,7 +124,7 @@ class TaskRunner:
         self._name = "" if collator is None else f"collate_fn {getattr(collator, '__name__', type(collator).__name__)}"
         self.batch_draws = GlobalDraws(self._name or type(batch_transform).__name__)
         self._slot_list = slot_list
-        self._arrays_of: dict[tuple[int, int, int], dict[str, np.ndarray]] = {}
+        self._rows_of: dict[tuple[int, ...], Rows] = {}
 
     @property
     def schema(self) -> SampleSchema | None:
@@ -195,13 +195,13 @@ class TaskRunner:
         schema = self._schema
         if task.slot is None or schema is None:
             raise RuntimeError("a task without a collator needs a slot and a schema")
-        rows = rows_of(self._arrays(schema, task.slot, task.batch_rows), task)
+        rows = self.rows(schema, task.slot, task.batch_rows, task.first_row, len(task.indices))
         if task.hopeless:
-            self.reader.substitute_into(schema, rows, task.epochs, task.indices)
+            self.reader.substitute_into(rows, task.epochs, task.indices)
         else:
-            self.reader.read_into(schema, rows, task.epochs, task.indices)
+            self.reader.read_into(rows, task.epochs, task.indices)
         if self._batch_transform is not None:
-            self._transform(self._batch_transform, rows, task)
+            self._transform(self._batch_transform, dict(rows), task)
         return None
 
     def _transform(self, transform: BatchTransform, rows: dict[str, np.ndarray], task: Task) -> None:
@@ -213,16 +213,18 @@ class TaskRunner:
         finally:
             self.reader.count_transform()
 
-    def _arrays(self, schema: SampleSchema, slot: Slot, batch_rows: int) -> dict[str, np.ndarray]:
-        """The arrays of a slot; slots are used again and again, and so are these."""
-        place = slot.offset, slot.size, batch_rows
-        arrays = self._arrays_of.get(place)
-        if arrays is None:
-            if len(self._arrays_of) >= _MOST_SLOTS_REMEMBERED:
-                self._arrays_of.clear()
-            arrays = self._slot_list.arrays(slot, schema.laid_out(batch_rows)[0])
-            self._arrays_of[place] = arrays
-        return arrays
+    def rows(self, schema: SampleSchema, slot: Slot, batch_rows: int, first: int, count: int) -> Rows:
+        """Some rows of a batch in a slot; slots are used again and again, and so are these."""
+        place = slot.offset, slot.size, batch_rows, first, count
+        rows = self._rows_of.get(place)
+        if rows is None:
+            if len(self._rows_of) >= _MOST_TASKS_REMEMBERED:
+                self._rows_of.clear()
+            rows = Rows(schema, self._slot_list.arrays(slot, schema.laid_out(batch_rows)[0]))
+            if count < batch_rows:
+                rows = rows.of(slice(first, first + count))
+            self._rows_of[place] = rows
+        return rows
 
 
 class Awake:
@@ -263,14 +265,6 @@ def _if_of_dataset(indices: list[int], error: SystemExit) -> SampleError:
     return wants_to_end(indices, error)
 
 
-def rows_of(arrays: dict[str, np.ndarray], task: Task) -> dict[str, np.ndarray]:
-    """The rows of a batch's arrays that belong to a task."""
-    last_row = task.first_row + len(task.indices)
-    if last_row - task.first_row == task.batch_rows:
-        return arrays
-    return {name: array[task.first_row : last_row] for name, array in arrays.items()}
-
-
 def collate(collator: Collator, samples: list[Any], names: Sequence[str] | None = None) -> Collated:
     """Let a collator make a batch, and take apart what it returned; `names` are for a batch that has no names."""
     batch, leaves = collator(samples), {}  # type: ignore[var-annotated]
@@ -282,13 +276,17 @@ def collate(collator: Collator, samples: list[Any], names: Sequence[str] | None 
 
 
 class InProcessExecutor(Executor):
-    """Reads in the caller's own thread, a task at a time, when its result is asked for."""
+    """Reads in the caller's own thread, each task at once, and counts its seconds there.
+
+    Args:
+        times: what it adds them to.
+    """
 
     collates_into_slots = False
 
-    def __init__(self, runner: TaskRunner) -> None:
+    def __init__(self, runner: TaskRunner, times: StageTimes) -> None:
         self._runner = runner
-        self._waiting: deque[Task] = deque()
+        runner.reader.count_into(times)
 
     def first_sample(self, epoch: int, index: int) -> SampleForm:
         try:
@@ -299,24 +297,34 @@ class InProcessExecutor(Executor):
     def use_schema(self, schema: SampleSchema) -> None:
         self._runner.schema = schema
 
-    def submit(self, task: Task) -> None:
-        self._waiting.append(task)
-
-    def next_result(self) -> TaskResult:
-        task = self._waiting.popleft()
+    def submit(self, task: Task) -> TaskResult:
         try:
             return self._runner.run(task)
         except SystemExit as error:
             return TaskResult(task.number, _if_of_dataset(task.indices.tolist(), error))
 
+    def read(
+        self, schema: SampleSchema, slot: Slot, epochs: np.ndarray, indices: np.ndarray
+    ) -> tuple[Exception | None, Sequence[SkippedSample]]:
+        """Read a whole batch into a slot, without a task; returns why it failed, and the samples that were skipped."""
+        reader, count = self._runner.reader, len(indices)
+        error: Exception | None = None
+        try:
+            reader.read_into(self._runner.rows(schema, slot, count, 0, count), epochs, indices)
+        except Exception as caught:
+            error = caught
+        except SystemExit as caught:
+            error = _if_of_dataset(indices.tolist(), caught)
+        return error, reader.take_report()[1]
+
+    def next_result(self) -> TaskResult:
+        raise RuntimeError("all tasks were done when they were submitted")
+
     def has_result(self) -> bool:
-        """False: a result takes the caller's own time."""
         return False
 
     def cancel(self) -> list[TaskResult]:
-        dropped = [TaskResult(task.number) for task in self._waiting]
-        self._waiting.clear()
-        return dropped
+        return []
 
     def close(self) -> None:
-        self._waiting.clear()
+        """There is nothing to end."""

@@ -66,7 +66,8 @@ class Pass:
                 "this iterator was interrupted while it read a batch, or another thread reads from it; make a new one, "
                 "with iter(loader)"
             )
-        refuse_in_fork(self._process, "this iterator")
+        if self._process != os.getpid():
+            refuse_in_fork(self._process, "this iterator")
         self._is_taking = True
         try:
             taken = self.take()
@@ -142,18 +143,23 @@ class Iteration:
             # A Ctrl-C may come between any two lines, so that some task or slot is in nobody's books.
             self._reader.is_torn = True
         try:
-            self._send_out()
-            batch = self._reader.finish(self._pending[0]) if self._pending else None
+            if self._ahead:
+                self._send_out()
+                batch = self._reader.finish(self._pending[0]) if self._pending else None
+            else:
+                planned = next(self._plan, None)
+                batch = None if planned is None else self._reader.read(planned)
         except BaseException as error:
             end_blocks_since(reading)
             if self._broken_off and isinstance(error, Exception):
                 raise PassError(self._broken_off) from error
-            if self._pending and error is self._pending[0].error:
+            if error is self._reader.error:
                 # The batch's own error, after which the workers go on.
+                self._reader.error = None
                 self.break_off()
                 self._over = True
             raise
-        if batch is not None:
+        if self._pending:
             self._pending.popleft()
         self._reader.is_torn = False
         if batch is None:

@@ -17,7 +17,7 @@ from libai_data.data.random.sample_random import SampleKey, SampleKeys, reading_
 from libai_data.data.random.substitute import SUBSTITUTES, substitute_index
 from libai_data.errors import SampleError, SchemaError
 from libai_data.loader.failures import ErrorPolicy, SkippedSample
-from libai_data.loader.row_writer import BatchFiller, Rows, RowWriter, row_writer
+from libai_data.loader.row_writer import BatchFiller, Rows
 from libai_data.loader.sample_form import SampleForm, compared, form_of
 from libai_data.loader.schema import SampleSchema, SchemaMismatch
 from libai_data.loader.stage_times import StageTimes
@@ -115,47 +115,46 @@ class SampleReader(WatchedDataset):
         self._reuse.begin()
         return samples
 
-    def read_into(self, schema: SampleSchema, rows: Rows, epochs: np.ndarray, indices: np.ndarray) -> None:
+    def read_into(self, rows: Rows, epochs: np.ndarray, indices: np.ndarray) -> None:
         """Read samples straight into their rows; a SchemaMismatch for one that does not fit."""
         try:
-            self._read_rows(schema, rows, epochs, indices)
+            self._read_rows(rows, epochs, indices)
         except SchemaMismatch as mismatch:
             raise mismatch.with_counts(self._schemas(epochs, indices), len(indices)) from None
 
-    def _read_rows(self, schema: SampleSchema, rows: Rows, epochs: np.ndarray, indices: np.ndarray) -> None:
+    def _read_rows(self, rows: Rows, epochs: np.ndarray, indices: np.ndarray) -> None:
         if self._read_batch is not None and self._may_read_together(indices):
             try:
-                self._fill_together(schema, rows, epochs, indices)
+                self._together(partial(self._fill_some, rows), epochs, indices)
                 return
             except SchemaMismatch:
                 raise
             except SampleError:
                 if not self._policy.substitutes:
                     raise
-        write = row_writer(schema, rows)
         if self._read_batch is None and self._get_items is not None:
             for row, sample in enumerate(self._samples(epochs, indices)):
-                self._write(schema, write, row, sample, int(indices[row]))
+                self._write(rows, row, sample, int(indices[row]))
             return
         if self._read_batch is None and not self._policy.substitutes:
-            self.draws.around(partial(self._fill_one_by_one, schema, write, epochs, indices))
+            self.draws.around(partial(self._fill_one_by_one, rows, epochs, indices))
             return
         for row, (epoch, index) in enumerate(zip(epochs.tolist(), indices.tolist())):
-            self._or_substitute(epoch, index, self._row_filler(schema, write, rows, row, epoch))
+            self._or_substitute(epoch, index, self._row_filler(rows, row, epoch))
 
-    def substitute_into(self, schema: SampleSchema, rows: Rows, epochs: np.ndarray, indices: np.ndarray) -> None:
+    def substitute_into(self, rows: Rows, epochs: np.ndarray, indices: np.ndarray) -> None:
         """Read the substitutes of samples over which workers have ended; see `read_into`."""
-        write = row_writer(schema, rows)
         for row, (epoch, index) in enumerate(zip(epochs.tolist(), indices.tolist())):
-            self._substitute(epoch, index, self._row_filler(schema, write, rows, row, epoch), *_WORKERS_ENDED)
+            self._substitute(epoch, index, self._row_filler(rows, row, epoch), *_WORKERS_ENDED)
 
-    def _fill_one_by_one(self, schema: SampleSchema, write: RowWriter, epochs: np.ndarray, indices: np.ndarray) -> None:
+    def _fill_one_by_one(self, rows: Rows, epochs: np.ndarray, indices: np.ndarray) -> None:
         """Read sample after sample, with as little in between as can be."""
         if self.draws.found:
             for row, (epoch, index) in enumerate(zip(epochs.tolist(), indices.tolist())):
-                self._write(schema, write, row, self._get(epoch, index), index)
+                self._write(rows, row, self._get(epoch, index), index)
             return
-        dataset, is_plain = self.dataset, schema.skeleton is None
+        dataset, schema, write = self.dataset, rows.schema, rows.write
+        is_plain = schema.skeleton is None
         keys = SampleKey(self.seed, epochs, indices)
         copy, begin = 0.0, started()
         with reading_samples(keys) as reading:
@@ -167,10 +166,9 @@ class SampleReader(WatchedDataset):
                     raise self._failure(f"sample {index}", error) from error
                 read = perf_counter()
                 try:
-                    if is_plain and type(sample) is Instance:
-                        sample = sample._fields
-                    elif not is_plain or type(sample) is not dict:
-                        sample = self._fields(schema, sample)
+                    if type(sample) is not dict or not is_plain:
+                        is_bare = is_plain and type(sample) is Instance
+                        sample = sample._fields if is_bare else self._fields(schema, sample)
                     write(row, sample)
                 except SchemaError as error:
                     raise self._mismatch(schema, index, str(error)) from error
@@ -180,13 +178,11 @@ class SampleReader(WatchedDataset):
         self._note_replaced(reading)
         self._count(perf_counter() - begin - copy, copy, len(indices))
 
-    def _row_filler(
-        self, schema: SampleSchema, write: RowWriter, rows: Rows, row: int, epoch: int
-    ) -> Callable[[int], None]:
+    def _row_filler(self, rows: Rows, row: int, epoch: int) -> Callable[[int], Any]:
         if self._read_batch is not None:
-            own = {name: array[row : row + 1] for name, array in rows.items()}
-            return lambda index: self._fill_together(schema, own, np.array([epoch]), np.array([index]))
-        return lambda index: self._write(schema, write, row, self._get(epoch, index), index)
+            fill = partial(self._fill_some, rows.of(slice(row, row + 1)))
+            return lambda index: self._together(fill, np.array([epoch]), np.array([index]))
+        return lambda index: self._write(rows, row, self._get(epoch, index), index)
 
     def _may_read_together(self, indices: np.ndarray) -> bool:
         return not self._policy.known_bad or self._policy.known_bad.isdisjoint(indices.tolist())
@@ -220,22 +216,17 @@ class SampleReader(WatchedDataset):
             return result
         raise SampleError(f"{reason}; {SUBSTITUTES} samples tried in its place failed as well")
 
-    def _fill_together(self, schema: SampleSchema, rows: Rows, epochs: np.ndarray, indices: np.ndarray) -> None:
-        self._together(partial(self._fill_some, schema, rows), epochs, indices)
-
-    def _fill_some(
-        self, schema: SampleSchema, rows: Rows, some: slice, epochs: np.ndarray, indices: np.ndarray
-    ) -> None:
+    def _fill_some(self, rows: Rows, some: slice, epochs: np.ndarray, indices: np.ndarray) -> None:
         start, reading = started(), reading_samples(SampleKeys(self.seed, epochs, indices))
-        out = rows if some is ALL else {name: array[some] for name, array in rows.items()}
-        parts = (schema.parts,) if self._reads_parts else ()
+        out = rows if some is ALL else rows.of(some)
+        parts = (rows.schema.parts,) if self._reads_parts else ()
         try:
             with reading:
                 self._read_batch(indices, out, *parts)  # type: ignore[misc]
         except BaseException as error:
             # Where others may take their place, each is read alone after this.
             if len(indices) == 1 or not self._policy.substitutes:
-                self._refuse_unlike(schema, epochs, indices)
+                self._refuse_unlike(rows.schema, epochs, indices)
             which = f"one of the samples {indices.tolist()}"
             which = which if reading.failed is None else f"sample {reading.failed}"
             raise self._failure(which, error) from error
@@ -266,12 +257,12 @@ class SampleReader(WatchedDataset):
     def _mismatch(self, schema: SampleSchema, index: int, problem: str) -> SchemaMismatch:
         return SchemaMismatch(type(self.dataset).__name__, index, problem, schema.describe())
 
-    def _write(self, schema: SampleSchema, write: RowWriter, row: int, sample: Any, index: int) -> None:
+    def _write(self, rows: Rows, row: int, sample: Any, index: int) -> None:
         start = perf_counter()
         try:
-            write(row, self._fields(schema, sample))
+            rows.write(row, self._fields(rows.schema, sample))
         except SchemaError as error:
-            raise self._mismatch(schema, index, str(error)) from error
+            raise self._mismatch(rows.schema, index, str(error)) from error
         except BaseException as error:
             raise self._failure(f"sample {index}", error) from error
         finally:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from operator import is_
 from typing import Any, Callable
 
 import numpy as np
@@ -11,9 +12,6 @@ import numpy as np
 from libai_data.errors import SchemaError
 from libai_data.loader.schema import FieldSpec, SampleSchema, array_of
 from libai_data.structures import DistTensorData, check_field_names
-
-Rows = Mapping[str, np.ndarray]
-"""Field name -> writable array [rows, ...], the place of some samples within a batch."""
 
 _OF_MEMORYVIEWS = "?bBhHiIlLqQfd"
 """dtypes of which memoryviews can be assigned to."""
@@ -25,8 +23,29 @@ RowWriter = Callable[[int, dict[str, Any]], None]
 """Copies one sample, given as its fields, into a row; raises SchemaError if the sample does not fit."""
 
 
-def row_writer(schema: SampleSchema, rows: Rows) -> RowWriter:
-    """Make what copies samples into rows of a batch."""
+class Rows(dict[str, np.ndarray]):
+    """Field name -> writable array [rows, ...], the place of some samples within a batch.
+
+    Args:
+        schema: of the samples.
+        arrays: one for each field.
+    """
+
+    def __init__(self, schema: SampleSchema, arrays: Mapping[str, np.ndarray]) -> None:
+        super().__init__(arrays)
+        self.schema = schema
+
+    def of(self, rows: slice) -> Rows:
+        """Some of these rows."""
+        return Rows(self.schema, {name: array[rows] for name, array in self.items()})
+
+    @cached_property
+    def write(self) -> RowWriter:
+        """What copies samples into these rows."""
+        return _row_writer(self.schema, dict(self))
+
+
+def _row_writer(schema: SampleSchema, rows: dict[str, np.ndarray]) -> RowWriter:
     # Flat, and in the form in which samples have it, since each field of each sample is held against it.
     vectors: list[Any] = []
     others: list[Any] = []
@@ -34,32 +53,33 @@ def row_writer(schema: SampleSchema, rows: Rows) -> RowWriter:
         target, layout = rows[spec.name], (list(spec.layout.sbp_list), spec.layout.placement_idx)
         if len(spec.shape) == 1 and spec.dtype.isnative and spec.dtype.char in _OF_MEMORYVIEWS:
             flat, places = target.reshape(-1).data, _places(spec.shape[0], len(target))
-            vectors.append((spec.name, *layout, flat, places, spec))
+            vectors.append((spec.name, flat, places, (*layout, spec)))
         else:
             kinds = _PLAIN | {spec.dtype.type}
             others.append((spec.name, *layout, spec.dtype, spec.shape, kinds, target, spec))
-    count = len(schema.fields)
+    count, np_array = len(schema.fields), np.ndarray
 
     def write(row: int, fields: dict[str, Any]) -> None:
         if len(fields) != count:
             check_field_names(list(fields), schema.names, "the sample")
         try:
-            for name, sbp_list, placement_idx, flat, places, spec in vectors:
+            for name, flat, places, form in vectors:
                 value = fields[name]
-                if (
-                    type(value) is DistTensorData
-                    and value.placement_idx == placement_idx
-                    and value.sbp_list == sbp_list
-                ):
-                    value = value.tensor
-                if type(value) in _PLAIN:
-                    try:
-                        # A memoryview takes only what has its very type and length, and takes less time than numpy.
-                        flat[places[row]] = value
-                        continue
-                    except (TypeError, ValueError, BufferError):
-                        pass
-                rows[name][row] = _checked(spec, fields[name])
+                if type(value) is not np_array:  # Of a dict of arrays, this says all.
+                    sbp_list, placement_idx, _ = form
+                    if (
+                        type(value) is DistTensorData
+                        and value.placement_idx == placement_idx
+                        and value.sbp_list == sbp_list
+                    ):
+                        value = value.tensor
+                    if type(value) not in _PLAIN:
+                        value = None
+                try:
+                    # A memoryview takes only what has its very type and length, and takes less time than numpy.
+                    flat[places[row]] = value
+                except (TypeError, ValueError, BufferError):
+                    rows[name][row] = _checked(form[-1], fields[name])
             for name, sbp_list, placement_idx, dtype, shape, kinds, target, spec in others:
                 value = fields[name]
                 if (
@@ -155,6 +175,8 @@ class BatchFiller:
     def _fill(self, indices: np.ndarray, out: Mapping[str, np.ndarray], *parts: Any) -> None:
         given = dict(out)
         self._read_batch(indices.copy(), given, *parts)
+        if len(given) == len(out) and all(map(is_, given.values(), out.values())):
+            return
         for name, array in given.items():
             if array is not out.get(name):
                 raise SchemaError(

@@ -13,7 +13,6 @@ from libai_data.data.random.global_generators import share_generators, take_doub
 from libai_data.loader.failures import ErrorPolicy
 from libai_data.loader.reading import SampleReader, row_slices
 from libai_data.loader.row_writer import Rows
-from libai_data.loader.schema import SampleSchema
 
 Result = TypeVar("Result")
 
@@ -47,13 +46,12 @@ class ThreadedReader(SampleReader):
         parts = self._by_threads(read, len(indices))
         return super()._samples(epochs, indices) if parts is None else [sample for part in parts for sample in part]
 
-    def _read_rows(self, schema: SampleSchema, rows: Rows, epochs: np.ndarray, indices: np.ndarray) -> None:
+    def _read_rows(self, rows: Rows, epochs: np.ndarray, indices: np.ndarray) -> None:
         def read(reader: SampleReader, part: slice) -> None:
-            own = {name: array[part] for name, array in rows.items()}
-            reader._read_rows(schema, own, epochs[part], indices[part])
+            reader._read_rows(rows.of(part), epochs[part], indices[part])
 
         if self._by_threads(read, len(indices)) is None:
-            super()._read_rows(schema, rows, epochs, indices)
+            super()._read_rows(rows, epochs, indices)
 
     def _by_threads(self, read: Callable[[SampleReader, slice], Result], count: int) -> list[Result] | None:
         """Have parts of some samples read, each by a reader of its own; the first failure, in order, is raised.

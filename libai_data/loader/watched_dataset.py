@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any, Callable, TypeVar
@@ -17,7 +17,7 @@ from libai_data.data.random.sample_random import SampleKeys, reading_samples
 from libai_data.data.transforms.timing import take_transform_time
 from libai_data.errors import SampleError, SchemaError, failed_reading
 from libai_data.loader.failures import SkippedSample
-from libai_data.loader.stage_times import StageTimes
+from libai_data.loader.stage_times import NO_TIMES, StageTimes
 from libai_data.structures import Instance
 
 Result = TypeVar("Result")
@@ -44,12 +44,21 @@ class WatchedDataset:
         self._times_together = 0
         self._skipped: list[SkippedSample] = []
         self._times = StageTimes()
+        self._reports_times = True
 
-    def take_report(self) -> tuple[StageTimes, list[SkippedSample]]:
+    def count_into(self, times: StageTimes) -> None:
+        """Count times there from now on, instead of reporting them."""
+        self._times, self._reports_times = times, False
+
+    def take_report(self) -> tuple[StageTimes, Sequence[SkippedSample]]:
         """Times and skipped samples since the last call."""
-        report = self._times, self._skipped
-        self._times, self._skipped = StageTimes(), []
-        return report
+        times, skipped = NO_TIMES, self._skipped
+        if self._reports_times:
+            times, self._times = self._times, StageTimes()
+        if not skipped:
+            return times, ()
+        self._skipped = []
+        return times, skipped
 
     @property
     def skipped(self) -> int:
@@ -85,7 +94,8 @@ class WatchedDataset:
             self._count_source(start, 1)
 
     def _note_replaced(self, reading: reading_samples) -> None:
-        self._skipped += [SkippedSample(*note) for note in reading.replaced]
+        if reading.replaced:
+            self._skipped += [SkippedSample(*note) for note in reading.replaced]
 
     def _together(self, read: Callable[..., Result], epochs: np.ndarray, indices: np.ndarray) -> list[Result]:
         """Read samples by one call, or by a call for each if they draw from generators that all code shares.

@@ -17,12 +17,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from libai_data.data.samplers import SingleRoundSampler
+from libai_data.errors import SampleError
 from libai_data.iterables import from_iterable
 from libai_data.loader import BatchLoader
 from libai_data.loader.arena import Arena
 from libai_data.loader.slots import SlotList, bytes_of, lay_out, views
 from tests.deadline import run_to_end, stretched, wait_until
-from tests.loader.sample_datasets import Fields, NumberDicts, Numbers, growing_collator, stack_dicts
+from tests.loader.sample_datasets import Failing, Fields, NumberDicts, Numbers, growing_collator, stack_dicts
 from tests.loader.streams import WORKER_NAMES, WORKERS, content, descriptors, loading, stream
 from tests.properties import examples, slowly
 
@@ -195,6 +197,15 @@ def test_a_slot_is_used_again_only_when_nothing_of_its_batch_is_kept(keep: Any) 
         used = in_use(loader)
         del kept
         wait_until(lambda: in_use(loader) == used - 1, "slot that is free again")
+
+
+@pytest.mark.parametrize("options", [{}, {"on_error": "skip", "replacement_budget": 0}], ids=["raise", "over budget"])
+def test_the_memory_of_a_batch_that_failed_is_used_again(options: dict[str, Any]) -> None:
+    dataset = Failing(1200, bad=[1150])
+    with loading(dataset, SingleRoundSampler(dataset, 100), **options) as loader:
+        with pytest.raises(SampleError, match="no picture 1150"):
+            deque(loader, maxlen=0)
+        wait_until(lambda: in_use(loader) == 0, "slots that are free again")
 
 
 def content_of(kept: Any) -> Any:
