@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import cache
 from math import inf
 from typing import Any
 
@@ -119,16 +120,16 @@ def first_leaf(values: Any) -> Any:
 
 def as_flow_tensor(tensor: Any) -> Any:
     """A OneFlow tensor over the same memory; an array that is not contiguous is copied."""
-    import oneflow as flow
-
-    if not isinstance(tensor, np.ndarray):
-        return tensor
-    if type(tensor) is not np.ndarray and np.ma.is_masked(tensor):
-        raise SchemaError("a masked array cannot become a tensor, which has no mask; pass value.filled(...)")
-    tensor = tensor if tensor.dtype.isnative else _native(tensor)
+    if type(tensor) is not np.ndarray:
+        if not isinstance(tensor, np.ndarray):
+            return tensor
+        if np.ma.is_masked(tensor):
+            raise SchemaError("a masked array cannot become a tensor, which has no mask; pass value.filled(...)")
     try:
-        return flow.from_numpy(tensor if tensor.flags.c_contiguous else tensor.copy())
+        return _from_numpy()(tensor if tensor.flags.c_contiguous else tensor.copy())
     except RuntimeError as error:
+        if not tensor.dtype.isnative:
+            return as_flow_tensor(_native(tensor))
         # A dim of one item may have any stride, also a negative one, which OneFlow refuses.
         if min(tensor.strides, default=0) < 0:
             return as_flow_tensor(np.ascontiguousarray(tensor).copy())
@@ -136,6 +137,13 @@ def as_flow_tensor(tensor: Any) -> Any:
             f"OneFlow has no tensors of dtype {tensor.dtype}; convert the field to bool, int8, uint8, int32, int64, "
             "float16, float32 or float64"
         ) from error
+
+
+@cache
+def _from_numpy() -> Any:
+    import oneflow as flow
+
+    return flow.from_numpy
 
 
 def stack_tensors(tensors: Sequence[Any]) -> Any:

@@ -11,6 +11,7 @@ import random
 import sys
 from contextlib import AbstractContextManager
 from functools import cache
+from operator import methodcaller
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from libai_data.data.random.hashing import mix64
 from libai_data.data.random.sample_random import is_worker_process
 
 _WORDS = 624
+_mark = methodcaller("mark")
 _flow_was_forked = False
 _one_at_a_time = ForkLock()
 """For the generators of PyTorch and OneFlow. Both ask for a lock of theirs while they hold the interpreter, and make
@@ -173,6 +175,11 @@ def generators_in_turn() -> AbstractContextManager[Any]:
     return _one_at_a_time
 
 
+def marks_of(generators: tuple[Any, ...]) -> list[Any]:
+    """The mark of each generator."""
+    return [*map(_mark, generators)]
+
+
 def marks_and_states(generators: tuple[Any, ...], beside_others: bool) -> tuple[list[Any], list[Any]]:
     """Marks and states of generators.
 
@@ -180,12 +187,12 @@ def marks_and_states(generators: tuple[Any, ...], beside_others: bool) -> tuple[
         generators: see `watched`.
         beside_others: other threads may draw meanwhile; the marks are those of the states all the same.
     """
-    last, marks = _last[0], [generator.mark() for generator in generators]
+    last, marks = _last[0], marks_of(generators)
     if last[0] == marks:
         return last
     while True:
         before, states = marks, [generator.save() for generator in generators]
-        marks = [generator.mark() for generator in generators]
+        marks = marks_of(generators)
         if marks == before or not beside_others:
             _last[0] = last = marks, states
             return last

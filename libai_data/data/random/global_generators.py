@@ -27,7 +27,14 @@ from typing import Any, Callable, TypeVar
 import numpy as np
 
 from libai_data.data.fork_lock import ForkLock
-from libai_data.data.random.generator_states import flow_generator, has_flow, marks_and_states, present, watched
+from libai_data.data.random.generator_states import (
+    flow_generator,
+    has_flow,
+    marks_and_states,
+    marks_of,
+    present,
+    watched,
+)
 from libai_data.data.random.hashing import combine64
 from libai_data.data.random.sample_random import is_worker_process, set_ambiguity
 
@@ -120,7 +127,7 @@ class GlobalDraws:
                 self.found.add(_AMBIGUOUS)
                 result = read()
         finally:
-            if watched() is not generators or [generator.mark() for generator in generators] != marks:
+            if watched() is not generators or marks_of(generators) != marks:
                 _thread.has_drawn = True
         return result
 
@@ -155,6 +162,7 @@ class GlobalDraws:
 class _Watch:
     """Watches one reading; if it is known to draw, and of one sample, with the generators seeded."""
 
+    _seeded: Collection[str] = ()
     _drew_from_flow = False
     _notices = False
     _flow_state: Any = None
@@ -165,7 +173,6 @@ class _Watch:
         self._marks, self._states = marks_and_states(generators, _have_shared)
         self._modules = len(sys.modules)
         self._was_ambiguous = set_ambiguity(False)
-        self._seeded: Collection[str] = ()
         if key is not None and draws.found:
             self._seed(draws.found, combine64(*key))
         self._has_flow = "oneflow" in sys.modules
@@ -191,7 +198,7 @@ class _Watch:
         if self._notices:
             sys.setprofile(None)
         ambiguous = set_ambiguity(self._was_ambiguous)
-        marks = [generator.mark() for generator in self._generators]
+        marks = marks_of(self._generators)
         if _thread.has_seeded:
             self._draws.seeds, _thread.has_seeded = True, False
         if (

@@ -152,7 +152,7 @@ class StreamSampler:
     def _forget_window(self) -> None:
         """Locate anew what comes, after something that decides it was changed."""
         self._window_start = self._window_size = 0
-        self._window = (np.empty((0, 0), dtype=np.int64), np.empty((0, 0), dtype=np.int64))
+        self._window: list[tuple[np.ndarray, np.ndarray]] = []
 
     def _rows_of(self, size: int) -> np.ndarray:
         """The rows of this reader's shards in a global batch of this size, int64 [n]."""
@@ -204,8 +204,8 @@ class StreamSampler:
             epochs, indices = self.order.locate(places.ravel())
         else:
             epochs, indices = self._full_part(position, size)
-        epoch = int(self.left_out.places_of(np.array([position]))[0]) if self.left_out.ranges else position
-        return IndexBatch(number, epoch // self.order.epoch_size, position, size, valid, epochs, indices)
+        place = int(self.left_out.places_of(np.array([position]))[0]) if self.left_out.ranges else position
+        return IndexBatch(number, place // self.order.epoch_size, position, size, valid, epochs, indices)
 
     def _places_of_rows(self, positions: np.ndarray, size: int, rows: np.ndarray, end: int | None = None) -> np.ndarray:
         """The places of some rows of the batches that begin at these positions, int64 [batches, rows].
@@ -331,7 +331,7 @@ class StreamSampler:
     def _full_part(self, position: int, size: int) -> tuple[np.ndarray, np.ndarray]:
         """Locate this rank's rows for many batches at once: a numpy call costs as much for 4,000 samples as for 40."""
         number, misfit = divmod(position - self._window_start, size)
-        if misfit or size != self._window_size or not 0 <= number < len(self._window[0]):
+        if misfit or size != self._window_size or not 0 <= number < len(self._window):
             rows = self._rows_of(size)
             batches = min(_WINDOW // len(rows), self.order.epoch_size // size)
             if self.order.lanes > 1:
@@ -339,10 +339,9 @@ class StreamSampler:
             batches = max(1, batches)
             starts = position + size * np.arange(batches, dtype=np.int64)
             epochs, indices = self.order.locate(self._places_of_rows(starts, size, rows).ravel())
-            self._window = epochs.reshape(batches, -1), indices.reshape(batches, -1)
+            self._window = [*zip(epochs.reshape(batches, -1), indices.reshape(batches, -1))]
             self._window_start, self._window_size, number = position, size, 0
-        epochs, indices = self._window
-        return epochs[number], indices[number]
+        return self._window[number]
 
     def __iter__(self) -> Iterator[list[int]]:
         self.cursor = self.next_pass()
