@@ -91,11 +91,15 @@ class BatchFiller:
 
     def fill(self, indices: np.ndarray, out: Mapping[str, np.ndarray], parts: Parts) -> None:
         """Fill rows; see `GPTDataset.read_batch`."""
-        whole = (slice(0, self._form.length),) * 2
+        length = self._form.length
         if self._is_plain and not parts:
-            tokens = self._tokens_from(indices * self._form.length, self._form.length + 1)
-            _assign_shifted(tokens, out, dict.fromkeys(out, whole))
+            tokens = self._tokens_from(indices * length, length + 1)
+            if "input_ids" in out:
+                out["input_ids"][...] = tokens[:, :-1]
+            if "labels" in out:
+                out["labels"][...] = tokens[:, 1:]
             return
+        whole = (slice(0, length),) * 2
         wanted = {name: parts.get(name, whole) for name in out if name not in _OF_WHOLE_SAMPLES}
         # What is read is what all fields need together; as a rule they need the same.
         low = min((one.start for name in wanted for one in wanted[name]), default=0)
