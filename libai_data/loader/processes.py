@@ -173,7 +173,7 @@ class ProcessExecutor(Executor):
 
     def _collect(self) -> None:
         """Take from the task queue what has been done."""
-        for place in [place for place in self._tasks if self._task_queue.is_done(place)]:
+        for place in self._task_queue.done_of(self._tasks):
             self._finish(place, TaskResult(place, times=self._task_queue.times(place)))
 
     def _listen(self, seconds: float) -> bool:

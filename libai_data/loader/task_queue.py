@@ -14,6 +14,7 @@ import signal
 import struct
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Callable, NamedTuple
 
@@ -211,6 +212,11 @@ class TaskQueue:
     def is_done(self, place: int) -> bool:
         """Whether the task at this place has been done."""
         return bool(self._entries[place % CAPACITY * _ENTRY + _DONE])
+
+    def done_of(self, places: Iterable[int]) -> list[int]:
+        """Those of some places whose tasks have been done."""
+        entries = self._entries
+        return [place for place in places if entries[place % CAPACITY * _ENTRY + _DONE]]
 
     def times(self, place: int) -> StageTimes:
         """What the task at this place, which is done, took."""
