@@ -11,7 +11,6 @@ import random
 import sys
 from contextlib import AbstractContextManager
 from functools import cache
-from operator import methodcaller
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,6 @@ from libai_data.data.random.hashing import mix64
 from libai_data.data.random.sample_random import is_worker_process
 
 _WORDS = 624
-_mark = methodcaller("mark")
 _flow_was_forked = False
 _one_at_a_time = ForkLock()
 """For the generators of PyTorch and OneFlow. Both ask for a lock of theirs while they hold the interpreter, and make
@@ -177,7 +175,9 @@ def generators_in_turn() -> AbstractContextManager[Any]:
 
 def marks_of(generators: tuple[Any, ...]) -> list[Any]:
     """The mark of each generator."""
-    return [*map(_mark, generators)]
+    python, numpy, *others = generators
+    marks = [python.mark(), numpy.mark()]
+    return marks + [generator.mark() for generator in others] if others else marks
 
 
 def marks_and_states(generators: tuple[Any, ...], beside_others: bool) -> tuple[list[Any], list[Any]]:

@@ -151,8 +151,8 @@ class StreamSampler:
 
     def _forget_window(self) -> None:
         """Locate anew what comes, after something that decides it was changed."""
-        self._window_start = self._window_size = 0
-        self._window: list[tuple[np.ndarray, np.ndarray]] = []
+        self._window_size = 0
+        self._window: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     def _rows_of(self, size: int) -> np.ndarray:
         """The rows of this reader's shards in a global batch of this size, int64 [n]."""
@@ -330,8 +330,7 @@ class StreamSampler:
 
     def _full_part(self, position: int, size: int) -> tuple[np.ndarray, np.ndarray]:
         """Locate this rank's rows for many batches at once: a numpy call costs as much for 4,000 samples as for 40."""
-        number, misfit = divmod(position - self._window_start, size)
-        if misfit or size != self._window_size or not 0 <= number < len(self._window):
+        if size != self._window_size or position not in self._window:
             rows = self._rows_of(size)
             batches = min(_WINDOW // len(rows), self.order.epoch_size // size)
             if self.order.lanes > 1:
@@ -339,9 +338,9 @@ class StreamSampler:
             batches = max(1, batches)
             starts = position + size * np.arange(batches, dtype=np.int64)
             epochs, indices = self.order.locate(self._places_of_rows(starts, size, rows).ravel())
-            self._window = [*zip(epochs.reshape(batches, -1), indices.reshape(batches, -1))]
-            self._window_start, self._window_size, number = position, size, 0
-        return self._window[number]
+            parts = zip(epochs.reshape(batches, -1), indices.reshape(batches, -1))
+            self._window, self._window_size = dict(zip(starts.tolist(), parts)), size
+        return self._window[position]
 
     def __iter__(self) -> Iterator[list[int]]:
         self.cursor = self.next_pass()
