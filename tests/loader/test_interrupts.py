@@ -179,7 +179,7 @@ def test_an_interrupt_while_workers_start_leaves_no_process_descriptor_or_blocke
                     next(iter(loader))
             except KeyboardInterrupt:
                 interruptions += 1
-        assert descriptors() == before, f"interrupted at line {line}"
+        assert descriptors() <= before, f"interrupted at line {line}"
         if method == "spawn":  # A program notices the trainer's closed end when it has started.
             wait_until(lambda: children() == processes, f"end of the worker, interrupted at line {line}")
         assert children() == processes, f"interrupted at line {line}"
@@ -206,5 +206,5 @@ def test_a_close_that_is_interrupted_at_any_line_can_be_repeated(arguments: dict
             except KeyboardInterrupt:
                 interruptions += 1
         wait_until(lambda: loader_threads() <= threads, f"end of the threads, interrupted at line {line}")
-        assert (descriptors(), children()) == (before, processes), f"interrupted at line {line}"
+        assert descriptors() <= before and children() == processes, f"interrupted at line {line}"
     assert interruptions > 2
