@@ -45,6 +45,30 @@ def versions(python: str) -> dict[str, str]:
     return found
 
 
+def answer_of(python: str, module: str, folder: Path, *arguments: str) -> float:
+    """The number that a program of an environment answers, in a line of JSON: {"answer": ...} or {"missing": ...}.
+
+    Args:
+        python: interpreter of the environment.
+        module: the program; its first argument is the folder, and what it leaves behind is there.
+        folder: where it writes.
+        arguments: the others.
+
+    Raises:
+        Unavailable: Its packages are not installed there.
+        PeerError: It failed.
+    """
+    command = [python, "-m", module, str(folder.resolve()), *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(_ROOT), "TMPDIR": str(folder.resolve())}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if done.returncode:
+        raise PeerError(f"{module} ended with {done.returncode}\nIt wrote:\n{done.stderr[-_LONGEST_OUTPUT:]}")
+    answer = json.loads(done.stdout)
+    if "missing" in answer:
+        raise Unavailable(answer["missing"])
+    return float(answer["answer"])
+
+
 class PeerProcess:
     """A loader of `peer_loaders` in a process of its own, which waits between measurements.
 

@@ -62,11 +62,11 @@ def peer(name: str, work: str, scale: Scale) -> Contender:
     @contextmanager
     def opened() -> Iterator[Measure]:
         with ExitStack() as stack:
-            with _reporting():
+            with reporting():
                 process = stack.enter_context(PeerProcess(scale.peers_python, name, work, scale.folder))
 
             def measure() -> float:
-                with _reporting():
+                with reporting():
                     return process.measure(scale.seconds)
 
             yield measure
@@ -75,7 +75,8 @@ def peer(name: str, work: str, scale: Scale) -> Contender:
 
 
 @contextmanager
-def _reporting() -> Iterator[None]:
+def reporting() -> Iterator[None]:
+    """Report a peer that fails as unavailable."""
     try:
         yield
     except PeerError as error:

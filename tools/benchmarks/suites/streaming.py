@@ -20,7 +20,8 @@ from libai_data.data.sources.shard_counts import counted
 from libai_data.data.sources.shard_table import TABLE
 from libai_data.loader import BatchLoader
 from tools.benchmarks.peer_loaders import WORKERS
-from tools.benchmarks.peers import libai_data_loader, peer
+from tools.benchmarks.peer_process import answer_of
+from tools.benchmarks.peers import libai_data_loader, peer, reporting
 from tools.benchmarks.rows import AtLeast, AtMost, Contender, Measure, Row, Scale, Unavailable
 from tools.benchmarks.samples import PLAIN
 from tools.benchmarks.slow_store import slow_store
@@ -41,6 +42,7 @@ def rows(scale: Scale) -> list[Row]:
         _fetching("next use", scale.folder / "next", folder, size // 2, follows=True),
         _fetching("last use", scale.folder / "last", folder, size // 2, follows=False),
         _fetching("no room is needed", scale.folder / "all", folder, 4 * size, follows=True),
+        _fetched_by_mosaicml(scale.folder / "mosaicml", folder, scale.peers_python),
     )
     cached = (_reading("local", folder, scale), _reading("streamed", folder, scale))
     first = LANES * BLOCK * (size // shards) / _BANDWIDTH
@@ -80,7 +82,12 @@ def rows(scale: Scale) -> list[Row]:
             f"bytes of {EPOCHS} epochs / of the data, a cache for half of them: {work}",
             "0",
             kept,
-            (AtMost("next use", 2.5, "x"), AtLeast("next use", "last use"), AtMost("no room is needed", 1.0, "x")),
+            (
+                AtMost("next use", 2.5, "x"),
+                AtLeast("next use", "last use"),
+                AtLeast("next use", "streaming"),
+                AtMost("no room is needed", 1.0, "x"),
+            ),
         ),
     ]
 
@@ -254,6 +261,20 @@ def _fetching(name: str, cache: Path, folder: Path, size: int, follows: bool) ->
             yield measured
 
     return Contender(name, opened)
+
+
+def _fetched_by_mosaicml(target: Path, folder: Path, python: str) -> Contender:
+    """MosaicML Streaming with the same samples in shards of its own, a cache for half of them, and blocks as large."""
+
+    @contextmanager
+    def opened() -> Iterator[Measure]:
+        target.mkdir()
+        numbers = map(str, (0.5, EPOCHS, BATCH, LANES * BLOCK))
+        with reporting():
+            found = answer_of(python, "tools.benchmarks.mosaicml_fetched", target, str(folder), *numbers)
+        yield lambda: found  # It takes long, and another round would give nearly the same.
+
+    return Contender("streaming", opened)
 
 
 def _reading(name: str, folder: Path, scale: Scale) -> Contender:
