@@ -53,6 +53,18 @@ def test_a_rank_that_leaves_early_ends_all_and_is_named(
         assert told == set(map(str, range(nproc))), ended.output
 
 
+@pytest.mark.parametrize("when", ["at once", slowly("later")])
+def test_a_rank_that_leaves_early_is_no_success_if_the_others_need_nothing_any_more(when: str, tmp_path: Path) -> None:
+    with Job() as job:
+        start_by_launcher(job, SCRIPT.with_name("leave_unnoticed.py"), 2, str(tmp_path), when)
+        ended = job.wait(WATCHDOG)
+    assert ended.codes == [1], ended.output
+    assert not ended.left, ended.output
+    assert re.search(
+        r"rank 0 has left the job after \d collectives, such as to_global, and rank 1 begins number \d", ended.output
+    )
+
+
 FAILING = [
     ("by hand", 2, "sample:1", "iterable", "OSError: sample 0 cannot be read"),
     slowly("by hand", 2, "raise:1", "node", "a hook of the user's own: the model is broken"),

@@ -94,6 +94,7 @@ class Liveness:
         self._met = world_size == 1
         self._collectives = 0
         self._exit_asked: tuple[Any, int] = (None, 0)
+        self._is_ending = False
         # What the main thread and the one that watches share.
         self._changed = threading.Condition()
         self._connections: dict[int, Connection] = {}
@@ -359,10 +360,13 @@ class Liveness:
                 send_word(connection, word)
 
     def _end(self, why: str, told_by: int = -1) -> None:
-        """End all ranks; called by the thread that watches."""
+        """End all ranks; called by the thread that watches, or by the main one at its end."""
+        self._is_ending = True
         self._tell(f"{_END}{why}", but=told_by)
-        leads = len(self._connections) > 1
-        seconds = SECONDS_FOR_THE_CAUSE + (_SECONDS_LATER_THAN_FOLLOWERS if leads else 0.0)
+        leads, has_left = len(self._connections) > 1, self._rank in self._leaving.after
+        # After its farewell no failure of its own follows, and the main thread ends the process soon, with code 0.
+        seconds = 0.0 if has_left else SECONDS_FOR_THE_CAUSE
+        seconds += _SECONDS_LATER_THAN_FOLLOWERS if leads else 0.0
         # If the output is stuck (Ctrl-S), and with it this thread or the main one, that must not keep this process.
         timer = threading.Timer(seconds + _SECONDS_TO_FLUSH, os._exit, (1,))
         timer.daemon = True
@@ -389,12 +393,19 @@ class Liveness:
         if uncaught is not None:
             # A handler of somebody else's has printed it.
             end_after(uncaught, self._rank)
+        while self._is_ending:
+            # The thread that watches ends this process, with code 1; its own end would have code 0.
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
         with self._changed:
             if self._rank in self._leaving.after:
                 return
             self._leaving.after[self._rank] = self._collectives
+            problems = [self._leaving.problem_of(*each, False) for each in self._leaving.after.items()]
         self._tell(f"{_LEFT}{self._rank} {self._collectives}")
         os.write(self._ask, b"c")
+        if any(problems):
+            # One that has left before has begun more collectives.
+            self._end(next(filter(None, problems)))
 
 
 def end_after(error: BaseException, rank: int) -> NoReturn:
