@@ -29,6 +29,7 @@ from libai_data.delivery.read_plan import READERS, ReadPlan
 from libai_data.errors import ConfigError
 from libai_data.loader import BatchLoader
 from libai_data.mesh.parallel_mesh import ParallelMesh
+from tests.deadline import wait_until
 from tests.properties import examples
 
 pyarrow = pytest.importorskip("pyarrow")
@@ -101,18 +102,17 @@ def shards_of(samples: list[int], widths: list[int]) -> Iterator[Shards]:
         shutil.rmtree(folder)
 
 
-def wait_for_those_that_fetch_ahead() -> None:
-    """A loader that closes does not."""
-    for thread in threading.enumerate():
-        if "ahead" in thread.name:
-            thread.join()
+def threads_that_fetch_ahead() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("reads shards ahead")}
 
 
 def read(shards: Shards, size: int, ranks: int, micro: int, blended: bool, **order: Any) -> tuple[int, int]:
     """Read some epochs on the ranks of one node, in turns; returns the number of steps, and of times of use."""
     shards.forget()
     with mock.patch.dict(os.environ, LIBAI_DATA_CACHE_SIZE=str(size)), ExitStack() as opened:
-        opened.callback(wait_for_those_that_fetch_ahead)
+        before = threads_that_fetch_ahead()
+        # A loader that closes does not wait for them.
+        opened.callback(wait_until, lambda: threads_that_fetch_ahead() <= before, "end of what fetches ahead")
         loaders = []
         for rank in range(ranks):
             dataset: Any = Samples(shards)
