@@ -18,6 +18,7 @@ from tools.benchmarks.rows import Contender, Measure, Scale, Unavailable
 from tools.benchmarks.timing import BATCH, seconds_a_batch
 
 _log = logging.getLogger(__name__)
+_SECONDS_TO_SEND = 60
 
 
 def libai_data_loader(make_dataset: Callable[[], Any], workers: int, seconds: float) -> Contender:
@@ -47,7 +48,10 @@ def oneflow_loader(make_dataset: Callable[[], Any], workers: int, seconds: float
         try:
             yield lambda: seconds_a_batch(lambda: next(batches), seconds)
         finally:
-            # It has no close; its iterator ends the workers when it is gone, or when told so.
+            # It has no close; its iterator ends the workers when it is gone, or when told so. Workers that are sending
+            # batches then may leave their shared memory behind.
+            for _ in range(batches._tasks_outstanding):
+                batches._worker_result_queue.get(timeout=_SECONDS_TO_SEND)
             batches._shutdown_workers()
 
     return Contender("oneflow", opened)
