@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from libai_data.config import check_values, try_get_key
 from libai_data.config.signatures import parameters_of, target_of
-from libai_data.data.attributes import attribute_of
+from libai_data.data.attributes import attribute_of, call_if_there
 from libai_data.data.samplers.sampler import StreamSampler
 from libai_data.engine.loaders import as_three_loaders, build_configured_test_loaders, build_configured_train_loader
 from libai_data.engine.running_stages import stages_of
@@ -30,8 +30,7 @@ class OneRank(NamedTuple):
 
     def close(self) -> None:
         for loader in self.loaders:
-            if callable(attribute_of(loader, "close")):
-                loader.close()
+            call_if_there(loader, "close")
 
 
 def one_rank_loaders(
@@ -91,8 +90,7 @@ def _built(cfg: Any, split: str, tokenizer: Any | None) -> list[Any]:
     if split == "train":
         return [train]
     for unused in (train, test):
-        if callable(attribute_of(unused, "close")):
-            unused.close()
+        call_if_there(unused, "close")
     return [] if valid is None else [valid]
 
 

@@ -28,6 +28,13 @@ def has_attribute(thing: Any, name: str) -> bool:
     return attribute_of(thing, name, _ABSENT) is not _ABSENT
 
 
+def call_if_there(thing: Any, name: str, *arguments: Any) -> None:
+    """Call a method of an object, if it has this method."""
+    method = attribute_of(thing, name)
+    if callable(method):
+        method(*arguments)
+
+
 def batch_method_of(dataset: Any, name: str) -> Callable[..., Any] | None:
     """The method of a dataset that reads several samples, if it reads what `dataset[index]` reads.
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from libai_data.data.attributes import attribute_of, has_attribute
+from libai_data.data.attributes import attribute_of, call_if_there, has_attribute
 from libai_data.data.samplers.resuming import RESTART_DATA, check_overrides
 from libai_data.data.samplers.schedule import StepSchedule
 from libai_data.data.samplers.stream_state import Keys, StreamState, check_state
@@ -136,8 +136,7 @@ class CountedLoader:
     def _begin(self, number: int) -> Iterator[Any]:
         self._round, self._batches, self._digest = number, 0, ""
         self._rounds = number + 1
-        if callable(attribute_of(self.counted, "set_epoch")):
-            self.counted.set_epoch(number)
+        call_if_there(self.counted, "set_epoch", number)
         return iter(self.counted)
 
     def _noted(self, batch: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import Any, Callable
 
 from libai_data.config import check_keys, instantiate, try_get_key
 from libai_data.config.values import require
-from libai_data.data.attributes import attribute_of
+from libai_data.data.attributes import call_if_there
 from libai_data.delivery import check_forward_fields, to_global
 from libai_data.engine.batches import mixed_up
 from libai_data.engine.checkpoint import Checkpointer
@@ -170,8 +170,7 @@ class DefaultTrainer(RunsStages, TrainerBase):
         finally:
             release_output_folder(self.cfg.train.output_dir)
         for loader in (self.train_loader, *self.test_loader):
-            if callable(attribute_of(loader, "close")):
-                loader.close()
+            call_if_there(loader, "close")
         if self.data is not None:
             self.data.leave("fit")
         return self._last_eval_results

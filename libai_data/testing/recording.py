@@ -10,7 +10,7 @@ from typing import Any, Callable
 
 import numpy as np
 
-from libai_data.data.attributes import attribute_of
+from libai_data.data.attributes import attribute_of, call_if_there
 from libai_data.errors import ConfigError
 from libai_data.structures import Instance, origin_of
 
@@ -107,8 +107,7 @@ class Job:
 
     def close(self) -> None:
         for loader in self._loaders:
-            if callable(attribute_of(loader, "close")):
-                loader.close()
+            call_if_there(loader, "close")
 
     def _read(self, batch: Any, rank: int) -> list[int]:
         if self._factory.indices_of is not None:

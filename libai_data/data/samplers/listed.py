@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.data.attributes import attribute_of, has_attribute
+from libai_data.data.attributes import attribute_of, call_if_there, has_attribute
 from libai_data.data.datasets.combine import indexed_length, length_of
 from libai_data.data.datasets.stream_transform import remember
 from libai_data.data.nesting import array_of
@@ -125,8 +125,7 @@ class ListedBatches(EpochPositions):
     def _round(self, epoch: int) -> Iterator[Sequence[int]]:
         try:
             for each in (self._batches, attribute_of(self._batches, "sampler")):
-                if callable(attribute_of(each, "set_epoch")):
-                    each.set_epoch(epoch)  # type: ignore[union-attr]
+                call_if_there(each, "set_epoch", epoch)
             iterator = iter(self._batches)
         except Exception as error:
             raise self._raised(error, 0, epoch) from error

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.data.attributes import attribute_of, has_attribute
+from libai_data.data.attributes import call_if_there, has_attribute
 from libai_data.data.items import ArgumentNames, array_in, as_leaf, named
 from libai_data.data.nesting import is_texts, put_together, taken_apart
 from libai_data.data.samplers.stream_state import Keys, check_state
@@ -128,8 +128,7 @@ class DataStages:
         self._entered.discard(stage)
         for kind in {"fit": ("train", "val"), "validate": ("val",)}.get(stage, (stage,)):
             for loader in self._loaders.pop(kind, []):
-                if callable(attribute_of(loader, "close")):
-                    loader.close()
+                call_if_there(loader, "close")
         self.datamodule.teardown(stage=stage)
 
     def loaders(self, kind: str) -> list[Any]:
