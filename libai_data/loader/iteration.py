@@ -66,8 +66,7 @@ class Pass:
                 "this iterator was interrupted while it read a batch, or another thread reads from it; make a new one, "
                 "with iter(loader)"
             )
-        if self._process != os.getpid():
-            refuse_in_fork(self._process, "this iterator")
+        refuse_in_fork(self._process, "this iterator")
         self._is_taking = True
         try:
             taken = self.take()
