@@ -112,10 +112,8 @@ def test_ranks_get_the_environment_that_oneflow_launcher_gives(script: Path) -> 
 
 
 def test_on_one_node_a_free_port_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("", 0)) as taken, socket.socket() as free:
-        free.bind(("", 0))
-        free_port = free.getsockname()[1]
-        free.close()
+    free_port = launcher.free_port()
+    with socket.create_server(("", 0)) as taken:
         monkeypatch.setattr(ports, "FREE_PORTS", [taken.getsockname()[1]] * 199 + [free_port])
         assert launcher.parse_args(["-m", "anything"]).master_port == free_port
 
@@ -167,7 +165,7 @@ def test_wrong_arguments_are_refused_before_anything_starts(
     ],
 )
 def test_the_first_rank_that_fails_ends_the_others_gives_its_exit_code_and_is_heard_last(
-    end: str, code: int, how: str, last_line: str, script: Path
+    end: str, code: int, how: str, last_line: str, script: Path, start: StartJob
 ) -> None:
     script.write_text(
         "import os, signal, sys\n"  # Rank 0 is ready for its end before the other one is started.
@@ -175,10 +173,10 @@ def test_the_first_rank_that_fails_ends_the_others_gives_its_exit_code_and_is_he
         + f"{PREAMBLE}if rank == '1': {end}\n"
         + "time.sleep(1000)"
     )
-    result = run("--nproc_per_node", 2, script)
-    assert result.returncode == code
-    assert f"local rank 1 ended with {how}; stopping the others" in result.stderr
-    lines = result.stderr.splitlines()
+    job = start("--nproc_per_node", 2, script, settings="ranks.LISTEN_SECONDS = ranks.FAILURE_GRACE_SECONDS = 600")
+    lines = job.end().splitlines()
+    assert job.process.returncode == code
+    assert any(f"local rank 1 ended with {how}; stopping the others" in line for line in lines)
     assert "and I, rank 0, wait for ever" in lines
     first = f"libai_data.launch: rank 1 (local rank 1) failed first, with {how}"
     assert f"{first}; the end of what it wrote:" in lines or not last_line
@@ -294,7 +292,7 @@ def test_a_launcher_of_several_says_at_once_for_which_machines_its_ranks_wait(sc
         "import time\nfrom libai_data.launch.joining_pipe import tell_that_it_waits\n"
         "tell_that_it_waits()\ntime.sleep(1000)"
     )
-    flags = ["--nnodes", 2, "--node_rank", 0, "--master_addr", "127.0.0.1"]
+    flags = ["--nnodes", 2, "--node_rank", 0, "--master_addr", "127.0.0.1", "--master_port", launcher.free_port()]
     settings = (
         "ranks.refuse_one_machine = lambda *_: None; ranks.SECONDS_UNTIL_TOLD = 0.1; "
         "ranks.machines_connected_to = lambda port: ['10.0.0.2']"
