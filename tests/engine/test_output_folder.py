@@ -17,7 +17,7 @@ from libai_data.engine.output_folder import release_output_folder, take_output_f
 from libai_data.errors import CheckpointError, ConfigError
 from libai_data.launch.restarts import JOB_VARIABLE
 from libai_data.mesh.current import set_mesh
-from tests.deadline import run_to_end
+from tests.deadline import run_to_end, stretched
 from tests.distributed.processes import REPOSITORY
 from tests.engine.test_default_trainer import contents, trained
 from tests.engine.tiny import tiny_config
@@ -44,7 +44,7 @@ class Child:
 
     def says(self, seconds: float = 60.0) -> str | None:
         """Return what it says, or None if it does not within so many seconds."""
-        ready = select.select([self._reader], [], [], seconds)[0]
+        ready = select.select([self._reader], [], [], stretched(seconds))[0]
         return os.read(self._reader, 4096).decode() if ready else None
 
     def kill(self) -> None:

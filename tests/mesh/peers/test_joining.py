@@ -155,7 +155,7 @@ except KeyboardInterrupt:
 def test_a_process_that_is_forked_while_ranks_meet_ends_nothing(repository: Path) -> None:
     code = (
         "import os; from libai_data.mesh.peers import liveness\n"
-        "with liveness._ending_after(3, 'too late'):\n    pid = os.fork(); pid or os._exit(len(os.read(0, 1)))"
+        "with liveness._ending_after(60, 'too late'):\n    pid = os.fork(); pid or os._exit(len(os.read(0, 1)))"
     )
     environment = {**os.environ, "PYTHONPATH": str(repository)}
     with subprocess.Popen([sys.executable, "-c", code], env=environment, stdin=subprocess.PIPE) as process:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libai_data.mesh.peers.stop_agreement import StopAgreement
+from tests.deadline import stretched
 
 
 class Ranks:
@@ -96,7 +97,7 @@ def test_a_rank_between_two_steps_waits_for_the_answer_and_no_longer() -> None:
     main = threading.Thread(target=lambda: answers.extend([rank.reaches(1), rank.reaches(2)]))
     main.start()
     rank.hear("stop: before 2")
-    main.join(10)
+    main.join(stretched(60))
     assert answers == [False, True]
 
 
