@@ -1,4 +1,4 @@
-"""What batches cost the nodes: by definition of the read modes, on meshes up to 1,024 ranks."""
+"""What batches cost the nodes, by definition of the read modes."""
 
 from __future__ import annotations
 
@@ -22,23 +22,9 @@ def meshes() -> st.SearchStrategy[ParallelMesh]:
     return st.lists(st.integers(1, 6), min_size=3, max_size=3).flatmap(on_nodes)
 
 
-def check_covered(mesh: ParallelMesh, readers: str) -> None:
-    plan = ReadPlan(mesh, readers)
-    read: set[int] = set()
-    for node in range(mesh.num_nodes):
-        ranks = plan.ranks_of(node)
-        of_node = [shard for rank in ranks for shard in plan.shards_read_by(rank)]
-        assert {plan.shard_of(rank) for rank in ranks} <= set(plan.shards_in_memory_of(node))
-        if readers != "every_rank":
-            assert len(of_node) == len(set(of_node)), "read twice on one node"
-        read |= set(of_node)
-    assert read == set(range(mesh.data_parallel_size))
-
-
 @settings(max_examples=examples(60), deadline=None)
 @given(meshes(), st.sampled_from(READERS), st.integers(1, 5))
-def test_every_sample_is_read_and_comes_to_each_node_that_needs_it(mesh: ParallelMesh, readers: str, rows: int) -> None:
-    check_covered(mesh, readers)
+def test_samples_are_read_and_sent_as_often_as_the_read_mode_says(mesh: ParallelMesh, readers: str, rows: int) -> None:
     plan = ReadPlan(mesh, readers)
     costs = [node_traffic(plan, node, FIELDS, rows) for node in range(mesh.num_nodes)]
     batch = rows * mesh.data_parallel_size
@@ -48,12 +34,6 @@ def test_every_sample_is_read_and_comes_to_each_node_that_needs_it(mesh: Paralle
     assert sum(cost.bytes_sent for cost in costs) == sum(cost.bytes_received for cost in costs)
     if readers == "rank0":
         assert times_read(plan) == 1 and costs[0].bytes_kept == batch * EACH
-
-
-def test_a_job_of_1024_ranks_is_covered_in_every_read_mode() -> None:
-    for data, tensor, pipeline in ((1024, 1, 1), (128, 8, 1), (32, 8, 4), (1, 1024, 1)):
-        for readers in READERS:
-            check_covered(ParallelMesh(data, tensor, pipeline, num_nodes=128), readers)
 
 
 def test_a_field_of_the_last_stage_is_received_by_the_nodes_of_that_stage_alone() -> None:

@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import signal
-import sys
 import weakref
 from collections.abc import Iterator
 from functools import cache
@@ -25,7 +24,6 @@ from libai_data.errors import CheckpointError, ConfigError, SchemaError
 from libai_data.mesh.current import set_mesh
 from libai_data.mesh.peers.liveness import say_farewell
 from libai_data.structures import DistTensorData, Instance
-from tests.deadline import run_to_end
 from tests.engine.data_runs import Stop, Stopped, metric
 from tests.engine.tiny import GRAPH_BALLAST, TinyDataset, tiny_config
 from tests.properties import slowly
@@ -504,12 +502,6 @@ def test_an_evaluation_refuses_weights_that_do_not_fit_unless_they_are_named(run
     with pytest.raises(CheckpointError, match=r"model: 'second.weight' is \(3, 8\) instead of \(3, 5\)\."):
         command(run_folder, *evaluation, "train.load_weight_may_differ=['first.*']")
     command(run_folder, *evaluation, "train.load_weight_may_differ=['first.*','second.weight']")
-
-
-def test_the_engine_is_imported_without_oneflow() -> None:
-    # A worker that reads data imports what its dataset's module does.
-    code = "import sys, libai_data.engine.default_trainer; sys.exit('oneflow' in sys.modules)"
-    assert run_to_end([sys.executable, "-c", code]).returncode == 0
 
 
 def test_a_trainer_class_of_ones_own_can_be_run(tmp_path: Path) -> None:

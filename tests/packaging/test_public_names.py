@@ -5,13 +5,11 @@ from __future__ import annotations
 import ast
 import importlib
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
 import libai_data
-from tests.deadline import run_to_end
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PATHS = REPOSITORY / "docs" / "api" / "paths.md"
@@ -68,15 +66,6 @@ def test_type_checkers_see_the_names_that_python_sees() -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'Instanze'"):
         libai_data.Instanze  # noqa: B018
-
-
-def test_the_names_that_need_no_oneflow_do_not_import_it() -> None:
-    code = (
-        "import sys, libai_data; libai_data.Instance, libai_data.ParallelMesh, libai_data.CyclicSampler; "
-        "print('oneflow' in sys.modules)"
-    )
-    result = run_to_end([sys.executable, "-c", code])
-    assert result.stdout == "False\n", result.stderr
 
 
 @pytest.mark.parametrize(("old", "new"), sorted(libai_data._MOVED.items()))

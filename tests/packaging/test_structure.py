@@ -123,6 +123,10 @@ def test_what_reads_data_is_imported_without_oneflow(folder: str) -> None:
     "imported, unwanted",
     [
         ("libai_data.data.samplers, libai_data.loader.batch_loader", {"omegaconf"}),
+        ("libai_data.mesh.current", {"oneflow"}),
+        ("libai_data.config", {"oneflow", "hydra"}),
+        # A worker imports what its dataset's module does.
+        ("libai_data.engine.default_trainer", {"oneflow"}),
         (
             "libai_data.loader.worker",
             {"omegaconf", "oneflow", "tarfile", "libai_data.mesh.peers.watchdog", "libai_data.data.samplers"},

@@ -94,17 +94,6 @@ def test_both_ends_are_cut_alike() -> None:
     assert abs(np.var(fronts) - 10) < 1.5
 
 
-@pytest.mark.parametrize("kind", [BertDataset, RobertaDataset])
-def test_15_percent_of_all_tokens_are_predicted(corpus: Any, kind: Any) -> None:
-    dataset = kind("x", Tokenizer(), corpus, max_seq_length=128)
-    samples = [read(dataset, index) for index in range(0, len(dataset), 3)]
-    tokens = sum(int(sample["attention_mask"].sum()) for sample in samples)
-    predicted = sum(int(sample["loss_mask"].sum()) for sample in samples)
-    assert abs(predicted / tokens - 0.15) < 0.003
-    masks = sum(int((sample["input_ids"] == 4).sum()) for sample in samples)
-    assert abs(masks / predicted - 0.8) < 0.02
-
-
 @pytest.mark.parametrize("length", [32, 512])
 def test_robertas_samples_hold_the_corpus_token_for_token_with_separators_between_documents(
     corpus: Any, length: int

@@ -205,15 +205,6 @@ def test_a_state_of_an_older_version_without_steps_goes_on() -> None:
     assert resumed.state.step == 5
 
 
-def test_a_state_with_a_ramp_and_skips_is_under_one_kilobyte() -> None:
-    sizes = StepSchedule(tuple((step * 10_000, 64 + 64 * step) for step in range(16)))
-    skipped: list[Any] = [(step * 9000 + 500, step * 9000 + 530) for step in range(12)]
-    sampler = CyclicSampler(range(10**10), 64, True, seed=2**31)
-    sampler.follow(sizes, tuple(skipped))
-    sampler.position = 10**12
-    assert len(json.dumps(sampler.state_dict())) < 1024
-
-
 def test_a_dataset_of_one_sample_is_taken_step_by_step_and_resumed() -> None:
     one = CyclicSampler(range(1), 1, True)
     one.follow(StepSchedule(((0, 1),)))

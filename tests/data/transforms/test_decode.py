@@ -38,11 +38,6 @@ def test_other_formats_are_decoded_as_pillow_does(form: str) -> None:
         np.testing.assert_array_equal(decode_image(data, mode), by_pillow(data, mode))
 
 
-def test_a_png_named_jpeg_is_taken_for_what_it_is() -> None:
-    # As n02105855_2933.JPEG of ImageNet is.
-    assert EncodedImage(encoded(photograph(), "PNG")).size == (427, 640)
-
-
 def test_greyscale_palette_alpha_and_one_bit_images_become_three_channels() -> None:
     grey = photograph()[:, :, 0]
     for image, form in [
