@@ -345,7 +345,8 @@ class BatchInfo(NamedTuple):
 
     Args:
         step: number of this batch since the stream's beginning.
-        epoch: epoch of the global batch's first sample.
+        epoch: epoch of the global batch's first sample; None in lanes of an endless filter or packer without `lengths`,
+            where no rank knows in which epochs the lanes of other ranks are.
         position: position of the global batch's first sample.
         size: samples that the loader read for the global batch. They are its rows, unless a collate_fn leaves some out
             or joins some.
@@ -355,7 +356,7 @@ class BatchInfo(NamedTuple):
     """
 
     step: int
-    epoch: int
+    epoch: int | None
     position: int
     size: int
     valid: int

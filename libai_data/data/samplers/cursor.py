@@ -37,6 +37,7 @@ class EpochPositions:
 
     def after(self, batch: IndexBatch | BatchInfo) -> Cursor:
         """The cursor once this batch has been taken."""
+        assert batch.epoch is not None
         return Cursor(batch.position + batch.valid, batch.epoch, False)
 
     def after_pass(self) -> Cursor:

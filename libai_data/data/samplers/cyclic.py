@@ -226,7 +226,7 @@ class CyclicSampler(StreamSampler):
         else:
             firsts, end = walk.outputs(position, size)
         # All ranks must say the same, and those that measure know nothing of the first sample's lane.
-        epoch = 0 if self.measures_lanes else int(place_and_offset(firsts[0])[0]) // self.order.epoch_size
+        epoch = None if self.measures_lanes else int(place_and_offset(firsts[0])[0]) // self.order.epoch_size
         firsts = firsts[own - position]
         places, _ = place_and_offset(firsts)
         return IndexBatch(number, epoch, position, size, size, self.order.locate(places)[0], firsts, end)

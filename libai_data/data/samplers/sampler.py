@@ -48,7 +48,7 @@ class IndexBatch(NamedTuple):
 
     Args:
         step: number of the global batch since the stream's beginning.
-        epoch: epoch of the global batch's first sample.
+        epoch: epoch of the global batch's first sample; None if ranks measure lanes (`StreamSampler.measures_lanes`).
         position: position of the global batch's first sample; what is left out on purpose has no position.
         size: rows of the global batch.
         valid: rows [0, valid) of the global batch count; the rest is padding.
@@ -59,7 +59,7 @@ class IndexBatch(NamedTuple):
     """
 
     step: int
-    epoch: int
+    epoch: int | None
     position: int
     size: int
     valid: int

@@ -360,15 +360,19 @@ def test_other_lengths_of_sequences_are_another_dataset() -> None:
         DataLoader(five, CyclicSampler(five, 2)).load_state_dict(state)
 
 
-def test_a_batch_tells_its_epoch_and_its_place() -> None:
-    dataset = PackedDataset(Documents([4] * 6), 8)
-    infos = [batch_info(batch) for batch in islice(iter(DataLoader(dataset, CyclicSampler(dataset, 1))), 4)]
-    assert [(info.step, info.epoch, info.position) for info in infos if info] == [
-        (0, 0, 0),
-        (1, 0, 1),
-        (2, 0, 2),
-        (3, 1, 3),
-    ]
+@pytest.mark.parametrize(
+    ("lanes", "known", "epochs"), [(1, False, [0, 0, 0, 1, 1]), (2, True, [0, 0, 0, 0, 1]), (2, False, [None] * 5)]
+)
+def test_a_batch_tells_its_epoch_if_each_mesh_knows_it_and_its_place(
+    lanes: int, known: bool, epochs: list[int | None]
+) -> None:
+    documents: Any = Documents([4] * 6)
+    documents.shard_lengths = [3, 3]
+    dataset = PackedDataset(documents, 8, lengths=[4] * 6 if known else None)
+    loader = DataLoader(dataset, CyclicSampler(dataset, 1, lanes=lanes))
+    infos = [info for info in map(batch_info, islice(loader, 5)) if info]
+    assert [(info.step, info.position) for info in infos] == [(step, step) for step in range(5)]
+    assert [info.epoch for info in infos] == epochs
 
 
 @pytest.mark.parametrize("layout", ["split", "joined"])
