@@ -219,7 +219,7 @@ class LanesWalk(Walk):
     def note(self, position: int, start: Start) -> None:
         known = self._starts.get(position, UNKNOWN)
         if isinstance(known, tuple) and isinstance(start, tuple):
-            start = tuple(map(max, known, start))  # of each lane the one that is known
+            start = tuple(old if new == UNKNOWN else new for old, new in zip(known, start))
         super().note(position, start)
 
     def outputs(self, position: int, count: int, turns: Sequence[int] | None = None) -> tuple[np.ndarray, Start]:

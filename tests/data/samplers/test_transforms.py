@@ -352,6 +352,21 @@ def test_batches_of_another_size_read_lanes_that_a_reader_has_not_followed(known
     assert [pack for part in rows for pack in part] == [expected[row] for row in in_rows]
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_a_restored_state_replaces_what_a_reader_knew_of_its_lanes(known: bool) -> None:
+    """Also of batches that it has read behind the place of the state."""
+    case = Case([3, 1, 4, 1, 5], 4, True, known, None, lanes=4)
+    used, fresh = (case.sampler(2, 0, 2) for _ in range(2))
+    used.others_tell = fresh.others_tell = True
+    outputs(used, 3)
+    state = {**fresh.state_dict(), "position": 4}
+    for sampler in (used, fresh):
+        sampler.load_state_dict(state)
+        assert sampler.state_dict() == state
+    assert outputs(used, 4) == outputs(fresh, 4)
+    assert used.state == fresh.state
+
+
 def test_other_lengths_of_sequences_are_another_dataset() -> None:
     documents = Documents([5, 3, 11])
     four, five = (PackedDataset(documents, length) for length in (4, 5))
