@@ -102,12 +102,27 @@ class TokenCounter:
             self._new += count
         rows = [_in_stream_order(tensor, batches) for tensor, batches in self._rows]
         self._rows = []
-        before, self._mark = self._mark, stream_state_of(self._loader)
+        before, parts = self._mark, parts_of(indexed_dataset_of(self._loader))
+        of_lanes = self._exchange_tokens(before, parts)
+        self._mark = stream_state_of(self._loader)
         if before is None or self._mark is None or not is_main_process():
             return
-        parts = parts_of(indexed_dataset_of(self._loader))
-        if parts and before.order.size == self._mark.order.size:
-            self._add_sources(parts, *self._tokens_since(before, self._mark, rows))
+        for sums in of_lanes:
+            self._add_sources(parts, sums)
+        if not of_lanes and parts and before.order.size == self._mark.order.size:
+            self._add_sources(parts, _sums(parts, *self._tokens_since(before, self._mark, rows)))
+
+    def _exchange_tokens(self, before: StreamState | None, parts: list[tuple[str, int]]) -> list[list[int]]:
+        """For each lane the tokens of each dataset since a state, if each rank knows those of its own lanes only."""
+        if not getattr(attribute_of(self._loader, "stream"), "follows_own_lanes", False):
+            return []
+        dataset, starts, own = self._loader.dataset, None if before is None else before.start, {}
+        if isinstance(starts, tuple) and parts and isinstance(dataset, PackedDataset):
+            for lane, end in self._loader.stream.own_starts.items():
+                own[lane] = _sums(parts, *dataset.amounts_between(starts[lane], end))
+        told = self._loader.exchange_starts(own)
+        # A lane that several ranks have read counts once.
+        return [*{lane: sums for of_rank in told.values() for lane, sums in of_rank.items()}.values()]
 
     def _tokens_since(
         self, before: StreamState, now: StreamState, rows: list[np.ndarray]
@@ -125,12 +140,17 @@ class TokenCounter:
         tokens = np.concatenate(rows)
         return (indices, tokens) if len(tokens) == len(indices) else (_NONE, _NONE)
 
-    def _add_sources(self, parts: list[tuple[str, int]], indices: np.ndarray, tokens: np.ndarray) -> None:
-        numbers = np.searchsorted(np.cumsum([size for _, size in parts]), indices, side="right")
-        sums = np.bincount(numbers, tokens, len(parts)).astype(np.int64)
-        if sums.any() or self.sources:
-            for (name, _), count in zip(parts, sums.tolist()):
+    def _add_sources(self, parts: list[tuple[str, int]], sums: list[int]) -> None:
+        if any(sums) or self.sources:
+            for (name, _), count in zip(parts, sums):
                 self.sources[name] = self.sources.get(name, 0) + count
+
+
+def _sums(parts: list[tuple[str, int]], indices: np.ndarray, tokens: np.ndarray) -> list[int]:
+    """The tokens of each dataset, of samples with so many tokens."""
+    numbers = np.searchsorted(np.cumsum([size for _, size in parts]), indices, side="right")
+    sums: list[int] = np.bincount(numbers, tokens, len(parts)).astype(np.int64).tolist()
+    return sums
 
 
 def parts_of(dataset: Any) -> list[tuple[str, int]]:

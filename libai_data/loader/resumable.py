@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from libai_data.data.samplers.schedule import Ranges, StepSchedule
+from libai_data.data.samplers.walk import UNKNOWN, different_starts
 from libai_data.errors import ConfigError, ContractError, by_rank
 from libai_data.loader.iteration import Pass
 from libai_data.loader.same_dataset import restore_stream
@@ -124,9 +125,40 @@ class ResumableLoader(OfOneProcess):
         Raises:
             ContractError: The ranks exchange their parts of the state after different batches.
         """
-        if getattr(self.stream, "follows_own_lanes", False):
-            _exchange_starts(self.stream)
+        self.exchange_starts()
         return {**self.stream.state_dict(), "dataset": self.fingerprint}
+
+    def exchange_starts(self, words: Any = None) -> dict[int, Any]:
+        """Let all ranks know where the next output of each lane begins, if each rank knows its own lanes only.
+
+        Then it is collective. Otherwise nothing happens.
+
+        Args:
+            words: for all ranks, as JSON.
+
+        Returns:
+            The words of each rank; nothing without an exchange.
+
+        Raises:
+            ContractError: The ranks call it after different batches, or differ in the start of a lane.
+        """
+        if not getattr(self.stream, "follows_own_lanes", False):
+            return {}
+        state = self.stream.state
+        own = list(self.stream.own_starts.items())
+        told = begin_collective("the state of a filter or packer in lanes", json.dumps([state.position, own, words]))
+        found = {rank: json.loads(each) for rank, each in told.items()}
+        if len({position for position, _, _ in found.values()}) > 1:
+            raise ContractError(
+                "the ranks save the state of their loader at different positions: "
+                f"{by_rank({rank: str(position) for rank, (position, _, _) in found.items()})}; call state_dict() on "
+                "all ranks after the same batch"
+            )
+        if differs := different_starts({rank: starts for rank, (_, starts, _) in found.items()}):
+            raise ContractError(f"the ranks save the state of their loader, but {differs}")
+        starts = dict(each for _, own, _ in found.values() for each in own)
+        self.stream.note_start(state.position, tuple(starts.get(lane, UNKNOWN) for lane in range(state.order.lanes)))
+        return {rank: each for rank, (_, _, each) in found.items()}
 
     def load_state_dict(self, state: Mapping[str, Any], override: Collection[str] = ()) -> None:
         """Continue where `state` was saved, with the next `iter(loader)`; all ranks must restore the same one.
@@ -145,22 +177,6 @@ class ResumableLoader(OfOneProcess):
         """Begin the next `iter(loader)` with this epoch, instead of the next one. Call it on all ranks."""
         self.stream.set_epoch(epoch)
         self._break_off("an epoch was set, which the next iter(loader) begins with")
-
-
-def _exchange_starts(stream: Any) -> None:
-    """Let all ranks know where the next output of each lane begins."""
-    state = stream.state
-    told = begin_collective("the state of a filter or packer in lanes", json.dumps([state.position, state.start]))
-    found = {rank: json.loads(words) for rank, words in told.items()}
-    positions = {rank: position for rank, (position, _) in found.items()}
-    if len(set(positions.values())) > 1:
-        words = {rank: str(position) for rank, position in positions.items()}
-        raise ContractError(
-            f"the ranks save the state of their loader at different positions: {by_rank(words)}; call state_dict() "
-            "on all ranks after the same batch"
-        )
-    for _, start in found.values():
-        stream.note_start(state.position, tuple(start) if isinstance(start, list) else start)
 
 
 def finish(finalizer: weakref.finalize) -> None:

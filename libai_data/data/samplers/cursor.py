@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from libai_data.data.datasets.stream_transform import Start
 from libai_data.errors.argument_rules import EPOCH, check
 from libai_data.structures import BatchInfo
 
@@ -18,11 +19,13 @@ class Cursor(NamedTuple):
         position: behind the last row that was taken.
         epoch: of a stream whose positions begin anew each epoch; 0 for all others.
         continues: the next pass begins here. If False, a pass has begun, and the next one begins with the next epoch.
+        start: `next_start` of the batch before the position, if it was taken.
     """
 
     position: int = 0
     epoch: int = 0
     continues: bool = True
+    start: Start | None = None
 
 
 class EpochPositions:
@@ -32,7 +35,7 @@ class EpochPositions:
 
     def next_pass(self) -> Cursor:
         """The cursor where the next pass begins: with the next epoch, unless a state or an epoch was set."""
-        position, epoch, continues = self.cursor
+        position, epoch, continues, _ = self.cursor
         return Cursor(position, epoch, False) if continues else Cursor(0, epoch + 1, False)
 
     def after(self, batch: IndexBatch | BatchInfo) -> Cursor:

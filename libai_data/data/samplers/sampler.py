@@ -139,7 +139,7 @@ class StreamSampler:
 
     def after(self, batch: IndexBatch | BatchInfo) -> Cursor:
         """The cursor once this batch has been taken."""
-        return Cursor(batch.position + batch.size)
+        return Cursor(batch.position + batch.size, start=batch.next_start)
 
     def after_pass(self) -> Cursor:
         """The cursor once a pass has ended."""
@@ -354,6 +354,12 @@ class StreamSampler:
         """The position in the stream and everything that decides the following samples."""
         start = None if self._walk is None else self._walk.known_start(self.position)
         return StreamState(int(self.position), self.order, self.left_out, self.schedule, start)
+
+    @property
+    def own_starts(self) -> dict[int, int]:
+        """Lane -> where its next output begins, of the lanes that this reader has read; of all where it resumes."""
+        start = self.state.start if self.cursor.start is None else self.cursor.start
+        return {lane: each for lane, each in enumerate(start if isinstance(start, tuple) else ()) if each != UNKNOWN}
 
     def note_start(self, position: int, start: Start | None) -> None:
         """Take note of where the output of a stream transform at a position begins, as whoever reads found it."""

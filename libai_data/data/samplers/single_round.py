@@ -76,7 +76,7 @@ class SingleRoundSampler(StreamSampler):
         return len(self)
 
     def next_pass(self) -> Cursor:
-        position, _, continues = self.cursor
+        position, _, continues, _ = self.cursor
         if not continues or self.batch_at(position) is None:
             position = self._end_of_epoch(position)
         return Cursor(position, continues=False)
@@ -86,7 +86,7 @@ class SingleRoundSampler(StreamSampler):
         return Cursor(position, continues=position % self.order.epoch_size == 0)
 
     def after_pass(self) -> Cursor:
-        position, _, continues = self.cursor
+        position, _, continues, _ = self.cursor
         return Cursor(position if continues else self._end_of_epoch(position))
 
     def _end_of_epoch(self, position: int) -> int:

@@ -102,6 +102,11 @@ class StreamState:
         return self.left_out.end_of(self.position)
 
     @property
+    def is_whole(self) -> bool:
+        """Whether the start of each lane is known."""
+        return not isinstance(self.start, tuple) or min(self.start) >= 0
+
+    @property
     def step(self) -> int | None:
         """The step that takes the next sample; None without a schedule."""
         return None if self.schedule is None else self.schedule.step_at(self.position)
@@ -120,7 +125,7 @@ class StreamState:
         if self.start is not None:
             if isinstance(self.start, tuple):
                 found = [list(place_and_offset(start)) for start in self.start]
-                state["start"] = None if min(self.start) < 0 else found
+                state["start"] = found if self.is_whole else None
             else:
                 state["start"] = None if self.start < 0 else list(place_and_offset(self.start))
         return state

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from libai_data.data.datasets.stream_transform import Start, place_and_offset, remember, start_of, starts_in
 from libai_data.data.samplers.order import Order
-from libai_data.errors import ConfigError
+from libai_data.errors import ConfigError, by_rank
 
 _KNOWN_AT_ONCE = 4096
 _MEASURED_AT_ONCE = 8
@@ -298,6 +298,21 @@ class LanesWalk(Walk):
             amounts = self._reading.amounts(*self._order.locate(more.ravel())).reshape(more.shape)
             for lane, row, places in zip(short, amounts, more):
                 lane._buffer = np.concatenate([lane._buffer, row if stop is None else row[places < stop]])
+
+
+def different_starts(told: Mapping[int, Iterable[tuple[int, int]]]) -> str:
+    """Where ranks differ in the start of a lane that they know, in words; "" if they do not.
+
+    Args:
+        told: rank -> lanes, and where the next output of each begins, or `UNKNOWN`.
+    """
+    of_lanes: dict[int, dict[int, str]] = {}
+    for rank, starts in sorted(told.items()):
+        for lane, start in starts:
+            if start != UNKNOWN:
+                of_lanes.setdefault(lane, {})[rank] = str([*place_and_offset(start)])
+    differing = (by_rank(found) for found in of_lanes.values() if len(set(found.values())) > 1)
+    return next((f"the start of a lane differs: {found}" for found in differing), "")
 
 
 def _of_lane(start: Any, turn: int) -> int:

@@ -100,14 +100,16 @@ class DataProgress(HookBase):
     """Logs the position in the stream after each logging step; the numbers are the same on every mesh.
 
     It logs "epoch" (with its fraction that is done), "position" (the place in the order after the last sample, which
-    counts skipped samples too), "consumed_tokens", "tokens_per_second", and "consumed_tokens/<dataset>" for each
-    dataset of a blend, if they are known. `IterationTimer`, which runs before this hook, logs "consumed_samples".
+    counts skipped samples too; of a filter or packer in lanes that of the lane that has come furthest),
+    "consumed_tokens", "tokens_per_second", and "consumed_tokens/<dataset>" for each dataset of a blend, if they are
+    known. `IterationTimer`, which runs before this hook, logs "consumed_samples".
 
     Args:
         global_batch_size: of a step, for loaders without steps.
         period: in steps.
         tokens: called with the samples of the whole training and those since the last call; returns their tokens, 0 if
-            they are not known.
+            they are not known. `TokenCounter.take` also lets rank 0 know the starts of all lanes, without which "epoch"
+            and "position" are not logged.
         sources: called after `tokens`; returns the tokens of each dataset so far.
     """
 
@@ -136,11 +138,11 @@ class DataProgress(HookBase):
             return
         iteration, storage = self.trainer.iter, self.trainer.storage
         numbers: dict[str, float] = {}
-        state = stream_state_of(self._loader)
-        if state is not None:
-            numbers.update(position=state.place, epoch=state.place / state.order.epoch_size)
         samples = self._schedule.position_of(iteration + 1)
         tokens, new = self._tokens(samples, samples - self._schedule.position_of(self._last_put + 1))
+        state = stream_state_of(self._loader)
+        if state is not None and state.is_whole:
+            numbers.update(position=state.place, epoch=state.place / state.order.epoch_size)
         if tokens:
             numbers["consumed_tokens"] = tokens
             seconds, measured_at = storage.latest().get("time", (0.0, -1))

@@ -1,0 +1,116 @@
+"""Reads packs in lanes on four ranks, each its own lanes: `own_lanes.py FOLDER`.
+
+Each rank writes `FOLDER/<rank>.json`: what the log shows on some meshes.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from libai_data import DataLoader
+from libai_data.data.datasets import ConcatDataset, PackedDataset
+from libai_data.delivery import to_global
+from libai_data.engine.hooks import DataProgress
+from libai_data.engine.token_count import TokenCounter
+from libai_data.mesh.current import ParallelMesh, get_rank, set_mesh
+from libai_data.structures import batch_info
+
+STEPS, PERIOD = 12, 3
+MESHES = {"4x1": [(4, 1)], "2x2": [(2, 2)], "4x1, then 2x2": [(4, 1), (2, 2)]}
+READERS = ["every_rank", "node"]
+
+
+class Documents:
+    """Texts of 1 to 7 tokens in shards of 10; notes which are read, and may leave one empty."""
+
+    def __init__(self, samples: int, name: str, empty: int | None) -> None:
+        self.source, self.shard_lengths = SimpleNamespace(prefix=name), np.full(samples // 10, 10)
+        self.lengths = [0 if index == empty else 1 + index * 5 % 7 for index in range(samples)]
+        self.reads: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        self.reads.add(index)
+        return {"input_ids": np.arange(self.lengths[index])}
+
+
+def packs(known: bool = False, empty: int | None = None) -> PackedDataset:
+    """Packs of two corpora, of which the lengths may be known."""
+    parts = [Documents(40, "web", empty), Documents(80, "books", None)]
+    lengths = [*parts[0].lengths, *parts[1].lengths]
+    return PackedDataset(ConcatDataset(parts), 8, lengths=lengths if known else None)
+
+
+def loader_of(dataset: Any, ends: str = "cycle", **more: Any) -> DataLoader:
+    return DataLoader(dataset, global_batch_size=8, shuffle=True, seed=1, lanes=4, block=2, ends=ends, **more)
+
+
+def on_mesh(data: int, tensor: int) -> None:
+    set_mesh(None)
+    set_mesh(ParallelMesh(data, tensor, 1, rank=get_rank()))
+
+
+def logged(runs: list[Callable[[], DataLoader]]) -> dict[str, Any]:
+    """What the log shows of a training that loaders continue one after the other, and the epochs of its batches."""
+    log: list[Any] = []
+    epochs: list[Any] = []
+    saved: dict[str, Any] = {}
+    trainer: Any = SimpleNamespace(
+        iter=-1,
+        storage=SimpleNamespace(put_scalars=lambda smoothing_hint, **shown: log.append(shown), latest=dict),
+        ends_period=lambda period: (trainer.iter + 1) % period == 0,
+    )
+    for run in runs:
+        loader = run()
+        counter = TokenCounter(loader)
+        if saved:
+            loader.load_state_dict(saved["loader"])
+            counter.load_state_dict(saved["tokens"])
+        progress = DataProgress(loader, 8, PERIOD, counter.take, lambda counter=counter: counter.sources)  # type: ignore[misc]
+        progress.trainer, trainer.start_iter = trainer, trainer.iter + 1
+        progress.before_train()
+        for batch in islice(loader, STEPS // len(runs)):
+            trainer.iter += 1
+            inputs, info = to_global(batch), batch_info(batch)
+            assert info is not None
+            epochs.append(info.epoch)
+            counter.add({name: inputs[name] for name in ("input_ids", "segment_ids")})
+            progress.after_step()
+        # In the order of a checkpoint.
+        saved = {"loader": loader.state_dict(), "tokens": counter.state_dict()}
+        loader.close()
+    return {"log": log, "epochs": epochs, "saved": saved}
+
+
+def logged_on(meshes: list[tuple[int, int]], readers: str) -> dict[str, Any]:
+    """`logged` on these meshes, and how many documents this rank reads on the last one."""
+    datasets = [packs() for _ in meshes]
+
+    def begun(mesh: tuple[int, int], dataset: PackedDataset) -> DataLoader:
+        on_mesh(*mesh)
+        return loader_of(dataset, readers=readers)
+
+    found = logged([lambda pair=pair: begun(*pair) for pair in zip(meshes, datasets)])  # type: ignore[misc]
+    return {**found, "read": sum(len(part.reads) for part in datasets[-1].dataset.datasets)}
+
+
+def main() -> None:
+    found: dict[str, Any] = {"logged": {}}
+    for readers in READERS:
+        for name, meshes in MESHES.items():
+            found["logged"][f"{readers} {name}"] = logged_on(meshes, readers)
+    Path(sys.argv[1], f"{get_rank()}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
