@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from libai_data.data.samplers.walk import different_starts
 from libai_data.delivery.gather import checksum_of, digest_of, gather_words
 from libai_data.delivery.schema_check import FieldSignature, raise_differences, signature_of
 from libai_data.errors import ContractError, by_rank
@@ -43,10 +44,13 @@ def check_contract(fields: Mapping[str, Any], origin: Origin) -> None:
     whole = {
         name: value for name, value in fields.items() if isinstance(value, DistTensorData) and name not in origin.parts
     }
-    table = gather_words(np.concatenate([_checksums(whole, origin.absent), _samples(origin.rows, count)]))
-    problems = _different_bytes(table, list(whole), mesh)
+    starts = _starts(origin)
+    table = gather_words(np.concatenate([_checksums(whole, origin.absent), starts, _samples(origin.rows, count)]))
+    checksums, starts, samples = np.split(table, np.cumsum([len(whole), len(starts)]), axis=1)
+    problems = _different_bytes(checksums, list(whole), mesh)
+    differs = different_starts({rank: enumerate(known) for rank, known in enumerate(starts.tolist())})
     repeats = origin.agreement is not None and origin.agreement.repeats
-    _refuse(heads, problems + _samples_read_wrongly(heads, table[:, len(whole) :], mesh, repeats))
+    _refuse(heads, problems + [differs] * bool(differs) + _samples_read_wrongly(heads, samples, mesh, repeats))
 
 
 def check_places(fields: Mapping[str, Any], origin: Origin) -> np.ndarray:
@@ -81,8 +85,14 @@ def _head(signature: list[FieldSignature], origin: Origin) -> np.ndarray:
 
 
 def _word(value: Any) -> int:
-    """A part of a `BatchInfo` as a number; 0 for the starts of lanes, which ranks compare when they exchange them."""
+    """A part of a `BatchInfo` as a number; 0 for the starts of lanes, which are compared lane by lane."""
     return 0 if isinstance(value, tuple) else value or 0
+
+
+def _starts(origin: Origin) -> np.ndarray:
+    """Where the next output of each lane begins, as far as this rank knows."""
+    start = None if origin.info is None else origin.info.next_start
+    return np.array(start if isinstance(start, tuple) else (), dtype=np.int64)
 
 
 def _checksums(fields: Mapping[str, DistTensorData], absent: AbstractSet[str]) -> np.ndarray:

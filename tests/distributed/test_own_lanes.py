@@ -1,7 +1,8 @@
-"""Packs in lanes without lengths: each rank reads its own lanes, and the log is that of all lanes."""
+"""Packs in lanes without lengths: each rank reads its own lanes, and the log and the checks are those of all lanes."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,25 @@ from tests.distributed.scripts.own_lanes import MESHES, READERS, STEPS, loader_o
 
 SCRIPT = Path(__file__).parent / "scripts" / "own_lanes.py"
 DOCUMENTS = 120
+
+# Fault -> step at which it is named (checks come at every second one), and how.
+EXPECTED = {
+    "a foreign state": (0, r"step 3: .* starts in the restored state \w+ on rank 0 2-3, but .* on rank 1$"),
+    "a foreign state on a rank that does not read": (0, r"starts in the restored state \w+ on rank 0 2-3, but "),
+    "a foreign state, with lengths": (0, r"starts in the restored state \w+ on rank 0 2-3, but "),
+    "a foreign state in an epoch": (0, r"starts in the restored state \w+ on rank 0 2-3, but "),
+    "an older state": (0, r"the position differs: 24 on rank 0 2-3, but 16 on rank 1"),
+    "other lengths": (4, r"the start of a lane differs: \[85, 3\] on rank 0-2, but \[89, 0\] on rank 3"),
+    "another sample in an epoch": (4, r"the start of a lane differs: \[85, 3\] on rank 0-2, but \[89, 0\] on rank 3"),
+    "another sample on a tensor peer": (
+        4,
+        r"the start of a lane differs: \[85, 3\] on rank 2, but \[89, 0\] on rank 3",
+    ),
+    "another sample on a tensor peer, found when saving": (
+        7,
+        r"save the state of their loader, but the start of a lane differs: \[129, 0\] on rank 2, but \[133, 0\] on",
+    ),
+}
 
 
 @pytest.fixture(scope="module")
@@ -54,3 +74,16 @@ def test_no_rank_reads_the_lanes_of_others_to_count_their_tokens(found: list[dic
 def test_batches_have_no_epoch_where_no_rank_knows_it(found: list[dict[str, Any]], readers: str) -> None:
     for of_rank in found:
         assert of_rank["logged"][f"{readers} 4x1"]["epochs"] == [None] * STEPS
+
+
+@pytest.mark.parametrize("fault", EXPECTED)
+def test_a_rank_with_other_starts_is_named_on_all_ranks(found: list[dict[str, Any]], fault: str) -> None:
+    step, message = found[0]["faults"][fault]
+    expected_step, pattern = EXPECTED[fault]
+    assert step == expected_step and message.startswith("ContractError"), message
+    assert re.search(pattern, message), message
+    assert [of_rank["faults"][fault] for of_rank in found] == [[step, message]] * 4
+
+
+def test_no_planted_fault_is_untested(found: list[dict[str, Any]]) -> None:
+    assert set(found[0]["faults"]) == set(EXPECTED)

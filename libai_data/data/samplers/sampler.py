@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from libai_data.data.attributes import attribute_of
+from libai_data.data.datasets.fingerprint import hash_of
 from libai_data.data.datasets.shard_lengths import shard_lengths_of
 from libai_data.data.datasets.stream_transform import Start, place_and_offset
 from libai_data.data.samplers.cursor import Cursor
@@ -79,6 +80,8 @@ class StreamSampler:
     endless: bool
     others_tell = False
     """Whether the ranks exchange what they know of lanes before a state is saved; a loader of several ranks says so."""
+    restored_start: Start | None = None
+    """Of a stream transform, the start in the state that was restored last."""
     _walk: Walk | None = None
     _ranks_in_turn = 1
 
@@ -388,6 +391,7 @@ class StreamSampler:
         for note in notes:
             logger.warning("%s", note)
         self._go_on_from(resumed)
+        self.restored_start = resumed.start
 
     def _places_to_skip(self, schedule: StepSchedule) -> LeftOut:
         """What this sampler leaves out on purpose in a run of this schedule."""
@@ -406,13 +410,17 @@ class StreamSampler:
 
 
 def order_in_words(stream: Any) -> str:
-    """What decides the order of a stream's samples, equal for equal orders: its state but for the place in it.
+    """What decides the samples of a stream, equal for equal streams: its state but for the place in it.
 
     Args:
         stream: anything with `order_words`, or the `state_dict` of a sampler.
     """
     words = stream.order_words() if hasattr(stream, "order_words") else stream.state_dict()
-    return ", ".join(f"{key} {value}" for key, value in sorted(words.items()) if key not in ("position", "start"))
+    found = [f"{key} {value}" for key, value in sorted(words.items()) if key not in ("position", "start")]
+    start = getattr(stream, "restored_start", None)
+    # All ranks know the starts of all lanes there, and only there.
+    found += [] if start is None else [f"starts in the restored state {hash_of(repr(start).encode())}"]
+    return ", ".join(found)
 
 
 def check_holds_a_batch(samples: int, global_batch_size: int, data_parallel_size: int) -> None:

@@ -162,7 +162,8 @@ class TransformRounds(EpochPositions, StreamSampler):
             refuse({"restart_data": ", ".join(words)}, ())
         self.set_epoch(int(state["epoch"]))
         self.cursor = self.cursor._replace(position=int(state["position"]))
-        self.note_start(self.position, _start_of(state, own.lanes))
+        self.restored_start = _start_of(state, own.lanes)
+        self.note_start(self.position, self.restored_start)
 
 
 def _start_of(state: Mapping[str, Any], lanes: int) -> Start:

@@ -1,13 +1,13 @@
 """Reads packs in lanes on four ranks, each its own lanes: `own_lanes.py FOLDER`.
 
-Each rank writes `FOLDER/<rank>.json`: what the log shows on some meshes.
+Each rank writes `FOLDER/<rank>.json`: what the log shows on some meshes, and how faults of a single rank are named.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,10 +20,11 @@ from libai_data.data.datasets import ConcatDataset, PackedDataset
 from libai_data.delivery import to_global
 from libai_data.engine.hooks import DataProgress
 from libai_data.engine.token_count import TokenCounter
+from libai_data.errors import DataPipelineError
 from libai_data.mesh.current import ParallelMesh, get_rank, set_mesh
 from libai_data.structures import batch_info
 
-STEPS, PERIOD = 12, 3
+STEPS, PERIOD, CHECK_EVERY = 12, 3, 2
 MESHES = {"4x1": [(4, 1)], "2x2": [(2, 2)], "4x1, then 2x2": [(4, 1), (2, 2)]}
 READERS = ["every_rank", "node"]
 
@@ -104,11 +105,71 @@ def logged_on(meshes: list[tuple[int, int]], readers: str) -> dict[str, Any]:
     return {**found, "read": sum(len(part.reads) for part in datasets[-1].dataset.datasets)}
 
 
+def resumed(change: Callable[[dict[str, Any]], None], known: bool = False, **more: Any) -> Iterator[Any]:
+    """Batches from a state that rank 1 has changed."""
+    on_mesh(4, 1)
+    first = loader_of(packs(known), **more)
+    for _ in islice(first, 3):
+        pass
+    state = json.loads(json.dumps(first.state_dict()))
+    first.close()
+    loader = loader_of(packs(known), check_every=CHECK_EVERY, **more)
+    if get_rank() == 1:
+        change(state)
+    loader.load_state_dict(state)
+    return iter(loader)
+
+
+def read_on(state: dict[str, Any]) -> None:
+    """A lane has taken one sample more."""
+    state["start"][2] = [state["start"][2][0] + 4, 0]
+
+
+def one_batch_back(state: dict[str, Any]) -> None:
+    state["position"] -= 8
+
+
+def emptied(mesh: tuple[int, int], known: bool, check_every: int = CHECK_EVERY, **more: Any) -> Iterator[Any]:
+    """Batches without one of the documents on rank 3."""
+    on_mesh(*mesh)
+    loader = loader_of(packs(known, 7 if get_rank() == 3 else None), check_every=check_every, **more)
+    yield from islice(loader, STEPS if check_every else 8)
+    loader.state_dict()
+
+
+FAULTS: dict[str, Callable[[], Iterator[Any]]] = {
+    "a foreign state": lambda: resumed(read_on),
+    "a foreign state on a rank that does not read": lambda: resumed(read_on, readers="node"),
+    "a foreign state, with lengths": lambda: resumed(read_on, known=True),
+    "a foreign state in an epoch": lambda: resumed(read_on, ends="short"),
+    "an older state": lambda: resumed(one_batch_back),
+    "other lengths": lambda: emptied((4, 1), known=True),
+    "another sample in an epoch": lambda: emptied((4, 1), known=False, ends="short"),
+    "another sample on a tensor peer": lambda: emptied((2, 2), known=False),
+    "another sample on a tensor peer, found when saving": lambda: emptied((2, 2), known=False, check_every=0),
+}
+
+
+def named(batches: Iterator[Any]) -> tuple[int, str]:
+    """At which step which error came; -1 if none did."""
+    step = 0
+    try:
+        for step, batch in enumerate(batches):
+            to_global(batch)
+            if step == STEPS:
+                break
+    except DataPipelineError as error:
+        return step, f"{type(error).__name__}: {error}"
+    return -1, ""
+
+
 def main() -> None:
-    found: dict[str, Any] = {"logged": {}}
+    found: dict[str, Any] = {"logged": {}, "faults": {}}
     for readers in READERS:
         for name, meshes in MESHES.items():
             found["logged"][f"{readers} {name}"] = logged_on(meshes, readers)
+    for name, plant in FAULTS.items():
+        found["faults"][name] = named(plant())
     Path(sys.argv[1], f"{get_rank()}.json").write_text(json.dumps(found))
 
 
