@@ -1,7 +1,7 @@
 """A data pipeline for OneFlow: a dataset in, global tensors out.
 
-The names below are loaded when they are first used, so that `import libai_data` is quick, and imports neither OneFlow
-nor what a process that only reads data does not need.
+The names below are loaded at first use. So `import libai_data` is quick, and imports neither OneFlow nor modules that
+a process that only reads data does not need.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ __all__ = list(_MODULES)
 
 
 def lazy_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` of a package whose names are loaded when they are first used (PEP 562).
+    """Make `__getattr__` and `__dir__` of a package whose names are loaded at first use (PEP 562).
 
     Args:
-        package: its name.
+        package: name of the package.
         modules: name -> the module that defines it.
     """
     namespace = vars(sys.modules[package])
@@ -89,7 +89,7 @@ def lazy_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str]
 __getattr__, __dir__ = lazy_names(__name__, _MODULES)
 
 
-# Where what lay elsewhere in earlier versions is now. Saved configs name classes by these paths.
+# Path of a module in earlier versions -> its path now. Saved configs name classes by the earlier paths.
 _MOVED: dict[str, str] = {
     "build": "delivery.build",
     "data.datasets.cifar": "data.datasets.image_datasets",
@@ -127,7 +127,7 @@ _MOVED: dict[str, str] = {
 
 
 class _MovedModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Gives, under the name of a module of an earlier version, the module that took its place."""
+    """Imports the present module if its name in an earlier version is imported."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

@@ -1,4 +1,4 @@
-"""Files and folders that appear under their names whole or not at all, and files that grow by whole pieces."""
+"""Write files and folders completely or not at all, and append to files completely or not at all."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ PathLike = Union[str, "os.PathLike[str]"]
 
 @contextmanager
 def written_whole(path: PathLike, unfinished: Path | None = None) -> Iterator[Path]:
-    """A file that is on disk, under its name, when the block ends without an error.
+    """Write a file that gets its name, and is on disk, when the block ends without an error.
 
     Args:
-        path: of the file; what is there now is replaced.
-        unfinished: where it is written, on the same file system; by default a hidden name of its own beside it.
+        path: final path of the file; an existing file is replaced.
+        unfinished: temporary path on the same file system; by default a new hidden name in the same folder.
 
     Yields:
-        Where to write.
+        The temporary path, to write to.
     """
     path = Path(path)
     unfinished = unfinished or path.with_name(f".{path.name}.{secrets.token_hex(4)}.unfinished")
@@ -43,13 +43,13 @@ def written_whole(path: PathLike, unfinished: Path | None = None) -> Iterator[Pa
 
 @contextmanager
 def written_together(folder: Path) -> Iterator[Path]:
-    """A folder that appears when the block ends without an error.
+    """Write a folder that gets its name when the block ends without an error.
 
     Args:
-        folder: to appear; if it is there already, the files that were written replace those of their names.
+        folder: final path. If the folder exists, new files replace files of the same names in the folder.
 
     Yields:
-        Where to write.
+        The temporary folder, to write to.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=str(folder.parent)))
@@ -59,7 +59,7 @@ def written_together(folder: Path) -> Iterator[Path]:
         unfinished.chmod(0o755)
         try:
             os.rename(unfinished, folder)
-        except OSError:  # it is there, perhaps because another process was faster
+        except OSError:  # the folder exists, perhaps because another process was faster
             for path in unfinished.iterdir():
                 os.replace(path, folder / path.name)
     finally:
@@ -68,7 +68,7 @@ def written_together(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def named_if_full(path: PathLike) -> Iterator[None]:
-    """Name what is written in the block in the error of a full disk, which has no name from `write`."""
+    """If the disk is full, add the path to the error: `write` raises an error without a path."""
     try:
         yield
     except OSError as error:
@@ -78,10 +78,10 @@ def named_if_full(path: PathLike) -> Iterator[None]:
 
 
 class AppendFile:
-    """A file to which each call appends all of its bytes, or none. Opened by the first call.
+    """A file to which each `append` writes all of its bytes or none. The first `append` opens the file.
 
     Args:
-        path: the file; what it has already stays.
+        path: path of the file; existing content stays.
     """
 
     def __init__(self, path: str) -> None:
@@ -89,7 +89,7 @@ class AppendFile:
         self._descriptor: int | None = None
 
     def append(self, data: bytes, header: bytes = b"") -> None:
-        """Append bytes, after `header` if the file is empty; nothing is buffered.
+        """Append bytes without buffering; if the file is empty, write `header` first.
 
         Raises:
             OSError: The file cannot be opened or written. A later call may succeed.
@@ -103,7 +103,7 @@ class AppendFile:
             while rest:
                 rest = rest[os.write(self._descriptor, rest) :]
         except OSError:
-            # A full disk may have taken a part.
+            # A part may have been written before the disk was full.
             with suppress(OSError):
                 os.ftruncate(self._descriptor, size)
             raise
@@ -119,12 +119,12 @@ class AppendFile:
 
 
 def output_path(text: str, rule: Rule = OUTPUT) -> Path:
-    """The `type` of an argument of a command line that names a folder to write, or a file or folder."""
+    """The `type` of a command-line argument that names a folder, or a file or folder, to write."""
     if not rule.holds(text):
         raise argparse.ArgumentTypeError(f"{text!r} must be {rule.allowed}")
     return Path(text)
 
 
 def output_file(text: str) -> Path:
-    """The `type` of an argument of a command line that names a file to write."""
+    """The `type` of a command-line argument that names a file to write."""
     return output_path(text, OUTPUT_FILE)

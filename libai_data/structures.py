@@ -23,22 +23,22 @@ class DistTensorData:
     """A tensor of one field, and its layout on the mesh.
 
     Args:
-        tensor: numpy array or OneFlow tensor; numbers and lists of numbers are made into arrays. In a sample it has no
-            batch dim, in a batch dim 0 is the batch.
-        sbp_list: signature over the (data, tensor) axes of the mesh, each "split_<dim>" or "broadcast"; dims count with
-            the batch dim.
+        tensor: numpy array or OneFlow tensor; numbers and lists of numbers become arrays. In a batch, dim 0 is the
+            batch dim; the tensor of a sample has no batch dim.
+        sbp_list: signature over the (data, tensor) axes of the mesh, each "split_<dim>" or "broadcast"; dim 0 is the
+            batch dim.
         placement_idx: the layer whose pipeline stage has the tensor; 0 is the first, -1 the last.
     """
 
     tensor: Any
     sbp_list: list[str]
     placement_idx: int
-    # Of a loader's batches; see `local_to_global`. Set on the class, since samples are made by the million.
+    # Set for batches of a loader; see `local_to_global`. A class attribute, because millions of samples are made.
     _is_part: bool = field(default=False, repr=False, compare=False)
 
-    # Written out, since samples have one for each field: what a dataclass would write takes twice as long.
+    # Written by hand: the `__init__` of a dataclass takes twice as long, and each field of each sample calls it.
     def __init__(self, tensor: Any, sbp_list: Sequence[str] = DEFAULT_SBP, placement_idx: int = 0) -> None:
-        # Not what is derived from an array: it may have a mask, or two dims whatever is done with it.
+        # Not subclasses of arrays: they may have a mask, or always two dims, as np.matrix has.
         is_tensor = type(tensor) is np.ndarray or is_flow_tensor(tensor)
         self.tensor = tensor if is_tensor else as_array(tensor)
         self.sbp_list = sbp_list if isinstance(sbp_list, str) else [*sbp_list]  # type: ignore[assignment]
@@ -75,7 +75,7 @@ class DistTensorData:
         """Stack samples' tensors along a new batch dim 0.
 
         Raises:
-            SchemaError: Nothing to stack, or shapes, dtypes or layouts differ.
+            SchemaError: `values` is empty, or shapes, dtypes or layouts differ.
         """
         if not values:
             raise SchemaError("nothing to stack: the list of samples is empty")
@@ -92,7 +92,7 @@ class DistTensorData:
 
 
 class _UnlessAField:
-    """A method that gives way to a field of the same name: models have arguments named `values`."""
+    """A method that is hidden by a field of the same name: models may have an argument named `values`."""
 
     def __init__(self, method: Callable[..., Any]) -> None:
         self._method, self._name, self.__doc__ = method, method.__name__, method.__doc__
@@ -109,21 +109,21 @@ class Instance:
 
     Fields are set by keyword, attribute or `set`; names that start with "_" are private to the pipeline.
 
-    It also works like a dict: ``batch["x"]``, ``"x" in batch``, ``len``, iteration over the names, `keys`,
+    An Instance also works like a dict: ``batch["x"]``, ``"x" in batch``, ``len``, iteration over the names, `keys`,
     `values`, `items`, `pop`, `update`, `copy`, ``dict(batch)`` and ``model(**batch)``. These return the
     tensor of a `DistTensorData`, without its layout. ``batch["x"] = tensor`` keeps the layout of the field. `get` and
     attributes return fields as they were set.
 
     A batch of tuples (or NamedTuples) can also be read like a tuple: ``x, y = batch``, ``batch[0]``, ``model(*batch)``.
-    Iterating over it gives its values instead of the names.
+    Iterating over such a batch gives the values instead of the names.
     """
 
-    # Of batches only. Set on the class, since samples are made by the million.
+    # Set for batches only. Class attributes, because millions of samples are made.
     _origin: Origin | None = None
     _unnamed: type | None = None
-    """What it was before its values, which had none, got names: a tuple, a list, or a single tensor."""
+    """If the values had no names at first: the type of the original batch, a tuple, a list or a tensor."""
     _is_tuple: bool = False
-    """Whether its samples are tuples, named or not, so that it unpacks into values."""
+    """Whether the samples are tuples or named tuples, so that the batch unpacks into values."""
 
     def __init__(self, /, **fields: Any) -> None:
         self.__dict__["_fields"] = fields
@@ -146,7 +146,7 @@ class Instance:
         return self._fields[name]
 
     def attach(self, origin: Origin) -> None:
-        """Make this a batch of a loader."""
+        """Make this a batch of a loader, with the information of the loader."""
         self._origin = origin
 
     def set(self, name: str, value: Any) -> None:
@@ -154,7 +154,7 @@ class Instance:
         self._fields[name] = value
 
     def get(self, name: str, *default: Any) -> Any:
-        """Return field `name`, as it was set; of a field that does not exist the default.
+        """Return field `name` as it was set, or the default if there is no such field.
 
         Raises:
             KeyError: There is no such field, and no default.
@@ -217,7 +217,7 @@ class Instance:
 
     @_UnlessAField
     def pop(self, name: str, *default: Any) -> Any:
-        """Delete field `name`, and return its value without its layout; of a field that does not exist the default."""
+        """Delete field `name`, and return its value without its layout, or the default if there is no such field."""
         if name not in self._fields and default:
             return default[0]
         value = self[name]
@@ -242,11 +242,11 @@ class Instance:
     def stack(instances: Sequence[Instance]) -> Instance:
         """Stack samples into a batch, field by field along a new dim 0.
 
-        Values may be `DistTensorData`, numpy arrays, OneFlow tensors, numbers, lists of numbers, or of any class that
-        has a `stack`; lists of other values stay lists, with one entry per sample.
+        Values may be `DistTensorData`, numpy arrays, OneFlow tensors, numbers, lists of numbers, or instances of a
+        class that has `stack`. Lists of other values stay lists, with one entry per sample.
 
         Raises:
-            SchemaError: The samples' fields, shapes, dtypes or layouts differ; field and sample are named.
+            SchemaError: The samples' fields, shapes, dtypes or layouts differ; the message names field and sample.
         """
         if not instances:
             raise SchemaError("nothing to stack: the list of samples is empty")
@@ -263,13 +263,13 @@ class Instance:
 
 
 class NamedBatch(Instance):
-    """A batch of samples that have names, as loaders yield it: an Instance that other people's code finds a `Mapping`.
+    """A batch with named fields, as loaders yield it: an Instance that other libraries recognize as a `Mapping`.
 
-    A batch of tuples is none, since iterating over it gives values. `get` is that of every Instance.
+    A batch of tuples is no NamedBatch, because iterating over it gives values. `get` is that of `Instance`.
 
     Args:
-        fields: name -> value, for code that makes a mapping again of its changed items, ``type(batch)({...})``.
-        **named: the same by keyword.
+        fields: name -> value, for code that makes a new mapping of changed items by ``type(batch)({...})``.
+        **named: fields by keyword.
     """
 
     def __init__(self, fields: Mapping[str, Any] | None = None, /, **named: Any) -> None:
@@ -325,10 +325,10 @@ def _stackable(value: Any, row: int) -> Any:
 
 
 def check_field_names(found: Sequence[str], expected: Sequence[str], whose: str) -> None:
-    """Refuse fields that are missing or too many; the order does not matter.
+    """Raise an error if fields are missing or unexpected; the order does not matter.
 
     Raises:
-        SchemaError: Naming the missing and the unexpected fields.
+        SchemaError: The names differ. The message has the missing and the unexpected fields.
     """
     if set(found) == set(expected):
         return
@@ -351,8 +351,8 @@ class BatchInfo(NamedTuple):
         size: samples that the loader read for the global batch. They are its rows, unless a collate_fn leaves some out
             or joins some.
         valid: rows [0, valid) of the global batch count; the rest is padding (evaluation only).
-        next_start: of a stream transform, where the output after the batch begins; in lanes that of each lane, or -1
-            if other ranks read the lane.
+        next_start: for a stream transform, where the output after this batch begins. With lanes, one number for each
+            lane, or -1 if other ranks read the lane.
     """
 
     step: int
@@ -432,7 +432,7 @@ Fields = Union[Instance, dict[str, Any]]
 
 
 def _as_own(value: Any) -> Any:
-    """LiBai's `DistTensorData` as ours; anything else as it is."""
+    """Convert LiBai's `DistTensorData` to this package's; return anything else unchanged."""
     if isinstance(value, DistTensorData) or not (hasattr(value, "sbp_list") and hasattr(value, "placement_idx")):
         return value
     return DistTensorData(value.tensor, value.sbp_list, value.placement_idx)
@@ -442,7 +442,7 @@ def fields_of(sample: Fields) -> dict[str, Any]:
     """The fields of a sample or batch that is an `Instance` or a dict, or LiBai's `Instance`.
 
     Raises:
-        SchemaError: It is none of these.
+        SchemaError: `sample` is none of these.
     """
     if isinstance(sample, Instance):
         return sample.get_fields()

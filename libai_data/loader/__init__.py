@@ -1,6 +1,6 @@
 """The loader: from a dataset and a sampler to batches.
 
-What only the trainer needs is loaded when it is first used, so that workers start quickly.
+Modules that only the trainer needs are imported at first use, so that workers start quickly.
 """
 
 from __future__ import annotations
@@ -19,6 +19,6 @@ __all__ = ["BatchLoader", "PadCollator", "Padding", "WorkerInfo", "get_worker_in
 
 __getattr__, __dir__ = lazy_names(
     __name__,
-    # `DataLoader` was here; now it makes loaders of iterables too, which this folder does not know.
+    # `DataLoader` was here in earlier versions. Now it also makes loaders of iterables, which are in a folder above.
     {"BatchLoader": "libai_data.loader.batch_loader", "DataLoader": "libai_data"},
 )

@@ -1,4 +1,4 @@
-"""The arena: one piece of anonymous memory, shared by descriptor, in which a loader's slots lie."""
+"""The arena: anonymous memory for the slots of a loader, which processes share by its descriptor."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ _memory = partial(os.memfd_create, "libai_data_batches", os.MFD_CLOEXEC)
 
 
 class Arena:
-    """Memory that processes share and that is gone with the last of them, however it ends.
+    """Memory that processes share. When the last process ends, in whatever way, the system frees the memory.
 
-    One process allocates; all others that hold the descriptor map what they are told of.
+    One process allocates ranges. Other processes that have the descriptor map the ranges that they are sent.
 
     Args:
-        descriptor: of an arena that another process made; by default a new one is made.
+        descriptor: descriptor of an arena that another process made; by default, a new arena is made.
     """
 
     def __init__(self, descriptor: int = -1) -> None:
         self._mapped: dict[tuple[int, int], Any] = {}
         self._lock = ForkLock()
         _open_standard_descriptors()
-        # The memory of a loader that nobody closed goes with it; in one line, so that no interrupt comes between.
+        # Frees the memory if nobody closes the loader. In one line, so that no interrupt can leak the descriptor.
         self._close_descriptor = weakref.finalize(self, os.close, descriptor if descriptor >= 0 else _memory())
         self.descriptor: int = self._close_descriptor.peek()[2][0]  # type: ignore[index]
 
     def allocate(self, size: int) -> tuple[int, int]:
-        """Add memory at the end; returns offset and size of the new range, whole pages."""
+        """Add memory at the end; returns offset and size of the new range, in bytes, rounded up to whole pages."""
         offset = os.fstat(self.descriptor).st_size
         size = -(-max(size, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
         os.ftruncate(self.descriptor, offset + size)
@@ -53,9 +53,9 @@ class Arena:
         return np.frombuffer(self._map(offset, size) if memory is None else memory, np.uint8)
 
     def private_lease(self, offset: int, size: int) -> np.ndarray:
-        """The bytes of a range as they are now, uint8 [size]; what is written to this array, no other process sees.
+        """The bytes of a range, copy-on-write, uint8 [size]: other processes do not see writes to this array.
 
-        The range must not be written to while the array is in use.
+        No process may write to the range while the array is in use.
         """
         with self._lock:
             if self.descriptor < 0:
@@ -63,13 +63,13 @@ class Arena:
             return np.frombuffer(_map(self.descriptor, offset, size, mmap.MAP_PRIVATE), dtype=np.uint8)
 
     def release(self, offset: int, size: int) -> None:
-        """Give a range's memory back to the system; it must be in use nowhere."""
+        """Return the memory of a range to the system; no process may still use the range."""
         if _libc.madvise(ctypes.addressof(self._map(offset, size)), size, mmap.MADV_REMOVE):
             raise _last_error("cannot give memory back")
         del self._mapped[offset, size]
 
     def _map(self, offset: int, size: int) -> Any:
-        # A closed loader's threads may still be at work: they must not map what another one has opened since.
+        # Threads of a closed loader may still run: they must not map another file that reuses the descriptor's number.
         with self._lock:
             if self.descriptor < 0:
                 raise OSError(errno.EBADF, "the loader's memory is closed")
@@ -78,7 +78,7 @@ class Arena:
             return self._mapped[offset, size]
 
     def close(self) -> None:
-        """Let go of the memory; arrays over it stay valid."""
+        """Release the memory; arrays over it stay valid."""
         with self._lock:
             self._mapped.clear()
             self.descriptor = -1
@@ -86,9 +86,9 @@ class Arena:
 
 
 class PrivateArena(Arena):
-    """Memory of this process alone, for readers that have no other: in huge pages, where the system has them.
+    """Memory of this process alone, for loaders without worker processes; in huge pages if the system has them.
 
-    Shared memory rarely comes in huge pages, and filling a batch of images in small ones takes a quarter longer.
+    Shared memory is rarely in huge pages, and filling a batch of images in small pages takes a quarter longer.
     """
 
     def __init__(self) -> None:
@@ -120,17 +120,17 @@ class PrivateArena(Arena):
 
 
 def _map(descriptor: int, offset: int, size: int, kind: int = mmap.MAP_SHARED) -> Any:
-    """Shared memory as a ctypes array, which holds no descriptor, so that a user may keep any number of batches."""
+    """Map memory as a ctypes array, which keeps no descriptor open, so that users may keep any number of batches."""
     return map_descriptor(descriptor, offset, size, mmap.PROT_READ | mmap.PROT_WRITE, kind, ctypes.c_ubyte)
 
 
 def _open_standard_descriptors() -> None:
-    """Open those of 0, 1 and 2 that are closed, so that nothing that workers inherit has these numbers."""
+    """Open descriptors 0, 1 and 2 if they are closed, so that no descriptor that workers inherit has these numbers."""
     for standard in range(3):
         try:
             os.fstat(standard)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # The lowest number that is free.
+            os.open(os.devnull, os.O_RDWR)  # Gets the lowest free number.
 
 
 def _last_error(what: str) -> OSError:

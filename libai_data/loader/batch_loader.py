@@ -56,7 +56,7 @@ from libai_data.structures import Agreement, Instance, Origin, RowIndices
 WORKER_TYPES = ("process", "thread")
 MOST_PREFETCHED = 256
 PREFETCH = 4
-"""Batches that workers read ahead if nothing else is said."""
+"""Default number of batches that workers read ahead."""
 RULES = {
     "num_workers": whole(0, 1024),
     "prefetch": whole(1, MOST_PREFETCHED),
@@ -78,11 +78,11 @@ RULES = {
     "seed": INT,
     "fields": or_none(FIELD_NAMES),
 }
-"""What some arguments accept; other loaders have them too."""
+"""Rules of arguments that other loaders have, too."""
 
 _MOST_PARTS = 8
 _IN_USE = 8
-"""Batches that may be in use besides those read ahead: OneFlow's queue runs some steps behind the trainer."""
+"""Batches that may be in use in addition to those read ahead: OneFlow runs some steps behind the trainer."""
 
 
 class BatchLoader(ResumableLoader):
@@ -115,7 +115,7 @@ class BatchLoader(ResumableLoader):
         timeout: seconds after which a worker that is busy with one task counts as hung; 0 waits forever.
         start_method: "spawn", "fork" or "auto" for worker processes; see `WorkerStarter`.
         check_every: the ranks compare their batches after this many batches (see `check_contract`); 0 never compares.
-        content_hash: samples, spread over the dataset, whose contents are hashed into its fingerprint; 0 reads none.
+        content_hash: number of samples, spread over the dataset, that are hashed into its fingerprint; 0 reads none.
         fields: names for the values of tuples, or for a single tensor. If samples have names, the fields to use.
         worker_init_fn: called with the number of a worker process when it has started; see `get_worker_info`.
         tensor_part: this rank's place on the tensor axis. If the dataset can read parts of samples, it reads only this
@@ -155,7 +155,7 @@ class BatchLoader(ResumableLoader):
         policy = ErrorPolicy(on_error, quarantine_file, replacement_budget)
         planned = None
         if policy.substitutes and isinstance(dataset, StreamTransform):
-            # It makes its outputs of several samples, of which it replaces those that fail.
+            # A stream transform makes an output of several samples, and replaces failing samples itself.
             dataset.replace_failing(policy.known_bad)
             planned = dataset.planned_replacement if dataset.reads_to_measure else None
         if isinstance(mixup_func, BatchTransform):
@@ -193,7 +193,7 @@ class BatchLoader(ResumableLoader):
         self.check_every = check_every
         self._content_hash = content_hash
         if by_content():
-            _ = self.fingerprint  # of the files as they are now
+            _ = self.fingerprint  # computes the digests of the files as they are now
         self._tensor_part = tensor_part
         self._timeout = timeout
         self._start_method = start_method
@@ -221,8 +221,8 @@ class BatchLoader(ResumableLoader):
         per_batch = self.collates or not isinstance(self.stream, StreamSampler)
         repeats = isinstance(self.stream, DealtIndices)
         agreement = Agreement(per_batch, self.check_every, order_in_words(self.stream), self._shards, repeats)
-        # Not a generator, which would hold on to the last batch while the trainer has let go of it; and a bound method,
-        # so that whoever has the iterator has the loader.
+        # Not a generator: it would keep the last batch alive after the trainer has dropped it. A bound method, so that
+        # the iterator keeps the loader alive.
         return Pass(self.stream, first, partial(self._take, iteration, agreement, as_numpy))
 
     def _refuse_other_sampler(self) -> None:
@@ -235,7 +235,7 @@ class BatchLoader(ResumableLoader):
         )
 
     def _samples_now(self) -> int | None:
-        """How many samples the dataset has; None if an own sampler of the user's decides what is read."""
+        """The number of samples of the dataset; None without a length, or if a user's own sampler lists the samples."""
         if isinstance(self.stream, StreamSampler) and has_attribute(self.dataset, "__len__"):
             return len(self.dataset)
         return None
@@ -265,7 +265,7 @@ class BatchLoader(ResumableLoader):
         if self._begun_in not in (0, os.getpid()):
             if self._is_lent:
                 refuse_in_fork(self._begun_in, "this loader")
-            # The process that this one was forked from goes on with the pass, its workers and their memory.
+            # This process is a fork: its parent continues the pass, with the workers and their memory.
             self._iteration = None
             self._end_workers()
         self._break_off("a newer iterator of this loader has begun; only the newest one may be used")
@@ -277,14 +277,14 @@ class BatchLoader(ResumableLoader):
             self._end_workers()
             self._renew_memory()
             self._reader = self._start()
-        # Of streamed shards, a node need not have those of other ranks.
+        # With streaming, the ranks read no common sample: a node need not have the shard files of other ranks.
         if self._reader.reads_first_sample and self.check_every and self._streamed is None:
             self._reader.first_read = read_by_all(self.stream, position)
-        # What a pass that was broken off has read ahead comes back while the new one reads ahead.
+        # Twice, because the slots of an interrupted pass return only while the new pass reads ahead.
         self._slot_list.planned = 2 * self._ahead + _IN_USE + also_kept
         if fetches_ahead:
             self._read_ahead(position)
-        # Not a method, with which the loader would be in a cycle, and live on when nobody has it.
+        # Not a bound method: the loader would be in a reference cycle, and stay alive when nobody uses it.
         reached = None if self._streamed is None else partial(_tell_reached, self._streamed, self.stream)
         self._iteration = Iteration(self.stream, position, self._reader, self._ahead, self._times, reached, self._turns)
         return self._iteration
@@ -292,7 +292,7 @@ class BatchLoader(ResumableLoader):
     def _prepare_streaming(self) -> None:
         """Find the streamed shards that the stream reads, before workers get a copy of the sources."""
         if self._streamed is not None:
-            # A forked worker would keep what is held in use.
+            # A forked worker would keep the shard files in use that the read-ahead holds.
             self._streamed.end_read_ahead()
         shards = StreamedShards(self.dataset)
         self._streamed = None
@@ -325,13 +325,13 @@ class BatchLoader(ResumableLoader):
         self._slot_list = SlotList(self._arena, settle=_run_what_is_queued)
 
     def shared_arena(self) -> Arena:
-        """The memory in which batches lie, from now on shared; valid until `close`. To be asked for before reading."""
+        """Share the memory of the batches from now on, and return it; valid until `close`. Call it before reading."""
         self._shares_memory = self._is_lent = True
         self._make_memory()
         return self._arena
 
     def _renew_memory(self) -> None:
-        """Leave behind slots that nobody may count any more; batches that are in use stay valid."""
+        """After workers ended, make new slots, or count the free slots again; batches that are in use stay valid."""
         if not self._is_lent:
             self._arena.close()
             self._make_memory()
@@ -342,7 +342,7 @@ class BatchLoader(ResumableLoader):
             self._slot_list.reclaim()
 
     def in_slot(self, batch: ReadyBatch) -> tuple[ReadyBatch, Slot]:
-        """A batch in its slot; what a collator of this process made is copied to where other processes can see it."""
+        """The batch and its slot; if a collator of this process made the batch, it is copied into a shared slot."""
         if batch.slot is not None:
             return batch, batch.slot
         specs = lay_out((name, array.dtype, array.shape) for name, array in batch.arrays.items())
@@ -371,7 +371,7 @@ class BatchLoader(ResumableLoader):
         )
 
     def _parts(self) -> int:
-        """Tasks of a batch at most, so that workers share each batch; fewer where samples take next to no time."""
+        """The most tasks of a batch, so that workers share each batch; `BatchReader` makes fewer of cheap samples."""
         if not self.num_workers:
             return 1
         return min(2 * self.num_workers, _MOST_PARTS)
@@ -434,7 +434,7 @@ class BatchLoader(ResumableLoader):
 
 
 def read_ahead_of_all(batches: int, workers: int) -> int:
-    """The batches that workers read ahead together, if each is to read so many."""
+    """The batches that all workers together read ahead, if each worker reads `batches` ahead."""
     return min(batches * max(1, workers), MOST_PREFETCHED)
 
 
@@ -445,6 +445,6 @@ def _run_what_is_queued() -> None:
 
 
 def _tell_reached(shards: StreamedShards, stream: Any, position: int) -> None:
-    """Tell streamed shards which batch was handed out."""
+    """Report to the streamed shards which batch was handed out."""
     if (batch := stream.batch_of(position)) is not None:
         shards.reached(batch)
