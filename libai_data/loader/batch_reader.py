@@ -1,4 +1,4 @@
-"""Batches on their way: cut into tasks, read into a slot, put together again as an Instance."""
+"""Reading batches: a batch is split into tasks, read into a slot, and assembled as an Instance."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _SECONDS_WORTH_A_TASK = 0.002
 
 
 class PendingBatch:
-    """A batch whose tasks are out."""
+    """A batch whose tasks were submitted."""
 
     slot: Slot | None = None
-    specs: tuple[ArraySpec, ...] = ()  # of what is read straight into the slot
+    specs: tuple[ArraySpec, ...] = ()  # of the arrays that are read directly into the slot
     tasks_left = 0
     abandoned = False
     collated: Collated | None = None
@@ -45,37 +45,37 @@ class PendingBatch:
 
     def __init__(self, index_batch: IndexBatch) -> None:
         self.index_batch = index_batch
-        self.rows = len(index_batch.indices)  # of this reader's part of the batch
+        self.rows = len(index_batch.indices)  # rows of the batch that this reader reads
 
 
 class ReadyBatch(NamedTuple):
     """A batch that has been read."""
 
-    index_batch: IndexBatch  # what it holds
-    # Of each field; views of the slot, which returns to the list of slots with the last of them.
+    index_batch: IndexBatch  # its samples
+    # Array of each field; if these are views of a slot, the slot becomes free when the last view is gone.
     arrays: dict[str, np.ndarray]
     layouts: dict[str, Layout]  # of each field
     skeleton: Skeleton | None  # how the batch is nested; None if all its fields are tensors
-    slot: Slot | None  # where it lies; None if a collator of this process made it elsewhere
-    specs: tuple[ArraySpec, ...]  # where each array lies within the slot
+    slot: Slot | None  # the memory of the batch; None if a collator of this process made the batch elsewhere
+    specs: tuple[ArraySpec, ...]  # where each array is within the slot
     parts: frozenset[str] = frozenset()  # fields of which only this tensor-parallel rank's part was read
 
 
 class BatchReader:
     """Reads batches through an executor.
 
-    `is_torn` says that its books may not be right any more, so that it must not be used again.
+    If `is_torn` is set, an interrupt may have lost a task or slot, so the reader must not be used again.
 
     Args:
         layouts: field name -> changed entries of its layout.
         collates: whether the executor collates whole batches, instead of writing samples into slots.
-        parts: tasks that a batch is cut into at most, so that one slow sample does not hold up the others.
+        parts: the most tasks that a batch is split into. Several, so that one slow sample does not delay the others.
         tensor_part: this rank's place on the tensor axis, if the dataset can read parts of samples.
-        shards: data-parallel ranks that a global batch is cut into.
+        shards: number of data-parallel ranks that share a global batch.
 
     Attributes:
-        first_read: epoch and index of a sample that every rank reads first; None for the first of this rank.
-        error: of the batch that was delivered last; None if it has none.
+        first_read: epoch and index of a sample that every rank reads first; None for this rank's own first sample.
+        error: error of the last delivered batch; None if it has none.
         witness: epoch, index and checksum of the sample that was read first; None before, or without a checksum.
     """
 
@@ -118,14 +118,14 @@ class BatchReader:
 
     @property
     def reads_first_sample(self) -> bool:
-        """Whether the next batch begins with a sample that tells the schema."""
+        """Whether the reader first reads one sample, to learn the schema from it."""
         return self._schema is None and not self._collates
 
     def submit(self, index_batch: IndexBatch) -> PendingBatch:
-        """Send out a batch's tasks.
+        """Submit a batch's tasks to the executor.
 
         Raises:
-            ConfigError: A batch transform needs other numbers of rows together.
+            ConfigError: The number of rows per rank is no multiple of what the batch transform needs.
         """
         if self._together > 1:
             check_rows_together(self._together, index_batch.size // self._shards, f"batch {index_batch.step}")
@@ -146,7 +146,7 @@ class BatchReader:
         self._send(pending, slice(0, pending.rows))
 
     def _begin(self, pending: PendingBatch) -> None:
-        """Read the very first sample, from which all else is laid out, and then the rest of its batch."""
+        """Read the first sample, learn the schema from it, and submit the rest of its batch."""
         batch = pending.index_batch
         own = int(batch.epochs[0]), int(batch.indices[0])
         first = self.first_read or own
@@ -173,7 +173,7 @@ class BatchReader:
             return
         slot = self._prepare_slot(pending, schema)
         if self._transforms or first != own:
-            # It is read again, with those that it is transformed with; or it is another rank's.
+            # A task reads the first row: the batch transform needs other rows beside it, or `first` is another rank's.
             self._send_parts(pending, first_row=0)
             return
         Rows(schema, self._slot_list.arrays(slot, pending.specs)).write(0, fields)
@@ -194,7 +194,7 @@ class BatchReader:
             self._send(pending, slice(rows.start + first_row, rows.stop + first_row))
 
     def _parts_worth_it(self, rows: int) -> int:
-        """Fewer parts where samples cost so little that a part would cost more to hand out than to read."""
+        """The number of tasks of a batch: fewer if samples are cheap, because submitting a task has a cost."""
         times = self.times
         if not times.samples:
             return self._parts
@@ -216,7 +216,7 @@ class BatchReader:
         pending.tasks_left += 1
 
     def wait(self, pending: PendingBatch) -> None:
-        """Take in results, of this batch and of others, until all tasks of this batch are done."""
+        """Process results, of this batch and of others, until all tasks of this batch are done."""
         while pending.tasks_left:
             self._take_in(self._executor.next_result())
 
@@ -228,7 +228,7 @@ class BatchReader:
             self._give_back(owner)
 
     def _note(self, owner: PendingBatch, result: TaskResult) -> None:
-        """Take note of what became of a task of a batch."""
+        """Add the result of a task to its batch."""
         if result.error is not None:
             owner.error = first_error(owner.error, result.error)
         if result.skipped:
@@ -242,13 +242,13 @@ class BatchReader:
                 self._slot_list.move(owner.slot, *collated.moved_to)
 
     def is_done(self, pending: PendingBatch) -> bool:
-        """Whether all tasks of a batch are done; takes in the results that have come."""
+        """Whether all tasks of a batch are done; processes the results that are available."""
         while pending.tasks_left and self._executor.has_result():
             self._take_in(self._executor.next_result())
         return not pending.tasks_left
 
     def finish(self, pending: PendingBatch) -> ReadyBatch:
-        """Wait for a batch; its memory returns to the list of slots when the last view of its arrays is gone."""
+        """Wait for a batch, and raise its error if it has one; its slot becomes free when the last view is gone."""
         if pending.tasks_left:
             self.wait(pending)
         self._deliver(pending.index_batch, pending.error, pending.skipped)
@@ -268,7 +268,7 @@ class BatchReader:
         return ReadyBatch(pending.index_batch, arrays, layouts, skeleton, slot, specs, self._read_in_part)
 
     def read(self, index_batch: IndexBatch) -> ReadyBatch:
-        """Read a batch, where the executor reads in this thread; see `finish`."""
+        """Submit and finish a batch; without a task if the executor reads in this thread. See `finish`."""
         schema, executor, batch = self._schema, self._executor, index_batch
         if schema is None or self._collates or self._transforms or not isinstance(executor, InProcessExecutor):
             pending = self.submit(batch)
@@ -289,7 +289,7 @@ class BatchReader:
         return ReadyBatch(batch, arrays, self._layouts_of_schema, schema.skeleton, slot, specs, self._read_in_part)
 
     def _deliver(self, batch: IndexBatch, error: Exception | None, skipped: Sequence[SkippedSample]) -> None:
-        """Take note of a batch that has been read; raises its error, and the one of too many skipped samples."""
+        """Count a batch that was read; raises its error, or an error if too many samples were skipped."""
         rows = len(batch.indices)
         if isinstance(error, SchemaMismatch):
             alike = self._rows_delivered + rows - error.looked_at
@@ -301,14 +301,14 @@ class BatchReader:
         self._rows_delivered += rows
 
     def _checked(self, collated: Collated) -> Skeleton | None:
-        """Refuse a batch that is another kind of argument to the model than those before it; shapes may differ."""
+        """Raise an error if nesting, fields or dtypes differ from those of the first batch; shapes may differ."""
         dtypes = {name: array.dtype for name, array in collated.arrays.items()}
         dtypes.update((spec.name, np.dtype(spec.dtype)) for spec in collated.specs)
         if self._collated_form is None:
             self._collated_form = collated.skeleton, dtypes
         skeleton, before = self._collated_form
         if skeleton != collated.skeleton:
-            newer, older = (  # There is no skeleton of a batch whose fields are all tensors.
+            newer, older = (  # A batch whose fields are all tensors has no skeleton.
                 put_together(each, lambda leaf: leaf.text or "tensor") if each else dict.fromkeys(names, "tensor")
                 for each, names in ((collated.skeleton, dtypes), (skeleton, before))
             )
@@ -327,7 +327,7 @@ class BatchReader:
         return collated.skeleton
 
     def abandon(self, batches: Iterable[PendingBatch]) -> None:
-        """Give up batches that nobody wants any more. Tasks that no worker has begun are not done."""
+        """Drop batches that are no longer needed. Tasks that no worker has claimed are cancelled."""
         for pending in batches:
             pending.abandoned = True
             if not pending.tasks_left:
@@ -389,7 +389,7 @@ def _fields(
     name = ""
     try:
         for name, array in arrays.items():
-            # Without its checks, which take four times as long: what it is made of is known.
+            # Without `__init__`, whose checks take four times as long: the values are known to be valid.
             fields[name] = field = _new_field()
             field.tensor = array if as_numpy else as_flow_tensor(array)
             layout = layouts[name]
@@ -397,22 +397,22 @@ def _fields(
     except SchemaError as error:
         raise SchemaError(f"field '{name}': {error}") from error
     for name in parts and parts & fields.keys():
-        # For whoever makes this field global by itself, as LiBai does.
+        # For code that makes single fields global, as LiBai does.
         fields[name]._is_part = True
     return fields
 
 
 def _samples_read(batch: IndexBatch) -> int:
-    """How many samples of the dataset a batch of a stream transform took, about: an output is made of several."""
+    """About how many samples of the dataset a batch of a stream transform used: an output is made of several."""
     rows = len(batch.indices)
     if rows == 1:
         return 1
     places, _ = place_and_offset(batch.indices)
-    if isinstance(batch.next_start, tuple):  # Between the places of a lane are those of all others.
+    if isinstance(batch.next_start, tuple):  # Between the places of one lane are the places of all other lanes.
         return int((places.max() - places.min()) * rows / batch.size)
     return int((places[-1] - places[0]) * rows / (rows - 1))
 
 
 def info_of(batch: IndexBatch) -> BatchInfo:
-    """What a batch tells of its place in the stream."""
+    """The `BatchInfo` of a batch."""
     return BatchInfo(batch.step, batch.epoch, batch.position, batch.size, batch.valid, batch.next_start)

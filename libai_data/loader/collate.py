@@ -62,14 +62,14 @@ class Padding:
     Args:
         value: the value to pad with.
         side: where to pad, "right" or "left".
-        multiple: lengths are rounded up to a multiple of it.
+        multiple: lengths are rounded up to a multiple of this number.
         max_length: the longest sample allowed.
         truncate: cut longer samples to `max_length` (on the side that is padded) instead of raising an error.
         fixed: always pad to `max_length`, instead of to the longest sample of the batch. Data-parallel ranks need it,
             because each rank sees only its own samples.
 
     Raises:
-        ConfigError: A value is out of range, or a length that is needed is missing.
+        ConfigError: A value is out of range, or `truncate` or `fixed` is set without `max_length`.
     """
 
     value: int | float | bool = 0
@@ -87,21 +87,21 @@ class Padding:
             raise ConfigError(f"max_length is {self.max_length}, which is no multiple of {self.multiple}")
 
     def length_for(self, longest: int) -> int:
-        """The length of a batch whose longest sample has this length."""
+        """The padded length of a batch whose longest sample has the length `longest`."""
         if self.fixed and self.max_length is not None:
             return self.max_length
         return -(-longest // self.multiple) * self.multiple
 
 
 class PadCollator:
-    """Stacks samples after padding the fields that are named. All other tensors must have equal shapes; strings become
-    lists, and what is nested is collated value by value, as in `default_collate`.
+    """Pads the named fields of samples, and stacks the samples. All other tensors must have equal shapes. Strings
+    become lists, and nested values are collated value by value, as in `default_collate`.
 
     Args:
         fields: field name -> `Padding`, or a mapping of its arguments. A nested field is named `outer.inner`.
 
     Raises:
-        ConfigError: An argument of a padding is unknown or out of range; the field is named.
+        ConfigError: An argument of a padding is unknown or out of range; the message names the field.
     """
 
     def __init__(self, fields: Mapping[str, Padding | Mapping[str, Any]]) -> None:
@@ -116,6 +116,9 @@ class PadCollator:
 
         Returns:
             One Instance; the layout of each field is that of the first sample.
+
+        Raises:
+            SchemaError: Fields or shapes differ, a field is too long, or its dtype cannot hold the padding value.
         """
         skeletons, samples = [], []
         for sample in batch:
@@ -191,7 +194,7 @@ def _cut(array: np.ndarray, padding: Padding, name: str) -> np.ndarray:
 
 @lru_cache(maxsize=64)
 def _holds(dtype: np.dtype, value: Any) -> bool:
-    """Whether an array has a value as it is, but for the rounding of floats: numpy makes 255 of -1, and 0 of 0.5."""
+    """Whether a dtype has the value, up to rounding of floats: numpy silently converts -1 to 255, and 0.5 to 0."""
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

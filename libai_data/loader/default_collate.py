@@ -33,11 +33,11 @@ def default_collate(samples: Sequence[Any], path: str = "") -> Any:
     keep their type, and each of their values becomes a batch. Strings become a list. A list of numbers is a tensor.
 
     Args:
-        samples: at least one; all alike.
-        path: of the samples within a field, named in errors.
+        samples: at least one; all of the same types, fields, shapes and dtypes.
+        path: where the samples are within a field; errors name the path.
 
     Raises:
-        SchemaError: Samples differ, or a value has a type that cannot be collated; its path is named. The message
+        SchemaError: Samples differ, or a value has a type that cannot be collated. The message names the path, and
             says how many samples have which schema.
     """
     try:
@@ -54,7 +54,7 @@ def default_collate(samples: Sequence[Any], path: str = "") -> Any:
 
 
 def counts_in_words(counts: abc.Mapping[str, int]) -> str:
-    """How many samples have which schema; the first ones, if there are many."""
+    """How many samples have which schema, in words; of many schemas, only the first ones."""
     seen = ", ".join(f"{count} of {schema}" for schema, count in list(counts.items())[:_MOST_SCHEMAS_SHOWN])
     return f"{seen}, and others" if len(counts) > _MOST_SCHEMAS_SHOWN else seen
 
@@ -86,7 +86,7 @@ def _collated(samples: Sequence[Any], path: str) -> Any:
         batch = _by_key(samples, path)
         try:
             return type(first)(batch)  # type: ignore[call-arg]
-        except TypeError:  # Its constructor takes something else.
+        except TypeError:  # Its constructor needs other arguments.
             return batch
     if is_named_tuple(first):
         return type(first)(*_by_key([sample._asdict() for sample in samples], path).values())

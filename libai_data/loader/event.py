@@ -13,19 +13,19 @@ _SET = (1).to_bytes(8, "little")
 
 
 class Event:
-    """Set by one process, waited for by another in a poll of its descriptor, and cleared by that one.
+    """One process sets the event. Another process waits by polling the descriptor, and then clears the event.
 
-    It is an eventfd (Linux, eventfd(2)). Through a pipe or a socket the same would take longer: the system takes the
-    writer of these for one that is about to wait, and lets the woken process run in its place, on its core.
+    It is an eventfd (Linux, eventfd(2)). A pipe or a socket would be slower: Linux assumes that its writer is about to
+    wait, and runs the woken process on the writer's core.
 
     Args:
-        descriptor: of an event that another process made; by default a new one is made.
+        descriptor: descriptor of an event that another process made; by default, a new event is made.
     """
 
     _descriptor = _process = -1
 
     def __init__(self, descriptor: int = -1) -> None:
-        # It is closed by whoever made it, and not by a fork, in which the number may be that of another file.
+        # Only the process that made the event closes it. In a fork, the number may belong to another file.
         self._process = os.getpid() if descriptor < 0 else -1
         # Python has os.eventfd from 3.10 on.
         self._descriptor = descriptor if descriptor >= 0 else _libc.eventfd(0, os.O_CLOEXEC | os.O_NONBLOCK)
@@ -34,7 +34,7 @@ class Event:
             raise OSError(number, f"cannot make an event: {os.strerror(number)}")
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        # When the interpreter ends, it has taken `os` apart, and the system closes everything.
+        # At the end of the interpreter, `os` may be gone already, and the system closes all descriptors.
         if not is_finalizing() and self._process == os.getpid():
             self.close()
 
@@ -43,17 +43,17 @@ class Event:
         return self._descriptor
 
     def set(self) -> None:
-        """Wake whoever waits, or whoever will."""
+        """Wake the process that waits, or that will wait next."""
         with suppress(BlockingIOError):
             os.write(self._descriptor, _SET)
 
     def clear(self) -> None:
-        """Take note of the event, if it is set."""
+        """Clear the event, if it is set."""
         with suppress(BlockingIOError):
             os.read(self._descriptor, 8)
 
     def close(self) -> None:
         """Close the descriptor."""
         if self._descriptor >= 0:
-            # In one line, so that no interrupt leaves it open, or has it closed twice; the class has -1.
+            # In one line, so that no interrupt leaves it open or lets it be closed twice. Then the class's -1 applies.
             os.close(vars(self).pop("_descriptor"))

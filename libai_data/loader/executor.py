@@ -1,4 +1,4 @@
-"""Executors: who does the reading. They differ in where, never in what: the tasks, rows and results are the same."""
+"""Executors: they read in this thread, in other threads or in processes, with the same tasks, rows and results."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ _LONGEST_WAIT = 3.0
 
 
 class Task(NamedTuple):
-    """Some samples of one batch to read."""
+    """Some samples of one batch that one worker reads."""
 
     number: int  # unique within a loader
     epochs: np.ndarray  # int64 [n]
     indices: np.ndarray  # int64 [n]
-    first_row: int  # the batch's row of the first of these samples
+    first_row: int  # row in the batch of the first of these samples
     batch_rows: int  # rows of the whole batch
-    slot: Slot | None = None  # the slot to read into; None where an executor collates into memory of its own
-    hopeless: bool = False  # workers have ended over these samples; others are to take their place untried
-    position: int = 0  # of the global batch's first sample, in the stream
+    slot: Slot | None = None  # the slot to read into; None if an executor collates into memory of its own
+    hopeless: bool = False  # workers died or hung over these samples; only substitutes are read
+    position: int = 0  # position in the stream of the global batch's first sample
 
 
 @dataclass(frozen=True)
@@ -52,14 +52,14 @@ class Collated:
 
     layouts: dict[str, Layout]  # of each field
     skeleton: Skeleton | None = None  # how the batch is nested; None if all its fields are tensors
-    # Of each field, where trainer and reader share an address space.
+    # Array of each field, if trainer and reader share an address space.
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
-    specs: tuple[ArraySpec, ...] = ()  # of each field within the slot, otherwise
-    moved_to: tuple[int, int] | None = None  # offset and size of the slot's new range, where the old one was too small
+    specs: tuple[ArraySpec, ...] = ()  # otherwise: where each field is within the slot
+    moved_to: tuple[int, int] | None = None  # offset and size of the slot's new range, if the old one was too small
 
 
 class TaskResult(NamedTuple):
-    """What became of a task: done, collated, or failed with `error`; and what it took."""
+    """Result of a task: done, collated, or failed with `error`; and the seconds of each stage."""
 
     number: int
     error: Exception | None = None
@@ -69,27 +69,27 @@ class TaskResult(NamedTuple):
 
     @property
     def says_only_done(self) -> bool:
-        """Whether there is no more to tell than that the task is done, and what it took."""
+        """Whether the task is done without an error, a collated batch or skipped samples."""
         return self.error is None and self.collated is None and not self.skipped
 
 
 class Executor(Protocol):
-    """Reads samples for a loader, here or elsewhere."""
+    """Reads samples for a loader, in this process or in others."""
 
     collates_into_slots: bool
-    """Whether a collated batch comes in a slot."""
+    """Whether a collated batch is in a slot."""
 
     def first_sample(self, epoch: int, index: int) -> SampleForm:
         """Read the sample from which the schema is learned."""
 
     def use_schema(self, schema: SampleSchema) -> None:
-        """Demand this schema of all samples from now on."""
+        """Require this schema of all samples from now on."""
 
     def submit(self, task: Task) -> TaskResult | None:
-        """Put a task behind those that wait; returns its result if it was done at once."""
+        """Append a task to those that wait; returns its result if the executor ran it at once."""
 
     def next_result(self) -> TaskResult:
-        """Wait until some submitted task is done."""
+        """Wait until some submitted task is done; returns its result."""
 
     def has_result(self) -> bool:
         """Whether `next_result` would not wait."""
@@ -98,14 +98,14 @@ class Executor(Protocol):
         """Drop the tasks that nobody has begun; they count as done."""
 
     def close(self) -> None:
-        """End all that was started, at once."""
+        """End the threads or processes that read."""
 
 
 class TaskRunner:
-    """Does tasks; each thread that reads has its own.
+    """Runs tasks; each thread that reads has its own runner.
 
     Args:
-        collator: makes a batch of a list of samples; None to read straight into slots, if samples hold no text.
+        collator: makes a batch of a list of samples; None to read directly into slots, if samples contain no text.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class TaskRunner:
 
     @property
     def schema(self) -> SampleSchema | None:
-        """What all samples must look like, once it is known."""
+        """The schema that all samples must have; None until it is known."""
         return self._schema
 
     @schema.setter
@@ -138,7 +138,7 @@ class TaskRunner:
             self._collator = default_collate
 
     def run(self, task: Task) -> TaskResult:
-        """Do a task; a failure is part of the result, since it is its batch's turn that decides what to do about it."""
+        """Run a task; a failure is part of the result, because the loader raises it when it is the batch's turn."""
         error: Exception | None = None
         collated: Collated | None = None
         try:
@@ -152,15 +152,15 @@ class TaskRunner:
         return TaskResult(task.number, error, collated, times, skipped)
 
     def _make_batch(self, task: Task) -> Collated | None:
-        """Do a task with a collator or a batch transform, which may draw, too."""
+        """Run a task with a collator or a batch transform, which may draw random numbers, too."""
         skipped = self.reader.skipped
 
         def read() -> Collated | None:
-            # Read again too, if it is called again: what makes a batch may change the samples.
+            # `around` may call this again. Then the samples are read again, too: a collator may have changed them.
             self.reader.forget_skipped(skipped)
             return self._read(task) if self._collator is None else self._collate(self._collator, task)
 
-        # Draws of the batch are others than those of its first sample.
+        # The seed is another one than for samples, so that the batch does not repeat the draws of its first sample.
         key = combine64(self.reader.seed, _DRAWS_OF_BATCHES), int(task.epochs[0]), int(task.indices[0])
         made = self.batch_draws.around(read, key)
         if self.batch_draws.found:
@@ -179,11 +179,11 @@ class TaskRunner:
             with reading_samples(SampleKeys(self.reader.seed, task.epochs, task.indices)):
                 collated = collate(collator, samples, self._names)
         except BaseException as error:
-            # Bare, a StopIteration would end the trainer's loop without a word.
+            # Wrapped, because a bare StopIteration would silently end the trainer's loop.
             name = self._name or "stacking"
             raise failed_reading(f"{name} of samples {task.indices.tolist()}", error) from error
         if task.slot is None and not getattr(collator, "needs_no_copy", False):
-            # It may keep its memory, and write the next batch into it.
+            # The collator may keep its memory, and write the next batch into it.
             collated = replace(collated, arrays={name: array.copy() for name, array in collated.arrays.items()})
         if self._batch_transform is not None:
             arrays = {name: np.require(array, requirements=["C", "W"]) for name, array in collated.arrays.items()}
@@ -214,7 +214,7 @@ class TaskRunner:
             self.reader.count_transform()
 
     def rows(self, schema: SampleSchema, slot: Slot, batch_rows: int, first: int, count: int) -> Rows:
-        """Some rows of a batch in a slot; slots are used again and again, and so are these."""
+        """Some rows of a batch in a slot; cached, because slots are reused."""
         place = slot.offset, slot.size, batch_rows, first, count
         rows = self._rows_of.get(place)
         if rows is None:
@@ -228,37 +228,37 @@ class TaskRunner:
 
 
 class Awake:
-    """Keeps time in which the whole job was suspended (Ctrl-Z, a scheduler) from counting as the time of a hung worker.
+    """Does not count time in which the whole job was suspended (Ctrl-Z, a scheduler) as time of a hung worker.
 
-    Such a time shows as a wait that lasts longer than it can.
+    If a wait lasts longer than its timeout, the job was suspended.
     """
 
     def __init__(self) -> None:
         self._since = -math.inf
 
     def note(self, began: float) -> None:
-        """Note the end of a wait that began then, and lasts about a second at most."""
+        """Note the end of a wait that began at `began` (monotonic seconds) and should last about a second at most."""
         now = time.monotonic()
         if now - began > _LONGEST_WAIT:
             self._since = now
 
     def seconds_since(self, begin: float) -> float:
-        """Seconds since then, or since this process was suspended."""
+        """Seconds since `begin` (monotonic seconds), or since the last suspension ended if that is less."""
         return time.monotonic() - max(begin, self._since)
 
 
 def wants_to_end(indices: list[int], error: BaseException) -> SampleError:
-    """What becomes of a SystemExit or the like that a dataset raises where it cannot end the trainer."""
+    """Make a SampleError of a SystemExit or the like of a dataset, which must not end a worker or the trainer."""
     wrapped = SampleError(f"one of the samples {indices}: {error_text(error)}")
     wrapped.__cause__ = error
     return wrapped
 
 
 def _if_of_dataset(indices: list[int], error: SystemExit) -> SampleError:
-    """What becomes of a SystemExit in the trainer's own thread.
+    """Make a SampleError of a SystemExit in the trainer's own thread; raise it again if a signal handler raised it.
 
-    One of the user's signal handler ends the program. One of the dataset must not: with `sys.exit(0)` the training
-    would end as if all were done.
+    A signal handler of the user may end the program. A dataset must not: after its `sys.exit(0)`, the training would
+    look complete.
     """
     if comes_from_signal_handler(error):
         raise error
@@ -266,7 +266,7 @@ def _if_of_dataset(indices: list[int], error: SystemExit) -> SampleError:
 
 
 def collate(collator: Collator, samples: list[Any], names: Sequence[str] | None = None) -> Collated:
-    """Let a collator make a batch, and take apart what it returned; `names` are for a batch that has no names."""
+    """Let a collator make a batch, and split the batch into fields; `names` are used if the batch has no names."""
     batch, leaves = collator(samples), {}  # type: ignore[var-annotated]
     skeleton = leaves_of_batch(named(batch, None if fields_in(batch) is not None else names), leaves)
     layouts = {path: layout_of(value, path) for path, value in leaves.items()}
@@ -276,10 +276,10 @@ def collate(collator: Collator, samples: list[Any], names: Sequence[str] | None 
 
 
 class InProcessExecutor(Executor):
-    """Reads in the caller's own thread, each task at once, and counts its seconds there.
+    """Reads in the caller's own thread; `submit` runs a task at once.
 
     Args:
-        times: what it adds them to.
+        times: the reader adds its seconds to these.
     """
 
     collates_into_slots = False
@@ -306,7 +306,7 @@ class InProcessExecutor(Executor):
     def read(
         self, schema: SampleSchema, slot: Slot, epochs: np.ndarray, indices: np.ndarray
     ) -> tuple[Exception | None, Sequence[SkippedSample]]:
-        """Read a whole batch into a slot, without a task; returns why it failed, and the samples that were skipped."""
+        """Read a whole batch into a slot, without a task; returns the error, if any, and the skipped samples."""
         reader, count = self._runner.reader, len(indices)
         error: Exception | None = None
         try:

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 POLICIES = ("raise", "skip", "quarantine")
 SAMPLES_BEFORE_BUDGET = 1000
-"""The budget of replaced samples counts from this number of delivered samples on."""
+"""The budget of replaced samples applies once this many samples were delivered."""
 
 _LONGEST_EXAMPLE = 300
 
@@ -39,8 +39,12 @@ class ErrorPolicy:
             "quarantine" also writes it to `quarantine_file`.
         quarantine_file: JSON lines of {"index", "error"}; the samples it lists at the start are skipped without being
             read.
-        replacement_budget: share of the samples that may be replaced, once 1,000 have been delivered; those that
+        replacement_budget: share of the samples that may be replaced, once 1,000 have been delivered; samples that
             `quarantine_file` lists at the start do not count.
+        known_bad: indices of samples that are skipped without being read; by default those of `quarantine_file`.
+
+    Raises:
+        ConfigError: An argument is out of range, or `quarantine_file` does not fit `on_error` or is malformed.
     """
 
     on_error: str = "raise"
@@ -65,9 +69,9 @@ class ErrorPolicy:
 
 @dataclass(frozen=True)
 class SkippedSample:
-    """A sample that failed, the one that was read in its place, and the kind of failure; "" if it was known before.
+    """A sample that failed, its substitute, and the kind of failure; "" if the quarantine file listed the sample.
 
-    In a stream the index is the number of good rows before it, and no other is read.
+    In a stream, the index is the number of good rows before the sample, and there is no substitute (None).
     """
 
     epoch: int
@@ -78,7 +82,7 @@ class SkippedSample:
 
 
 def read_quarantine(path: Path) -> frozenset[int]:
-    """The indices that a quarantine file lists; none if the file does not exist."""
+    """The indices that a quarantine file lists; none if there is no file. A ConfigError names a malformed line."""
     if not path.exists():
         return frozenset()
     indices = set()
@@ -95,7 +99,7 @@ class FailureLog:
     """Counts, logs and records the samples that were skipped; lives in the trainer's process.
 
     Args:
-        planned: (epoch, index) -> the sample that whoever planned the stream took instead, or None; where plans read.
+        planned: (epoch, index) -> the substitute that was read when the stream was planned, or None for no substitute.
     """
 
     def __init__(
@@ -111,10 +115,10 @@ class FailureLog:
         self._examples: dict[str, SkippedSample] = {}
 
     def deliver(self, read: int, samples: Sequence[SkippedSample]) -> SampleError | None:
-        """Take note of a batch, of how many samples were read for it and which were skipped.
+        """Note a batch: `read` is the number of samples that were read for it, `samples` are those that were skipped.
 
         Returns:
-            The error that ends the run: they are too many, or one could be read when the stream was planned.
+            The error that ends the run, or None: too many were skipped, or one was read when the stream was planned.
         """
         self._delivered += read
         if not samples and not self._kinds:
@@ -135,7 +139,7 @@ class FailureLog:
             f"{self._examples[kind].error[:_LONGEST_EXAMPLE]}"
             for kind, count in self._kinds.most_common()
         )
-        # A row of a stream has no index that could be listed.
+        # The row of a stream has no index that a file could list.
         listed = any(sample.substitute is not None for sample in self._examples.values())
         remedy = "list bad samples in quarantine_file, or raise" if listed else "or raise"
         return SampleError(

@@ -1,4 +1,4 @@
-"""One pass over a stream: batches are sent out ahead, in order, and handed out in order."""
+"""One pass over a stream: batches are submitted ahead, and handed out in order."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _WAITING_WORTH_A_HINT = 0.1
 
 
 Take = Callable[[], Optional[tuple[Instance, Cursor]]]
-"""Waits for the next batch of a pass: the batch, and the cursor behind it; None at the end of the pass."""
+"""Waits for the next batch of a pass; returns the batch and the cursor after it, or None at the end of the pass."""
 
 
 class Pass:
     """What `iter(loader)` returns: the batches of one pass.
 
-    A pass that has failed raises the same error again. A pass that was interrupted raises a `PassError`. The loader can
-    be iterated anew after both.
+    A pass that has failed raises the same error again. A pass that was interrupted raises a `PassError`. After both,
+    the loader can be iterated again.
 
     The stream's cursor moves in the last line that runs before the user has the batch. So an interrupt between any two
     lines neither loses the batch nor counts it.
@@ -50,7 +50,7 @@ class Pass:
         raise TypeError("an iterator of a loader cannot be copied or pickled; use state_dict() of the loader")
 
     def begun(self) -> Pass:
-        """This pass, which the stream has now begun."""
+        """Begin this pass: move the stream's cursor to its first batch. Returns the pass."""
         return setattr(self.stream, "cursor", self.first) or self  # type: ignore[func-returns-value]
 
     def __iter__(self) -> Pass:
@@ -74,7 +74,7 @@ class Pass:
             self._error = error
             raise
         if self.stream.cursor is not self._cursor:
-            # The state of the loader would be that of the other one.
+            # The cursor, and so the state of this loader, no longer belongs to this pass.
             self._error = PassError(
                 f"the {type(self.stream).__name__} of this loader was moved during this pass: by another loader that "
                 "has the same sampler, or by its set_epoch or load_state_dict. Make a sampler of its own for each "
@@ -91,7 +91,7 @@ class Pass:
 
 
 def refuse_in_fork(process: int, what: str) -> None:
-    """Raise an error in a fork of the process whose threads, workers and memory something has."""
+    """Raise an error if this process is a fork of `process`, whose threads, workers and memory `what` uses."""
     if process != os.getpid():
         raise PassError(
             f"{what} belongs to process {process}, of which this process is a fork; make a loader in this process"
@@ -99,12 +99,12 @@ def refuse_in_fork(process: int, what: str) -> None:
 
 
 class Iteration:
-    """Reads the batches of a stream, from one place on.
+    """Reads the batches of a stream, from a position on.
 
     Args:
-        ahead: batches to read ahead of the one asked for.
+        ahead: number of batches to read ahead.
         reached: called with the position of each batch that is handed out; None if nobody needs it.
-        turns: held by whoever begins to use the reader, or breaks off who does; threads may share a loader.
+        turns: lock for beginning or interrupting the use of the reader, because threads may share a loader.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Iteration:
                 raise PassError(self._broken_off)
             if self._over:
                 raise StopIteration
-            # A Ctrl-C may come between any two lines, so that some task or slot is in nobody's books.
+            # A Ctrl-C may come between any two lines, and so lose a task or a slot.
             self._reader.is_torn = True
         try:
             if self._ahead:
@@ -153,7 +153,7 @@ class Iteration:
             if self._broken_off and isinstance(error, Exception):
                 raise PassError(self._broken_off) from error
             if error is self._reader.error:
-                # The batch's own error, after which the workers go on.
+                # Only this batch failed; the workers continue.
                 self._reader.error = None
                 self.break_off()
                 self._over = True
@@ -170,7 +170,7 @@ class Iteration:
         return batch
 
     def next_if_ready(self) -> ReadyBatch | None:
-        """The next batch if it has been read by now; nothing is waited for."""
+        """The next batch if it has been read already, otherwise None; never waits."""
         if self._over or self._broken_off or not self._pending:
             return None
         self._reader.is_torn = True
@@ -179,7 +179,7 @@ class Iteration:
         return next(self) if is_done else None
 
     def _send_out(self) -> None:
-        # A batch that failed ends the pass. To read on would end workers again over a first sample that ends them.
+        # A batch that failed ends the pass. If the first sample kills workers, reading more batches kills them again.
         while len(self._pending) <= self._ahead and not (self._pending and self._pending[-1].error):
             index_batch = next(self._plan, None)
             if index_batch is None:
@@ -204,10 +204,10 @@ class Iteration:
                 )
 
     def break_off(self, why: str = "") -> None:
-        """End this pass. What was read ahead is given up, without waiting for it.
+        """End this pass. Batches that were read ahead are dropped without waiting for them.
 
         Args:
-            why: what the iterator raises if it is asked for another batch.
+            why: message of the PassError that the iterator raises if it is asked for another batch.
         """
         self._broken_off = self._broken_off or why
         self._reader.is_torn = True
@@ -216,5 +216,5 @@ class Iteration:
         self._reader.is_torn = False
 
     def end(self, why: str) -> None:
-        """End this pass at once, with the workers, whose slots are not used again."""
+        """End this pass together with its workers; their tasks and slots are not used again."""
         self._broken_off = self._broken_off or why
