@@ -1,4 +1,4 @@
-"""Reading in worker processes: tasks go to the task queue, and results are collected; tasks of the dead are retried."""
+"""Reading in worker processes: submits tasks to the task queue, collects results, retries tasks of dead workers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from libai_data.loader.worker_pool import WorkerPool
 logger = logging.getLogger(__name__)
 
 _DEATHS_ALLOWED_WITHOUT_TASK = 3
-"""How often each worker may die, on the average, before any has read something."""
+"""How often each worker may die, on average, before any worker has finished a task."""
 
 _FIRST_SAMPLE = -1
 """The number of the task that reads the sample from which the schema is learned."""
@@ -35,9 +35,9 @@ _SECONDS_BETWEEN_LOOKS = 1.0
 _SECONDS_TO_PRINT_STACKS = 0.3
 _SECONDS_TO_START = 60.0
 _SECONDS_WORTH_WAKING = 0.00035
-"""Work that is worth waking another worker for."""
+"""Seconds of waiting work for which waking another worker pays off."""
 _SECONDS_BEFORE_HELP = 0.002
-"""How long the trainer waits for the workers that are awake."""
+"""How long the trainer waits for the workers that are awake, before it wakes the others."""
 _LEAST_SECONDS = 1e-6
 
 
@@ -103,7 +103,7 @@ class ProcessExecutor(Executor):
         return answer
 
     def _ask_first_sample(self, task: Task) -> None:
-        """Let the first worker read the first sample, until there is an answer or the worker has ended."""
+        """Let the first worker read the first sample; returns when the worker has answered or ended."""
         self._deadly = None
         asked, process = time.monotonic(), self._pool.processes[0]
         self._pool.tell(0, ("first sample", (int(task.epochs[0]), int(task.indices[0]), task.hopeless)))
@@ -116,7 +116,7 @@ class ProcessExecutor(Executor):
     def use_schema(self, schema: SampleSchema) -> None:
         if schema.has_text:
             self._retry.keep_whole()
-        # Workers only need to know whether samples are nested; a named tuple's class need not be known to them.
+        # Workers only need to know whether samples are nested; perhaps they cannot import the class of a named tuple.
         sent = schema if schema.skeleton is None else replace(schema, skeleton={})
         self._pool.tell_all(("schema", sent))
 
@@ -134,7 +134,7 @@ class ProcessExecutor(Executor):
         self._submitted[place] = time.monotonic()
 
     def next_result(self) -> TaskResult:
-        """Wait until some task is done."""
+        """Wait until some task is done; returns its result."""
         while not self._ready:
             self._hear_or_look()
         return self._ready.popleft()
@@ -145,7 +145,7 @@ class ProcessExecutor(Executor):
         return bool(self._ready)
 
     def _hear_or_look(self) -> None:
-        """Wait for results or messages for a moment; now and then, look for workers that cannot send any more."""
+        """Wait about a second for results or messages; each second, look for workers that died or hang."""
         if self._fatal is not None:
             raise self._fatal
         self._check_open()
@@ -159,7 +159,7 @@ class ProcessExecutor(Executor):
             self._last_look = time.monotonic()
 
     def _wait(self) -> None:
-        # The oldest task is of the batch that is wanted next.
+        # The oldest task belongs to the batch that is needed next.
         oldest = next(iter(self._tasks), None)
         if oldest is not None and not self._task_queue.trainer_waits(oldest):
             return
@@ -172,12 +172,12 @@ class ProcessExecutor(Executor):
             raise RuntimeError("the loader has been closed while a batch was being read")
 
     def _collect(self) -> None:
-        """Take from the task queue what has been done."""
+        """Collect the tasks that are done from the task queue."""
         for place in self._task_queue.done_of(self._tasks):
             self._finish(place, TaskResult(place, times=self._task_queue.times(place)))
 
     def _listen(self, seconds: float) -> bool:
-        """Hear one message of each worker that sends within this time; returns whether any did."""
+        """Receive one message of each worker that sends within `seconds`; returns whether any worker did."""
         senders = self._pool.wait(seconds)
         for number in senders:
             self._hear(number)
@@ -233,17 +233,17 @@ class ProcessExecutor(Executor):
         return f"{failure.message}\n\nTraceback of {whose}:\n{failure.trace}"
 
     def _replace(self, number: int, hung: str = "") -> None:
-        """Start a worker anew after its death, and have the task that it was at done again.
+        """Replace a worker that died, and submit its unfinished task again.
 
         Args:
-            hung: why it was ended, if it was ended from here.
+            hung: why the trainer ended the worker; "" if the worker ended by itself.
         """
         self._check_open()
         pid, was_ready = self._pool.processes[number].pid, self._is_ready[number]
         process = self._pool.processes[number]
         ended, last_words = process.wait(), process.stderr.last_words()
         if not process.has_ended():
-            # The system may yet write for it into the batch, so nobody else can read the same rows again.
+            # The system may still write into the batch for this worker, so no other worker can read the same rows.
             self._fatal = SampleError(f"worker {number} (process {pid}) of {self._dataset_name} {ended}")
             raise self._fatal
         how = hung or ended
@@ -254,7 +254,7 @@ class ProcessExecutor(Executor):
         ):
             self._restart(number)
             return
-        # What it had finished is not redone.
+        # Tasks that it had finished are not retried.
         self._collect()
         place, _ = self._task_queue.claim(number)
         self._task_queue.clear_claim(number)
@@ -276,7 +276,7 @@ class ProcessExecutor(Executor):
         self._restart(number)
         if task is not None:
             self._do_again(task, f"worker {number}, which {how}{last_words}", bool(hung))
-        # The dead worker may have been woken for a task that it did not take.
+        # The dead worker may have been woken for a task that it did not claim.
         self._task_queue.wake()
 
     def _restart(self, number: int) -> None:
@@ -295,8 +295,8 @@ class ProcessExecutor(Executor):
             self.submit(part)
 
     def _look_after_workers(self) -> None:
-        """Replace workers that have ended without a word, and end those that hang."""
-        while self._listen(0):  # Before they are judged by what they have not said, all that they have is heard.
+        """Replace workers that have ended without a message, and end workers that hang."""
+        while self._listen(0):  # Receive all messages first: whether a worker hangs depends on its last message.
             pass
         self._look_at_init()
         for number, process in enumerate(list(self._pool.processes)):
@@ -307,7 +307,7 @@ class ProcessExecutor(Executor):
                 self._look_at(number)
 
     def _look_at_init(self) -> None:
-        """Raise an error if a `worker_init_fn` takes too long; another worker's would, too."""
+        """Raise an error if a `worker_init_fn` takes too long; it would also do so in a new worker."""
         for number, begun in self._in_init.items():
             process, seconds = self._pool.processes[number], self._awake.seconds_since(begun)
             if self._timeout and seconds > self._timeout and not process.has_ended():
@@ -325,7 +325,7 @@ class ProcessExecutor(Executor):
         if place in self._tasks and not self._task_queue.is_done(place):
             what = f"reading samples {self._tasks[place].indices.tolist()}"
         else:
-            # It is idle, which is wrong only while a task waits and it has been told so.
+            # The worker is idle. This is wrong only while a task waits and the worker was woken for it.
             what = "leaving samples waiting"
             waiting_since = self._submitted.get(self._task_queue.oldest_waiting(), math.inf)
             since_it_finished = math.inf if place is None else seconds
@@ -354,7 +354,7 @@ class ProcessExecutor(Executor):
         self._hear_last_words(number, f"was ended after {seconds:.0f} s (timeout {self._timeout:g} s){fork}")
 
     def _hear_last_words(self, number: int, hung: str = "") -> None:
-        """Hear what a worker sent before it ended, and replace it, even if a child of its own holds its channel."""
+        """Receive what a worker sent before it ended, and replace it, even if a child of it keeps the channel open."""
         process = self._pool.processes[number]
         while process is self._pool.processes[number]:
             if not self._pool.channels[number].speaks():
@@ -372,7 +372,7 @@ class ProcessExecutor(Executor):
 
     def close(self) -> None:
         """Let all workers exit, and kill those that do not in time."""
-        # Another thread may wait for a result; it is not to replace workers that exit.
+        # Another thread may wait for a result; it must not replace workers that exit.
         self._is_closed = True
         if os.getpid() == self._pid:  # A fork of the trainer has no workers.
             self._task_queue.stop()
@@ -381,5 +381,5 @@ class ProcessExecutor(Executor):
 
 
 def _start_is_due() -> float:
-    """When a worker that starts now must have been heard."""
+    """Until when a worker that starts now counts as alive without a message, in monotonic seconds."""
     return time.monotonic() + _SECONDS_TO_START

@@ -1,4 +1,4 @@
-"""Reading samples into the rows of a batch: what workers, threads and the trainer's own process do alike."""
+"""Reading samples into the rows of a batch, in the same way in workers, threads and the trainer's own process."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class SampleReader(WatchedDataset):
     """Reads samples of one dataset; each process or thread that reads has its own.
 
     Args:
-        dataset: `dataset[index]` returns an Instance or a dict. Where there is `read_batch(indices, out)`, it is called
-            instead with the indices int64 [n] and the arrays {field: [n, ...]} that it is to fill; failing this,
-            `__getitems__(indices)`, which returns a list of samples. `read_batch(indices, out, parts)` is also told
-            which slices of a sample's dims to read, {field: one slice a dim}, where that is not all of it.
-        seed: with epoch and index it decides what random transforms draw.
+        dataset: `dataset[index]` returns an Instance or a dict. If there is `read_batch(indices, out)`, it is called
+            instead: it fills the arrays `out`, {field: [n, ...]}, with the samples `indices`, int64 [n]. Otherwise, if
+            there is `__getitems__(indices)`, it is called, and returns a list of samples. If `read_batch` has `parts`,
+            it gets {field: one slice per dim of a sample} for the fields that it must not read completely.
+        seed: decides, with epoch and index, what random transforms draw.
         policy: what to do about a sample that fails.
-        names: of the fields of samples that have none, or those to take; see `named`.
+        names: names of the fields of samples without names, or the fields to select; see `named`.
     """
 
     reads_first_twice = False  # whether the first sample is read again, and compared
@@ -46,7 +46,7 @@ class SampleReader(WatchedDataset):
         super().__init__(dataset, seed)
         self._policy = policy
         self._names = names
-        # It fills in all fields.
+        # If fields are selected, `read_batch` is not called, because it fills all fields.
         read_batch = batch_method_of(dataset, "read_batch") if names is None else None
         self._read_batch = None if read_batch is None else BatchFiller(read_batch)
         self._reuse = ReuseCheck(type(dataset).__name__)
@@ -60,7 +60,7 @@ class SampleReader(WatchedDataset):
         """Read the sample from which the schema is learned, or its substitute.
 
         Args:
-            hopeless: workers have ended over it; another one is to take its place untried.
+            hopeless: workers died or hung over this sample; only a substitute is read.
         """
         noted = len(self._skipped)
         if hopeless:
@@ -72,9 +72,9 @@ class SampleReader(WatchedDataset):
             SampleSchema.of(form)
         except SchemaError as error:
             raise SchemaError(f"sample {index} of {type(self.dataset).__name__}: {error}") from error
-        except Exception as error:  # Of a value that fails to become an array.
+        except Exception as error:  # A value cannot be converted to an array.
             raise self._failure(f"sample {index}", error) from error
-        # Told with the sample, as its reader may end before it has another report to make.
+        # The skipped samples travel with the first sample, because the worker may end before its next report.
         form = form._replace(skipped=self._skipped[noted:])
         if self.reads_first_twice and not form.skipped:
             form = self._compared(sample, form, epoch, index)
@@ -89,7 +89,7 @@ class SampleReader(WatchedDataset):
             self._times = times
 
     def samples_to_collate(self, epochs: np.ndarray, indices: np.ndarray) -> list[Any]:
-        """Read some samples, in this order, with the fields that were asked for."""
+        """Read some samples, in this order, with the selected fields."""
         samples = self._samples(epochs, indices)
         if self._names is None:
             return samples
@@ -116,7 +116,7 @@ class SampleReader(WatchedDataset):
         return samples
 
     def read_into(self, rows: Rows, epochs: np.ndarray, indices: np.ndarray) -> None:
-        """Read samples straight into their rows; a SchemaMismatch for one that does not fit."""
+        """Read samples directly into their rows; raises SchemaMismatch if a sample has another schema."""
         try:
             self._read_rows(rows, epochs, indices)
         except SchemaMismatch as mismatch:
@@ -143,12 +143,12 @@ class SampleReader(WatchedDataset):
             self._or_substitute(epoch, index, self._row_filler(rows, row, epoch))
 
     def substitute_into(self, rows: Rows, epochs: np.ndarray, indices: np.ndarray) -> None:
-        """Read the substitutes of samples over which workers have ended; see `read_into`."""
+        """Read the substitutes of samples over which workers died or hung; see `read_into`."""
         for row, (epoch, index) in enumerate(zip(epochs.tolist(), indices.tolist())):
             self._substitute(epoch, index, self._row_filler(rows, row, epoch), *_WORKERS_ENDED)
 
     def _fill_one_by_one(self, rows: Rows, epochs: np.ndarray, indices: np.ndarray) -> None:
-        """Read sample after sample, with as little in between as can be."""
+        """Read samples one by one, with as little overhead as possible."""
         if self.draws.found:
             for row, (epoch, index) in enumerate(zip(epochs.tolist(), indices.tolist())):
                 self._write(rows, row, self._get(epoch, index), index)
@@ -188,7 +188,7 @@ class SampleReader(WatchedDataset):
         return not self._policy.known_bad or self._policy.known_bad.isdisjoint(indices.tolist())
 
     def _or_substitute(self, epoch: int, index: int, read: Callable[[int], Result]) -> Result:
-        """Read a sample; if it fails and the policy allows, read the first of its substitutes that does not."""
+        """Read a sample. If it fails and the policy allows it, read the first substitute that does not fail."""
         if not self._policy.substitutes:
             return read(index)
         reason, kind = "listed in the quarantine file", ""
@@ -224,7 +224,7 @@ class SampleReader(WatchedDataset):
             with reading:
                 self._read_batch(indices, out, *parts)  # type: ignore[misc]
         except BaseException as error:
-            # Where others may take their place, each is read alone after this.
+            # With substitutes, the caller reads each sample alone after this error, which then finds the mismatch.
             if len(indices) == 1 or not self._policy.substitutes:
                 self._refuse_unlike(rows.schema, epochs, indices)
             which = f"one of the samples {indices.tolist()}"
@@ -234,14 +234,14 @@ class SampleReader(WatchedDataset):
             self._count(perf_counter() - start, 0.0, len(indices))
 
     def _refuse_unlike(self, schema: SampleSchema, epochs: np.ndarray, indices: np.ndarray) -> None:
-        """Raise SchemaMismatch if one of some samples over which `read_batch` failed can be read, but differs."""
+        """After `read_batch` failed, raise SchemaMismatch if one of its samples can be read but has another schema."""
         for row, index in enumerate(indices.tolist()):
             [found] = self._schemas(epochs[row : row + 1], indices[row : row + 1]) or [schema.describe()]
             if found != schema.describe():
                 raise self._mismatch(schema, index, f"it has {found}")
 
     def _schemas(self, epochs: np.ndarray, indices: np.ndarray) -> Counter[str]:
-        """How many of some samples have which schema; those that cannot be read are left out."""
+        """How many of these samples have which schema; samples that cannot be read are left out."""
         counts: Counter[str] = Counter()
         for epoch, index in zip(epochs.tolist(), indices.tolist()):
             try:
@@ -273,7 +273,7 @@ class SampleReader(WatchedDataset):
 
 
 def reads_parts(dataset: Any, names: Sequence[str] | None = None) -> bool:
-    """Whether a dataset can read parts of samples: its `read_batch` takes `parts`, and fills in all fields wanted."""
+    """Whether a dataset can read parts of samples: its `read_batch` has `parts`, and no fields are selected."""
     read_batch = batch_method_of(dataset, "read_batch")
     return names is None and read_batch is not None and "parts" in inspect.signature(read_batch).parameters
 

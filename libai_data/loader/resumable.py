@@ -17,10 +17,10 @@ from libai_data.mesh.peers.liveness import begin_collective
 
 
 class NumpyBatches:
-    """A loader whose batches are of numpy arrays; each `iter` is a pass over the loader.
+    """A loader whose batches contain numpy arrays; each `iter` is a pass over the loader.
 
     Args:
-        loader: any loader of this package. Its place in the stream, and so its state, follows these batches. Its
+        loader: any loader of this package. These batches also move its position in the stream, and so its state. Its
             methods and attributes are also those of this object.
     """
 
@@ -35,22 +35,22 @@ class NumpyBatches:
         return len(self.loader)
 
     def __getattr__(self, name: str) -> Any:
-        """What the loader has, such as `state_dict`, `set_epoch`, `batch_size` and `close`."""
+        """Attributes of the loader, such as `state_dict`, `set_epoch`, `batch_size` and `close`."""
         if name.startswith("_") or name == "loader":
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         return getattr(self.loader, name)
 
 
 class OfOneProcess:
-    """What begins to read in one process, with threads, workers and memory of its own."""
+    """Base of loaders: a loader reads in one process, with threads, workers and memory of its own."""
 
     _begun_in = 0
-    """Process that has begun to read; 0 if none has."""
+    """Id of the process that has begun to read; 0 if none has."""
     global_batch_size: Any
 
     @property
     def batch_size(self) -> int | None:
-        """Rows of a batch of one data-parallel rank; None where `global_batch_size` is None."""
+        """Rows of a batch of one data-parallel rank; None if `global_batch_size` is None."""
         size = self.global_batch_size
         return None if size is None else size // get_data_parallel_size()
 
@@ -58,7 +58,7 @@ class OfOneProcess:
         """Make a pass from the loader's position in the stream; `begun` begins it. An older pass ends.
 
         Args:
-            as_numpy: the batches are of numpy arrays instead of OneFlow tensors.
+            as_numpy: the batches contain numpy arrays instead of OneFlow tensors.
         """
         raise NotImplementedError
 
@@ -70,7 +70,7 @@ class OfOneProcess:
         return NumpyBatches(self)
 
     def __bool__(self) -> bool:
-        # Not by its length, which may be unknown.
+        # Without this, `bool(loader)` would be by its length, which may be unknown.
         return True
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -81,17 +81,17 @@ class OfOneProcess:
 
 
 class ResumableLoader(OfOneProcess):
-    """A loader of a stream."""
+    """A loader that can resume at any position of its stream."""
 
     stream: Any  # the sampler
-    fingerprint: Any  # what the state keeps of the dataset
+    fingerprint: Any  # the dataset's entry in the state
 
     def _break_off(self, why: str) -> None:
         """End the newest pass; its iterator raises `why` from now on."""
         raise NotImplementedError
 
     def __len__(self) -> int:
-        """The number of batches of an epoch; of an endless stream, rounded up."""
+        """The number of batches of an epoch; rounded up if the stream is endless."""
         return int(self.stream.batches_per_round())
 
     @property
@@ -129,7 +129,7 @@ class ResumableLoader(OfOneProcess):
         return {**self.stream.state_dict(), "dataset": self.fingerprint}
 
     def exchange_starts(self, words: Any = None) -> dict[int, Any]:
-        """Let all ranks know where the next output of each lane begins, if each rank knows its own lanes only.
+        """Exchange between all ranks where the next output of each lane begins, if each rank knows its own lanes only.
 
         Then it is collective. Otherwise nothing happens.
 
@@ -161,14 +161,14 @@ class ResumableLoader(OfOneProcess):
         return {rank: each for rank, (_, _, each) in found.items()}
 
     def load_state_dict(self, state: Mapping[str, Any], override: Collection[str] = ()) -> None:
-        """Continue where `state` was saved, with the next `iter(loader)`; all ranks must restore the same one.
+        """Continue where `state` was saved, with the next `iter(loader)`; all ranks must load the same state.
 
         Args:
-            state: of a loader.
+            state: the `state_dict()` of a loader.
             override: what may differ on purpose; see `OVERRIDES` of the samplers.
 
         Raises:
-            CheckpointError: The state belongs to another dataset or stream; both values are shown.
+            CheckpointError: The state belongs to another dataset or stream; the message shows both values.
         """
         restore_stream(self.stream, self.fingerprint, state, override)
         self._break_off("a state was restored, which the next iter(loader) begins with")

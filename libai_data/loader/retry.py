@@ -1,4 +1,4 @@
-"""What becomes of tasks whose worker ended: they are done again, one sample each, until it is known which one kills."""
+"""Retries tasks whose worker died or hung, one sample at a time, until the sample that kills workers is found."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from libai_data.loader.schema import first_error
 from libai_data.loader.stage_times import StageTimes
 
 DEATHS_ALLOWED = 3
-"""How often workers may end over the same samples before these are given up."""
+"""How often workers may die over the same samples before the samples fail."""
 
 A_HANG_COUNTS = 2
 
 
 class Retry:
-    """Counts the deaths over each task, and puts the results of the parts of one together.
+    """Counts the deaths over each task, splits tasks into parts, and joins the results of the parts.
 
     Args:
-        may_part: tasks may be done sample by sample; not so where a collator takes the whole batch.
-        may_substitute: other samples take the place of those over which workers end.
-        rows_together: rows that are never parted.
+        may_part: tasks may be split into single samples; False if a collator needs the whole batch.
+        may_substitute: other samples replace the samples over which workers die.
+        rows_together: number of rows that are never split, as a batch transform needs them together.
     """
 
     def __init__(self, dataset_name: str, may_part: bool, may_substitute: bool, rows_together: int = 1) -> None:
@@ -34,15 +34,18 @@ class Retry:
         self._results: dict[int, list[tuple[int, TaskResult]]] = {}
 
     def keep_whole(self) -> None:
-        """Part no task from now on, since a collator takes the whole batch."""
+        """Split no task from now on, because a collator needs the whole batch."""
         self._may_part = self._may_substitute = False
 
     def after_death(self, task: Task, who: str, hung: bool) -> list[Task]:
-        """What to do in the place of a task whose worker ended.
+        """The tasks to run instead of a task whose worker ended.
 
         Args:
-            who: which worker it was, and how it ended.
-            hung: it took too long, which is less likely to be chance than a death.
+            who: which worker it was, and how it ended, in words.
+            hung: the worker exceeded the timeout. A hang counts more than a death, because it is less likely chance.
+
+        Raises:
+            SampleError: Workers ended too often over these samples, and no other sample may replace them.
         """
         key = task.number, task.first_row
         deaths = self._deaths.pop(key, 0) + (A_HANG_COUNTS if hung else 1)
@@ -63,7 +66,7 @@ class Retry:
         )
 
     def result_of(self, task: Task, result: TaskResult) -> TaskResult | None:
-        """The result of a whole task, once all of its parts are done."""
+        """The result of the whole task if all of its parts are done, otherwise None."""
         self._deaths.pop((task.number, task.first_row), None)
         result = TaskResult(task.number, *result[1:])
         if task.number not in self._parts:

@@ -1,4 +1,4 @@
-"""Writing samples into the rows of a batch: each field held against the schema, or all by `read_batch`."""
+"""Writing samples into the rows of a batch: by fields that are compared with the schema, or by `read_batch`."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from libai_data.loader.schema import FieldSpec, SampleSchema, array_of
 from libai_data.structures import DistTensorData, check_field_names
 
 _OF_MEMORYVIEWS = "?bBhHiIlLqQfd"
-"""dtypes of which memoryviews can be assigned to."""
+"""Codes of the dtypes for which memoryviews support assignment."""
 
 _PLAIN = frozenset((np.ndarray, np.memmap))
-"""Arrays without anything that a copy of their items would lose, such as a mask."""
+"""Classes of arrays that have only items, and nothing that copying the items would lose, such as a mask."""
 
 RowWriter = Callable[[int, dict[str, Any]], None]
 """Copies one sample, given as its fields, into a row; raises SchemaError if the sample does not fit."""
 
 
 class Rows(dict[str, np.ndarray]):
-    """Field name -> writable array [rows, ...], the place of some samples within a batch.
+    """Field name -> writable array [rows, ...], the rows of some samples within a batch.
 
     Args:
-        schema: of the samples.
-        arrays: one for each field.
+        schema: schema of the samples.
+        arrays: field name -> array [rows, ...].
     """
 
     def __init__(self, schema: SampleSchema, arrays: Mapping[str, np.ndarray]) -> None:
@@ -41,12 +41,12 @@ class Rows(dict[str, np.ndarray]):
 
     @cached_property
     def write(self) -> RowWriter:
-        """What copies samples into these rows."""
+        """The function that copies samples into these rows."""
         return _row_writer(self.schema, dict(self))
 
 
 def _row_writer(schema: SampleSchema, rows: dict[str, np.ndarray]) -> RowWriter:
-    # Flat, and in the form in which samples have it, since each field of each sample is held against it.
+    # Flat tuples, with values in the form that samples have, because each field of each sample is compared with them.
     vectors: list[Any] = []
     others: list[Any] = []
     for spec in schema.fields:
@@ -65,7 +65,7 @@ def _row_writer(schema: SampleSchema, rows: dict[str, np.ndarray]) -> RowWriter:
         try:
             for name, flat, places, form in vectors:
                 value = fields[name]
-                if type(value) is not np_array:  # Of a dict of arrays, this says all.
+                if type(value) is not np_array:  # For a dict of arrays, this check is sufficient.
                     sbp_list, placement_idx, _ = form
                     if (
                         type(value) is DistTensorData
@@ -76,7 +76,7 @@ def _row_writer(schema: SampleSchema, rows: dict[str, np.ndarray]) -> RowWriter:
                     if type(value) not in _PLAIN:
                         value = None
                 try:
-                    # A memoryview takes only what has its very type and length, and takes less time than numpy.
+                    # A memoryview accepts only values of the same dtype and length, and is faster than numpy.
                     flat[places[row]] = value
                 except (TypeError, ValueError, BufferError):
                     rows[name][row] = _checked(form[-1], fields[name])
@@ -88,7 +88,7 @@ def _row_writer(schema: SampleSchema, rows: dict[str, np.ndarray]) -> RowWriter:
                     and value.sbp_list == sbp_list
                 ):
                     value = value.tensor
-                # Of numpy's own dtypes there is one object each, which is quicker to compare than what it is.
+                # Each of numpy's own dtypes is one object, and comparing objects is faster than comparing dtypes.
                 if type(value) in kinds and value.dtype is dtype and value.shape == shape:
                     target[row] = value
                 else:
@@ -107,7 +107,7 @@ def _places(length: int, rows: int) -> tuple[slice, ...]:
 
 
 def _checked(spec: FieldSpec, value: Any) -> np.ndarray:
-    """The array of a field whose form is not just that of the samples before it, if it can be taken for it."""
+    """Convert a field that failed the fast checks; raises SchemaError if layout, shape or dtype differs."""
     layout = spec.layout
     if isinstance(value, DistTensorData) and (
         tuple(value.sbp_list) != layout.sbp_list or value.placement_idx != layout.placement_idx
@@ -129,10 +129,10 @@ _MARKS = 0xA5, 0x5A
 
 
 class BatchFiller:
-    """Calls `read_batch`, and refuses one that leaves rows as they were: they hold an old batch.
+    """Calls `read_batch`, and raises an error if it does not fill a row: the row would still contain an old batch.
 
-    Rows are marked before the first call. If a mark is left, it may be what the dataset has there; another call, into
-    other arrays with another mark, shows it.
+    Before the first call, each row is filled with a mark. If the mark is left, it may be data of the dataset. Then a
+    second call decides, with other arrays and another mark.
     """
 
     def __init__(self, read_batch: Callable[..., Any]) -> None:
@@ -143,7 +143,7 @@ class BatchFiller:
         """Fill `out`.
 
         Raises:
-            SchemaError: Another array took the place of one, or rows were left as they were.
+            SchemaError: `read_batch` replaced an array of `out`, or did not fill a row.
         """
         if self._is_known_to_fill:
             self._fill(indices, out, *parts)

@@ -1,4 +1,4 @@
-"""Whether a loader's dataset is the one that a state was saved with, and that of the other ranks."""
+"""Compares a loader's dataset with that of a saved state, with that of other ranks, and with that of its workers."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from libai_data.structures import fields_of
 
 
 def fingerprint_with_samples(dataset: Any, samples: int = 0) -> dict[str, Any]:
-    """The fingerprint of a dataset, a hash of some of its samples, and one of its files if digests identify these.
+    """The fingerprint of a dataset, with a hash of some samples, and a hash of its files if digests identify files.
 
     Args:
-        samples: how many samples to read, spread evenly over it; with 0 none is read.
+        samples: number of samples to read, spread evenly over the dataset; 0 reads none.
     """
     found = fingerprint_of(dataset)
     identity = by_content() and identity_within(dataset)
     if identity:
         found["files"] = key_of(identity)
     if samples:
-        # Random transforms draw as for seed 0, so that another seed is no other dataset.
+        # Random transforms draw with seed 0, so that the hash does not depend on the loader's seed.
         reader = SampleReader(dataset, 0, ErrorPolicy("raise", None))
         indices = np.unique(np.linspace(0, len(dataset) - 1, samples).round().astype(np.int64))
         found["samples"] = hash_of(b"".join(_bytes_of(reader, int(index)) for index in indices))
@@ -60,12 +60,12 @@ def _bytes_of(reader: SampleReader, index: int) -> bytes:
 def restore_stream(
     stream: Any, fingerprint: Mapping[str, Any], state: Mapping[str, Any], override: Collection[str]
 ) -> None:
-    """Restore a loader's stream from the loader's state; one of a sampler alone says nothing of the dataset."""
+    """Restore a loader's stream from a loader's state, or from a sampler's state, which has no dataset to compare."""
     check_state(state, Keys({}, {"dataset": or_none(MAPPING)}, others=True), "a loader")
     stream_state = {key: value for key, value in state.items() if key != "dataset"}
     found = dataset_difference(state.get("dataset") or {}, fingerprint)
     if isinstance(getattr(stream, "state", None), StreamState):
-        # All that differs is said at once.
+        # One error reports all differences.
         for name, words in stream_differences(stream_state, stream.state).items():
             found[name] = f"{found[name]}, {words}" if name in found else words
     refuse(found, override)
@@ -73,7 +73,7 @@ def restore_stream(
 
 
 def dataset_difference(saved: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, str]:
-    """{"dataset": what differs, in words}, or {} if nothing does; what only one of the two knows is not compared."""
+    """{"dataset": the differences in words}, or {} without any; keys that only one of the two has are not compared."""
     words = [
         f"dataset's {key} was {saved[key]!r} and is now {own[key]!r}"
         for key in own
@@ -83,9 +83,9 @@ def dataset_difference(saved: Mapping[str, Any], own: Mapping[str, Any]) -> dict
 
 
 def read_by_all(stream: Any, position: int) -> tuple[int, int] | None:
-    """Epoch and index of the sample that all ranks read first: that of the global batch at a position, if all can.
+    """Epoch and index of the sample that all ranks read first, the first one of the global batch at `position`.
 
-    With lanes, a rank or node need not have the files of other ranks.
+    None if not all ranks can read this sample. With lanes, a rank or node need not have the files of other ranks.
     """
     if not isinstance(stream, (CyclicSampler, SingleRoundSampler)) or stream.makes_outputs or stream.order.lanes > 1:
         return None
@@ -101,7 +101,7 @@ _CONTAINERS = (list, tuple, dict, set, frozenset, bytearray, np.ndarray)
 
 
 def attributes_of(*things: Any) -> list[Any]:
-    """The attributes of datasets and functions, and of those within them, with small contents; see `are_same`."""
+    """The attributes of datasets and functions, and of objects within them, with small contents; see `are_same`."""
     found: list[Any] = []
     seen: dict[int, Any] = {}
     waiting = list(things)
@@ -110,7 +110,7 @@ def attributes_of(*things: Any) -> list[Any]:
         if id(thing) in seen or isinstance(thing, (type, FunctionType)):
             continue
         seen[id(thing)] = thing
-        # What this package notes while it reads is no concern of workers.
+        # Private attributes of this package's classes change while the dataset is read; workers do not need them.
         is_own = any(base.__module__.startswith("libai_data.") for base in type(thing).__mro__)
         for name, value in _parts_of(thing):
             is_container = isinstance(value, _CONTAINERS)
@@ -123,7 +123,7 @@ def attributes_of(*things: Any) -> list[Any]:
 
 
 def _may_be_of_data(value: Any, holder: Any) -> bool:
-    """Whether a value that a dataset holds may decide its samples, rather than being a logger, a lock, or the like."""
+    """Whether a value within a dataset may decide its samples; a logger or a lock does not."""
     if isinstance(value, _CONTAINERS) or callable(value) or hasattr(type(value), "__getitem__"):
         return True
     packages = [type(each).__module__.partition(".")[0] for each in (value, holder)]
@@ -145,7 +145,7 @@ def _parts_of(thing: Any) -> list[tuple[Any, Any]]:
     slots = [name for kind in type(thing).__mro__ for name in _names(vars(kind).get("__slots__", ()))]
     attributes = {name: getattr(thing, name) for name in slots if name[:2] != "__" and hasattr(thing, name)}
     attributes.update(getattr(thing, "__dict__", {}))
-    # What is computed once, and noted then, has not changed.
+    # Cached properties are left out: computing one is no change of the dataset.
     known = [name for name in attributes if isinstance(getattr(type(thing), name, None), cached_property)]
     return [(name, value) for name, value in attributes.items() if name not in known]
 
@@ -155,7 +155,7 @@ def _names(slots: Any) -> list[str]:
 
 
 def are_same(attributes: list[Any], others: list[Any]) -> bool:
-    """Whether numbers and strings are equal, and all others the same objects, whose contents are not looked at."""
+    """Whether numbers and strings are equal, and all other values the same objects; contents are not compared."""
     return len(attributes) == len(others) and all(
         one is other or (isinstance(one, _PLAIN) and type(one) is type(other) and bool(one == other))
         for one, other in zip(attributes, others)

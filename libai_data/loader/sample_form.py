@@ -1,4 +1,4 @@
-"""Samples of any form, as the fields of tensors that a batch has."""
+"""Converts samples of any form to fields of tensors, as a batch has them."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ class SampleForm(NamedTuple):
     """A sample as fields of tensors, whatever form it came in."""
 
     fields: dict[str, Any]  # path -> value; the path of a field that is not nested is its name
-    skeleton: Skeleton | None = None  # how a batch is nested (see `taken_apart`); None if fields are tensors all
-    has_text: bool = False  # it holds strings, which only a collator can put into a batch
-    skipped: Sequence[SkippedSample] = ()  # failing samples whose place it takes
-    checksum: int | None = None  # of its tensors, if they are the same each time that it is read, and that was tried
-    warning: str = ""  # what to tell the user if they are not
+    skeleton: Skeleton | None = None  # how a batch is nested (see `taken_apart`); None if all fields are tensors
+    has_text: bool = False  # the sample contains strings, which only a collator can put into a batch
+    skipped: Sequence[SkippedSample] = ()  # failing samples that this sample replaces
+    checksum: int | None = None  # of the tensors, if the sample was read twice and was the same
+    warning: str = ""  # message for the user, if the sample was read twice and differed
 
 
 def form_of(sample: Any, names: Sequence[str] | None = None) -> SampleForm:
-    """Take a sample apart.
+    """Split a sample into its fields.
 
     Args:
-        sample: an Instance, mapping, named tuple or dataclass, nested or not; or what `names` gives names to.
+        sample: an Instance, mapping, named tuple or dataclass, nested or not; or values that `names` names.
+        names: names of the fields of a sample without names, or the fields to select; see `named`.
     """
     fields, leaves = named(sample, names), {}  # type: ignore[var-annotated]
     skeleton = taken_apart(fields, leaves)
@@ -42,15 +43,15 @@ def form_of(sample: Any, names: Sequence[str] | None = None) -> SampleForm:
 
 
 def compared(sample: Any, form: SampleForm, read: Callable[[], Any], dataset: str, index: int) -> SampleForm:
-    """Read a sample again.
+    """Read a sample again, and compare it.
 
     Returns:
-        The form with its checksum, or with a warning if it is another one now; as it was, if that cannot be said.
+        The form with a checksum if the sample is the same, or with a warning if not; unchanged if reading fails.
     """
     try:
         before, tensors = contents_of(sample), contents_of(form.fields)
         again = contents_of(read())
-    except Exception:  # Nothing comes of it but a comparison.
+    except Exception:  # Only the comparison is lost.
         return form
     changed = [name for name in before if again.get(name) != before[name]]
     if not changed:

@@ -1,4 +1,4 @@
-"""The schema of a dataset's samples: learned from its first sample, demanded of each one after it."""
+"""The schema of a dataset's samples: learned from the first sample, and required of all others."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from libai_data.structures import DEFAULT_SBP, DistTensorData
 
 @dataclass(frozen=True)
 class Layout:
-    """How a field is to lie on the mesh."""
+    """How a field is distributed over the mesh."""
 
     sbp_list: tuple[str, str] = DEFAULT_SBP  # signature over the (data, tensor) axes; see `DistTensorData`
     placement_idx: int = 0  # the layer whose pipeline stage holds the field
@@ -44,15 +44,15 @@ class TensorPart:
 class FieldSpec:
     """One field of a sample, as a reader reads it."""
 
-    name: str  # the field's
-    dtype: np.dtype  # numpy's
-    shape: tuple[int, ...]  # of what is read of a sample, without a batch dim
-    layout: Layout  # of the field
-    part: tuple[slice, ...] | None = None  # for each dim of the sample what is read of it, where that is not all
-    whole: tuple[int, ...] | None = None  # shape of the sample itself, where not all of it is read
+    name: str
+    dtype: np.dtype
+    shape: tuple[int, ...]  # shape of what is read of a sample, without a batch dim
+    layout: Layout
+    part: tuple[slice, ...] | None = None  # the slice of each dim that is read; None if the whole field is read
+    whole: tuple[int, ...] | None = None  # shape of the whole field; None if the whole field is read
 
     def describe(self) -> str:
-        """Shape, dtype and an unusual layout in words."""
+        """Dtype, shape and, unless it is the default, layout, in words."""
         layout = (
             "" if self.layout == Layout() else f" {list(self.layout.sbp_list)} on layer {self.layout.placement_idx}"
         )
@@ -63,12 +63,12 @@ class FieldSpec:
 class SampleSchema:
     """The fields that every sample of a dataset has, in the order in which the first one names them."""
 
-    fields: tuple[FieldSpec, ...]  # none if samples hold text, and are collated
+    fields: tuple[FieldSpec, ...]  # empty if samples contain text, because these are collated
     skeleton: Skeleton | None = None  # how batches are nested; None if samples are Instances or dicts of tensors
-    has_text: bool = False  # samples hold strings
+    has_text: bool = False  # samples contain strings
 
     def describe(self) -> str:
-        """Fields with dtypes, shapes and unusual layouts, whatever the order of the fields."""
+        """Fields, sorted by name, with dtypes, shapes and layouts that are not the default."""
         return "{" + ", ".join(sorted(f"{field.name}: {field.describe()}" for field in self.fields)) + "}"
 
     @cached_property
@@ -78,7 +78,7 @@ class SampleSchema:
 
     @cached_property
     def parts(self) -> dict[str, tuple[slice, ...]]:
-        """What is read of each field of which not all is read."""
+        """Field name -> the slice of each dim that is read, for fields that are not read completely."""
         return {field.name: field.part for field in self.fields if field.part is not None}
 
     def for_tensor_part(self, place: TensorPart, layouts: Mapping[str, Mapping[str, Any]]) -> SampleSchema:
@@ -95,7 +95,7 @@ class SampleSchema:
         return {}
 
     def laid_out(self, rows: int) -> tuple[tuple[ArraySpec, ...], int]:
-        """Where the fields of a batch of `rows` samples lie within a slot, and how many bytes they take."""
+        """Where the fields of a batch of `rows` samples are within a slot, and how many bytes they need."""
         if rows not in self._batches:
             specs = lay_out((spec.name, spec.dtype, (rows, *spec.shape)) for spec in self.fields)
             self._batches[rows] = specs, bytes_of(specs)
@@ -111,12 +111,12 @@ class SampleSchema:
 
 
 class SchemaMismatch(SchemaError, SampleError):
-    """A sample can be read, but has another schema than the first one; no other sample may take its place.
+    """A sample can be read, but has another schema than the first sample; no substitute may replace it.
 
     Args:
         expected: the schema of the first sample.
-        counts: schema -> how many samples have it, of those that were looked at.
-        looked_at: samples that were looked at, some of which may not be readable.
+        counts: schema -> number of the samples looked at that have it.
+        looked_at: number of samples that were looked at; some of them may not be readable.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class SchemaMismatch(SchemaError, SampleError):
         self.counts, self.looked_at = dict(counts or {}), looked_at
 
     def with_counts(self, counts: Mapping[str, int], looked_at: int) -> SchemaMismatch:
-        """The same with more samples looked at."""
+        """The same error with the counts of more samples."""
         added = {schema: self.counts.get(schema, 0) + counts.get(schema, 0) for schema in {**self.counts, **counts}}
         return SchemaMismatch(
             self.dataset_name, self.index, self.problem, self.expected, added, self.looked_at + looked_at
@@ -150,7 +150,7 @@ class SchemaMismatch(SchemaError, SampleError):
 
 
 def first_error(error: Exception | None, other: Exception | None) -> Exception | None:
-    """The error of two tasks of one batch; two schema mismatches become one."""
+    """Join the errors of two tasks of a batch: the first one, or one SchemaMismatch with the counts of both."""
     if isinstance(error, SchemaMismatch) and isinstance(other, SchemaMismatch):
         return error.with_counts(other.counts, other.looked_at)
     return error or other
@@ -159,7 +159,7 @@ def first_error(error: Exception | None, other: Exception | None) -> Exception |
 def _part_of(field: FieldSpec, place: TensorPart, changes: Mapping[str, Any]) -> FieldSpec:
     _, split = split_dims(replace(field.layout, **changes).sbp_list)
     dim = -1 if split is None else split - 1
-    # A dim that cannot be split evenly is left whole: making the batch global names it.
+    # A dim that cannot be split evenly is read whole; `to_global` then raises an error that names the field.
     if dim < 0 or dim >= len(field.shape) or field.shape[dim] % place.size:
         return field
     length = field.shape[dim] // place.size
@@ -179,7 +179,7 @@ def array_of(value: Any, name: str) -> np.ndarray:
 
 
 def layout_of(value: Any, name: str) -> Layout:
-    """The layout of a field; bare values get the default one."""
+    """The layout of a field; bare values get the default layout."""
     if not isinstance(value, DistTensorData):
         return Layout()
     try:
@@ -189,7 +189,7 @@ def layout_of(value: Any, name: str) -> Layout:
 
 
 def own_parts(schema: SampleSchema, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Cut out of a whole sample what the schema asks for."""
+    """Cut the parts that the schema reads out of a whole sample."""
     parts = schema.parts
     return {name: array_of(value, name)[parts[name]] if name in parts else value for name, value in fields.items()}
 
@@ -201,7 +201,13 @@ def parse_layouts(layouts: Overrides | None) -> dict[str, dict[str, Any]]:
     """Check the layouts that a config sets by field name.
 
     Args:
-        layouts: field name -> {"sbp_list": [...], "placement_idx": int}, either key may be left out.
+        layouts: field name -> {"sbp_list": [...], "placement_idx": int}; either key may be left out.
+
+    Returns:
+        The same, with each sbp_list as a tuple.
+
+    Raises:
+        ConfigError: A key is unknown, or a value malformed; the message names field and key.
     """
     parsed: dict[str, dict[str, Any]] = {}
     check({"layouts": or_none(MAPPING)}, layouts=layouts)
