@@ -29,19 +29,19 @@ _ALIGNMENT = 64
 class Shipment:
     """A pickled object in shared memory."""
 
-    memory: IO[bytes]  # open for writing; who holds this has it
-    pickled_bytes: int  # of what is pickled, without arrays: each process makes Python objects of them
-    # Memory maps that the object's arrays lie in. Other processes open their files by
-    # this process's descriptors, so they must live as long as workers start.
+    memory: IO[bytes]  # file of the shared memory; while it is open, the memory exists
+    pickled_bytes: int  # size without arrays; each process makes Python objects of these bytes
+    # Memory maps that contain the object's arrays. Other processes open the mapped files by
+    # this process's descriptors, so the maps must live as long as workers start.
     maps: list[mmap.mmap]
 
     @property
     def descriptor(self) -> int:
-        """Of the memory, for `unship` in another process."""
+        """Descriptor of the memory, for `unship` in another process."""
         return self.memory.fileno()
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Release the memory."""
         self.memory.close()
 
 
@@ -64,7 +64,7 @@ class _Pickler(PicklerByValue):
         return super().reducer_override(obj)
 
     def _reduce_map(self, array: np.ndarray) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
-        """How to map an array's file again; None if the array is not one over a file that both processes share."""
+        """How to map an array's file again; None if the array is not in a map of a file that others can open."""
         root: Any = array
         while isinstance(root, np.ndarray):
             root = root.base
@@ -82,7 +82,7 @@ class _Pickler(PicklerByValue):
 
 
 class _Form(NamedTuple):
-    """What makes an array of bytes."""
+    """What is needed to make an array over a buffer of bytes."""
 
     kind: type[np.ndarray]
     dtype: np.dtype
@@ -97,7 +97,7 @@ class _Form(NamedTuple):
         return cls(type(array), array.dtype, array.shape, array.strides, array.flags.writeable, attributes)
 
     def over(self, buffer: Any, first: int) -> np.ndarray:
-        """The array over a buffer, in which its first item begins at the byte `first`."""
+        """The array over a buffer in which the first item begins at the byte `first`."""
         array: np.ndarray = np.ndarray.__new__(self.kind, self.shape, self.dtype, buffer, first, self.strides)
         if self.attributes:
             array.__dict__.update(self.attributes)
@@ -112,15 +112,15 @@ _MOST_BYTES_PER_BYTE = 2
 
 
 def _is_made_of_bytes(array: np.ndarray) -> bool:
-    """Whether its class, such as `np.recarray`, leaves pickling to numpy, which forgets attributes."""
+    """Whether bytes and a `_Form` describe the array: its class, such as `np.recarray`, has no pickling of its own."""
     is_numpys = all(getattr(type(array), name, None) is getattr(np.ndarray, name, None) for name in _PICKLED_BY)
     return is_numpys and bool(array.size) and not array.dtype.hasobject
 
 
 def _reduce_bytes(array: np.ndarray) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
-    """How to make an array over bytes that all processes share; None if numpy's own way does so, or is needed.
+    """How to make an array over bytes that all processes share; None if numpy's pickling shares them, or is needed.
 
-    Numpy's own way gives each process a copy of an array that has gaps, or is of a class of its own.
+    For an array with gaps, or of a subclass, numpy's pickling makes a copy in each process.
     """
     if type(array) is np.ma.MaskedArray and not array.dtype.hasobject:
         mask = None if array.mask is np.ma.nomask else array.mask
@@ -149,7 +149,7 @@ def _masked(data: np.ndarray, mask: Any, fill_value: Any, is_hard: bool) -> np.n
 
 
 class _Region(NamedTuple):
-    """Addresses that show a file from an offset on; all as the system lists them."""
+    """Addresses at which this process maps a file from an offset on, as listed in /proc/self/maps."""
 
     start: int
     stop: int
@@ -159,7 +159,7 @@ class _Region(NamedTuple):
 
 
 class _File(NamedTuple):
-    """A file that a process has open, under whatever name, or none any more."""
+    """A file that a process has open; its path may have changed, or be deleted."""
 
     process: int
     descriptor: int
@@ -168,7 +168,7 @@ class _File(NamedTuple):
 
 
 def _mapped_files() -> list[_Region]:
-    """Where this process maps files; private copies, which may differ from the file, are left out."""
+    """Where this process maps files; writable private maps are left out, because they may differ from the file."""
     regions: list[_Region] = []
     for line in Path("/proc/self/maps").read_text(errors="surrogateescape").splitlines():
         addresses, access, offset, _, inode, *path = line.split(maxsplit=5)
@@ -190,10 +190,10 @@ def _mapped_files() -> list[_Region]:
 
 
 def _open_file(region: _Region) -> _File | None:
-    """The descriptor that a memory map keeps of its file."""
+    """The file that a memory map keeps open; None if it is not found, or ambiguous."""
     found: dict[tuple[int, int], _File] = {}
     for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError):  # The descriptor of the listing itself.
+        with suppress(OSError):  # The descriptor of the listing itself is closed.
             if os.readlink(f"/proc/self/fd/{name}") == region.path:
                 status = os.stat(f"/proc/self/fd/{name}")
                 identity = status.st_dev, status.st_ino
@@ -204,7 +204,7 @@ def _open_file(region: _Region) -> _File | None:
 
 
 def _open_map(file: _File, place: tuple[int, int, int], form: _Form) -> np.ndarray:
-    """Map the file that another process has open; what is written to the array, this process alone sees."""
+    """Map a file that another process has open, copy-on-write: only this process sees what it writes to the array."""
     begin, length, first = place
     aligned = begin % mmap.ALLOCATIONGRANULARITY
     try:
@@ -226,7 +226,7 @@ def ship(payload: Any, weigh: Callable[[int], None] = lambda _: None) -> Shipmen
     """Pickle an object into shared memory.
 
     Args:
-        payload: the object; lambdas, and classes of the main script, travel by value.
+        payload: the object; lambdas, and classes of the main script, are pickled by value.
         weigh: called with `pickled_bytes` before arrays are copied; may raise an exception.
     """
     buffers: list[pickle.PickleBuffer] = []
@@ -254,7 +254,7 @@ def ship(payload: Any, weigh: Callable[[int], None] = lambda _: None) -> Shipmen
 
 
 def unship(descriptor: int) -> Any:
-    """Make the object anew over the shared memory; what a process writes to its arrays, it alone sees."""
+    """Unpickle the object, with arrays over the shared memory; only this process sees what it writes to them."""
     memory = memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY))
     count, length = _HEADER.unpack_from(memory)
     start = _HEADER.size + _ENTRY.size * count

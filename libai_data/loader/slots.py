@@ -1,4 +1,4 @@
-"""Slots: the memory of one batch each, in a list of slots; a slot comes back when the last view of it is gone."""
+"""Slots: each is the memory of one batch; a slot returns to the list of free slots when its last view is gone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ALIGNMENT = 64
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """Where an array lies within a slot: name, numpy dtype as text, shape with the batch dim, offset in bytes."""
+    """Where an array is within a slot: name, numpy dtype as text, shape with the batch dim, offset in bytes."""
 
     name: str
     dtype: str
@@ -36,7 +36,7 @@ class ArraySpec:
 
 
 def lay_out(arrays: Iterable[tuple[str, np.dtype, Sequence[int]]]) -> tuple[ArraySpec, ...]:
-    """Place arrays one behind the other, each on a cache line's border."""
+    """Place arrays one after the other, each aligned to a cache line."""
     specs: list[ArraySpec] = []
     end = 0
     for name, dtype, shape in arrays:
@@ -52,7 +52,7 @@ def bytes_of(specs: Sequence[ArraySpec]) -> int:
 
 
 def views(lease: np.ndarray, specs: Sequence[ArraySpec]) -> dict[str, np.ndarray]:
-    """The arrays that lie in a slot's bytes."""
+    """The arrays in a slot's bytes, uint8 [size]."""
     return {spec.name: np.ndarray(spec.shape, _dtype(spec.dtype), lease, spec.offset) for spec in specs}
 
 
@@ -72,9 +72,9 @@ class SlotList:
     """The slots of one loader.
 
     Args:
-        planned: slots that the loader needs when its user keeps one batch at a time; more are made, and reported once,
-            when the user keeps more.
-        settle: waits for what uses batches without the user's doing; called before there are more than `planned`.
+        planned: slots that the loader needs if its user keeps one batch at a time. If the user keeps more batches,
+            more slots are made, with one warning.
+        settle: waits for queued work that still uses batches; called before there are more than `planned` slots.
     """
 
     def __init__(self, arena: Arena, planned: int = 0, settle: Callable[[], None] = lambda: None) -> None:
@@ -84,7 +84,7 @@ class SlotList:
         self._settle_above = 0
         self.slots: list[Slot] = []
         self._free: list[int] = []
-        # Appended to when views are gone, in whichever thread that happens: append and pop of a deque are atomic.
+        # Callbacks append to it when views are gone, in any thread: append and pop of a deque are atomic.
         self._returned: deque[weakref.ref[np.ndarray]] = deque()
         self._handed_out: dict[int, tuple[weakref.ref[np.ndarray], int]] = {}
         self._reported = False
@@ -96,18 +96,18 @@ class SlotList:
         if not self._free and len(self.slots) >= max(self.planned, self._settle_above):
             self._settle()
             self._take_back()
-            # If nothing came back, the user keeps the batches, and it is not worth waiting again soon.
+            # If no slot became free, the user keeps the batches. Then waiting again soon does not help.
             self._settle_above = 0 if self._free else 2 * len(self.slots)
         if not self._free:
             return self._grow(size)
-        # The slot that came back last: its memory is most likely still in the processor's caches.
+        # The slot that became free last: its memory is most likely still in the processor's caches.
         slot = self.slots[self._free.pop()]
         if slot.size < size:
             self.move(slot, *self.arena.allocate(size + size // 4))
         return slot
 
     def move(self, slot: Slot, offset: int, size: int) -> None:
-        """Let a slot that is in nobody's hands lie in another range of the arena."""
+        """Move a slot that nobody uses to another range of the arena."""
         self.arena.release(slot.offset, slot.size)
         slot.offset, slot.size = offset, size
 
@@ -125,14 +125,14 @@ class SlotList:
         return slot
 
     def arrays(self, slot: Slot, specs: Sequence[ArraySpec]) -> dict[str, np.ndarray]:
-        """Views of a slot for those who fill it."""
+        """Views of a slot, to write to. They do not count for whether the slot is free."""
         return views(self.arena.lease(slot.offset, slot.size), specs)
 
     def hand_out(self, slot: Slot, specs: Sequence[ArraySpec]) -> dict[str, np.ndarray]:
-        """Views of a slot that comes back to the list of slots when the last of them is gone."""
+        """Views of a slot, for the user; when the last view is gone, the slot becomes free."""
         lease = self.arena.lease(slot.offset, slot.size)
-        # A method of the deque alone keeps no loader alive; and as it is in C, no Ctrl-C that comes while it runs is
-        # lost, as it would be in a callback in Python.
+        # The deque's own method keeps no loader alive. It is in C, so a Ctrl-C that comes while it runs is not lost, as
+        # it would be in a callback in Python.
         reference = weakref.ref(lease, self._returned.append)
         self._handed_out[id(reference)] = reference, slot.number
         return views(lease, specs)
@@ -141,17 +141,17 @@ class SlotList:
         while self._returned:
             reference = self._returned.popleft()
             held, number = self._handed_out.pop(id(reference), (None, 0))
-            if held is reference:  # Else `reclaim` has counted it as free.
+            if held is reference:  # Otherwise, `reclaim` has counted the slot as free.
                 self._free.append(number)
 
     def reclaim(self) -> None:
-        """Count every slot as free of which the user holds no view. Nobody may be writing into a slot."""
+        """Count each slot as free if the user has no view of it. Nobody may be writing into a slot."""
         self._handed_out = {key: held for key, held in self._handed_out.items() if held[0]() is not None}
         held = {number for _, number in self._handed_out.values()}
         self._free = [slot.number for slot in self.slots if slot.number not in held]
 
     def in_use(self) -> int:
-        """How many slots are not free."""
+        """Number of slots that are not free."""
         self._take_back()
         return len(self.slots) - len(self._free)
 

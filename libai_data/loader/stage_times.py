@@ -1,4 +1,4 @@
-"""Where the time goes: seconds by stage, counted where they pass and summed up by the loader."""
+"""Seconds spent in each stage: readers count them, and the loader adds them up."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 class StageTimes:
     """Seconds spent reading samples, over all workers."""
 
-    source: float = 0.0  # in the dataset, less its transforms
+    source: float = 0.0  # in the dataset, without its transforms
     transform: float = 0.0  # in transforms that the dataset marks with `transform_time`
     copy: float = 0.0  # writing samples into their batch
-    idle: float = 0.0  # workers waiting for something to do, that is, for the trainer to take batches
+    idle: float = 0.0  # workers waiting for tasks, that is, for the trainer to ask for batches
     samples: int = 0  # how many samples were read
 
     @property
@@ -31,7 +31,7 @@ class StageTimes:
 
 
 NO_TIMES = StageTimes()
-"""Of a result without times; never added to."""
+"""Times of a result that has none; never changed."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Starting worker processes: as programs of their own where the dataset can be sent there, else as forks."""
+"""Starts worker processes: as separate programs if the dataset can be sent to them, otherwise as forks."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ class _TooManyObjects(Exception):
 class WorkerStarter:
     """Starts the workers of one loader.
 
-    A program of its own knows nothing of the trainer's threads, nor of OneFlow unless the dataset imports it; it needs
-    a dataset that can be pickled. A fork shares the dataset as it is, open files and all, but must not touch OneFlow.
+    A separate program has no threads of the trainer, and no OneFlow unless the dataset imports it; the dataset must be
+    picklable. A fork shares the dataset as it is, with its open files, but must not use OneFlow.
 
     Args:
         start_method: "spawn", "fork", or "auto": spawn if the dataset can be pickled here and unpickled in the worker,
-            and has few Python objects, of which each program would have its own; else fork.
+            and has few Python objects, because each program copies them; otherwise fork.
     """
 
     def __init__(self, payload: Payload, start_method: str) -> None:
@@ -89,7 +89,7 @@ class WorkerStarter:
             raise _TooManyObjects(f"Python objects of about {megabytes:.0f} MB")
 
     def fork_instead(self, reason: str) -> bool:
-        """Fork workers from now on, if the method is "auto"; returns whether it is."""
+        """Fork workers from now on, if the start method is "auto"; returns whether it is."""
         if self._method != "auto":
             return False
         if not self._told:
@@ -100,7 +100,7 @@ class WorkerStarter:
 
     def start(self, handles: WorkerHandles) -> WorkerProcess:
         """Start a worker that uses these descriptors."""
-        # Until the worker ignores Ctrl-C, which is for the trainer, it must not hear of it.
+        # Ctrl-C is for the trainer: SIGINT stays blocked until the worker ignores it.
         with signals_blocked({signal.SIGINT}):
             stderr = CapturedStderr()
             try:
@@ -115,11 +115,11 @@ class WorkerStarter:
         environment = {name: value for name, value in os.environ.items() if name not in JOB_VARIABLES}
         for name in _THREADS_OF_LIBRARIES:
             environment.setdefault(name, "1")
-        # With none of their own, the workers of a loader would order sets of strings differently from each other.
+        # Without a fixed seed of hashes, the workers of a loader would order sets of strings differently.
         if not environment.get("PYTHONHASHSEED", "").isdigit():
             environment["PYTHONHASHSEED"] = "0"
         inherited = [descriptor for name, descriptor in asdict(handles).items() if name not in ("number", "workers")]
-        # A dataset may look at the arguments of the trainer, and `-O` or `-W` of its interpreter change what code does.
+        # A dataset may read the trainer's arguments, and options of its interpreter (`-O`, `-W`) change what code does.
         options = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         arguments = json.dumps([asdict(handles), shipped, [*map(str, sys.argv)], _descriptors()])
         program = subprocess.Popen(
@@ -146,13 +146,13 @@ class WorkerStarter:
             _open_files_again()
             _renew_thread_pools()
             _run_only_new_exit_handlers()
-            # What the trainer made is never freed here: freeing a OneFlow tensor would wait for threads that a fork
+            # The trainer's objects are never freed here: freeing a OneFlow tensor would wait for threads that a fork
             # lacks.
             gc.freeze()
             prepare_process(handles.parent_pipe)
             work(handles, self._payload)
-            # What the interpreter does at its end; the rest of it would free what the trainer made. The last handler
-            # ends the fork.
+            # These steps are the first of the interpreter's end. The others would free the trainer's objects, so the
+            # last exit handler ends the fork.
             threading._shutdown()  # type: ignore[attr-defined]
             atexit._run_exitfuncs()
         except BaseException:
@@ -162,27 +162,27 @@ class WorkerStarter:
             os._exit(1)
 
     def close(self) -> None:
-        """Let go of the shipped dataset."""
+        """Release the shipped dataset."""
         if self._shipment is not None:
             self._shipment.close()
             self._shipment = None
 
 
 def _descriptors() -> str:
-    """What the trainer has open: files, pipes, connections, and what else has a descriptor; as `numbers_in_words`."""
-    # Thousands of numbers, one by one, may be longer than an argument of a program can be.
+    """The trainer's descriptors above standard error: files, pipes, connections and others; as `numbers_in_words`."""
+    # As ranges, because thousands of single numbers may be longer than an argument of a program can be.
     return numbers_in_words(sorted(number for number in map(int, os.listdir("/proc/self/fd")) if number > STDERR))
 
 
 def _open_files_again() -> None:
-    """Open what the trainer reads anew under the same numbers: a fork shares even the position in a file.
+    """Reopen the files that the trainer reads, under the same numbers: a fork shares even the position in a file.
 
-    Without this, the reads of a dataset that has a file open would disturb those of all other workers. A connection
-    cannot be opened anew. Here it has ended, so that a client connects again or raises an error; if workers shared it,
-    they would get each other's answers.
+    Otherwise, workers that read an open file of the dataset would move each other's position. A connection cannot be
+    reopened. A closed one replaces it, so that a client connects again or raises an error; if workers shared the
+    connection, they would get each other's answers.
     """
     for number in map(int, os.listdir("/proc/self/fd")):
-        with suppress(OSError):  # It was the listing's own, or may not be opened again.
+        with suppress(OSError):  # The descriptor of the listing itself, or of a file that may not be reopened.
             path, flags = f"/proc/self/fd/{number}", fcntl.fcntl(number, fcntl.F_GETFL)
             is_read = flags & os.O_ACCMODE != os.O_WRONLY and not flags & (os.O_APPEND | os.O_PATH)
             mode = os.fstat(number).st_mode
@@ -199,13 +199,13 @@ def _open_files_again() -> None:
 
 
 def _is_connection(number: int) -> bool:
-    """Whether it is a connection to an address; pairs of sockets, such as the channels of workers, have none."""
+    """Whether a descriptor is a connection to an address; socket pairs, such as workers' channels, have no address."""
     with socket.socket(fileno=os.dup(number)) as found:
         return found.type == socket.SOCK_STREAM and bool(found.getpeername())
 
 
 def _renew_thread_pools() -> None:
-    """Have thread pools start threads when they are used: those of the trainer do not run in a fork."""
+    """Let thread pools start new threads when they are used: the trainer's threads do not run in a fork."""
     for thread in list(thread_pools._threads_queues):
         pool = thread._args[0]() if hasattr(thread, "_args") else None
         if pool is not None:
@@ -218,10 +218,10 @@ def _is_memory(path: str) -> bool:
 
 
 def _run_only_new_exit_handlers() -> None:
-    """Leave to the trainer what its libraries registered; what the dataset registers in this fork runs at its end.
+    """Run only the exit handlers that the dataset registers in this fork, and not those of the trainer's libraries.
 
-    Handlers run from the last to the first, so that the fork ends where the trainer's would begin. They stay
-    registered, since freeing them may free what only the trainer can free.
+    Handlers run from the last to the first, so the fork ends before the trainer's handlers would begin. These stay
+    registered, because freeing them may free objects that only the trainer can free.
     """
     atexit.register(_end_fork)
     for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
@@ -229,7 +229,7 @@ def _run_only_new_exit_handlers() -> None:
     weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
     multiprocessing.process._children.clear()  # type: ignore[attr-defined]
     multiprocessing.util._finalizer_registry.clear()  # type: ignore[attr-defined]
-    # Proxies of a `Manager` connect anew.
+    # Proxies of a `Manager` reconnect.
     multiprocessing.util._run_after_forkers()  # type: ignore[attr-defined]
     atexit.register(multiprocessing.util._exit_function)  # type: ignore[attr-defined]
 
@@ -241,14 +241,14 @@ def _end_fork() -> NoReturn:
 
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        with suppress(AttributeError, ValueError, OSError):  # There is none, or it is closed.
+        with suppress(AttributeError, ValueError, OSError):  # There is no stream, or it is closed.
             stream.flush()
 
 
 class CapturedStderr:
-    """Standard error of a worker, in memory, so that it reaches the trainer's `sys.stderr`, whatever that is.
+    """Standard error of a worker, in memory, from where the trainer prints it to its own `sys.stderr`.
 
-    The pages of notebooks and captured logs have no descriptor that a process could inherit.
+    A worker cannot inherit the trainer's `sys.stderr`: in notebooks and captured logs, it has no descriptor.
     """
 
     descriptor = _memory = _process = -1
@@ -280,13 +280,13 @@ class CapturedStderr:
             sys.stderr.flush()
 
     def last_words(self) -> str:
-        """The end of what the worker printed, to be appended to what became of it; "" if it printed nothing."""
+        """The end of what the worker printed, for messages about how it ended; "" if it printed nothing."""
         self.pass_on()
         text = self._tail.decode(errors="replace").strip()
         return f"; the last that it printed:\n{text}\n" if text else ""
 
     def close(self) -> None:
-        """Pass on the rest, and let go of the memory."""
+        """Print the rest, and release the memory."""
         self.pass_on()
         self._let_go()
 
@@ -297,12 +297,12 @@ class CapturedStderr:
 
 
 class WorkerProcess:
-    """A worker process that this one started. If nobody keeps it, since a Ctrl-C came first, it ends.
+    """A worker process that this process started. If a Ctrl-C comes before the pool has it, the worker ends.
 
     Args:
-        pid: its process id; 0 until there is one.
-        stderr: what it prints.
-        program: the running program, unless it is a fork.
+        pid: process id of the worker; 0 before the fork.
+        stderr: captured standard error of the worker.
+        program: the running program; None for a fork.
     """
 
     pid = _parent = 0
@@ -322,7 +322,7 @@ class WorkerProcess:
 
     @property
     def is_program(self) -> bool:
-        """Whether it is a program of its own, which had to unpickle the dataset."""
+        """Whether the worker is a separate program, which unpickles the dataset."""
         return self._program is not None
 
     def send(self, number: int) -> None:
@@ -334,8 +334,8 @@ class WorkerProcess:
         """Wait for the process, which is about to end; returns how it ended, in words.
 
         Args:
-            deadline: when to stop waiting, in seconds of the monotonic clock; by default the process is killed after
-                some seconds, and waited for a little longer.
+            deadline: when to stop waiting, in monotonic seconds. By default, the process is killed after 10 seconds,
+                and the wait ends after 10 more.
         """
         until = time.monotonic() + _SECONDS_TO_END if deadline is None else deadline
         while self._poll() is None:
@@ -355,7 +355,7 @@ class WorkerProcess:
         return f"was ended by {signal.Signals(-code).name}{hint}"
 
     def has_ended(self) -> bool:
-        """Whether the process runs no more."""
+        """Whether the process has ended."""
         return self._poll() is not None
 
     def _poll(self) -> int | None:
@@ -372,7 +372,7 @@ def _exit_code(pid: int) -> int | None:
     try:
         ended, status = os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
-        return 0  # Someone else has waited for it, or this process is a fork of the trainer.
+        return 0  # Other code has waited for the process, or this process is a fork of the trainer.
     if not ended:
         return None
     return os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)

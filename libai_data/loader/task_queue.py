@@ -1,8 +1,8 @@
-"""The task queue: the tasks that worker processes share, in shared memory, under a lock that no death leaves held.
+"""The task queue: tasks in memory that all workers share, under a lock that the system releases if its holder dies.
 
-A worker takes the oldest task by itself, and says there that it has done it, so that the trainer need be awake neither
-to hand out tasks nor to hear of results; who does wait is woken by an event. The lock is a POSIX record lock, which the
-system releases when its holder dies; every change within it leaves the task queue usable at each instant.
+A worker claims the oldest task, and marks it in the queue when it is done. So the trainer need not be awake to hand out
+tasks or to receive results. An event wakes a process that waits. The lock is a POSIX record lock (fcntl(2)). If its
+holder dies between two writes to the queue, the queue stays usable.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from libai_data.loader.event import Event
 from libai_data.loader.stage_times import StageTimes
 
 CAPACITY = 4096
-"""Tasks that may wait, or be under way, at once."""
+"""The most tasks that may wait or be read at once."""
 
 _HEADER = 8
 _HEAD, _TAIL, _TRAINER_WAITS, _STOPPED = 0, 1, 2, 3
@@ -41,28 +41,28 @@ _FLOCK = struct.Struct("@hhqqi4x")
 _SECONDS_TO_HOLD = 5.0
 _TURNS_BEFORE_SLEEP = 20
 _LONG = 2_000_000
-"""Nanoseconds after which a task that nobody has taken is worth waking a worker for."""
+"""Nanoseconds after which waking a worker for an unclaimed task pays off."""
 
 
 class Entry(NamedTuple):
-    """A task as it stands on the task queue; sizes in bytes."""
+    """A task in the task queue; offset and size in bytes."""
 
     offset: int  # of its slot in the arena
     size: int  # of its slot
-    first_row: int  # the batch's row of its first sample
-    rows: int  # its samples
+    first_row: int  # row in the batch of its first sample
+    rows: int  # number of its samples
     batch_rows: int  # rows of the whole batch
-    # 1 if its samples are not to be tried, since workers have ended over them; others take their place.
+    # 1 if workers died or hung over its samples, so that only substitutes are read.
     hopeless: int = 0
-    position: int = 0  # in the stream, of the global batch's first sample
+    position: int = 0  # position in the stream of the global batch's first sample
 
 
 class TaskQueue:
-    """Tasks in the order in which they were put, which worker has which, and which are done.
+    """Tasks in the order of `put`, the claims of the workers, and which tasks are done.
 
     Args:
-        descriptors: of a queue that another process made: its memory, the trainer's event, and one event a worker; by
-            default a new one is made, and this process is the trainer.
+        descriptors: those of a queue that another process made: memory, the trainer's event, one event per worker. By
+            default, a new queue is made, and this process is the trainer.
     """
 
     _memory = _process = -1
@@ -81,7 +81,7 @@ class TaskQueue:
             self._memory, event, wakers = descriptors
             self.event = Event(event)
             self._wakers = [Event(waker) for waker in wakers]
-        # Not numpy's: of single words, a memoryview reads and writes three times as many.
+        # Not a numpy array: a memoryview reads and writes single words three times as fast.
         mapped = memoryview(mmap.mmap(self._memory, size))
         words = mapped.cast("q")
         self._ends = words[:_HEADER]
@@ -91,21 +91,21 @@ class TaskQueue:
 
     @property
     def descriptors(self) -> tuple[int, int, list[int]]:
-        """What a worker needs to see this task queue."""
+        """Descriptors with which a worker opens this task queue."""
         return self._memory, self.event.fileno(), [waker.fileno() for waker in self._wakers]
 
     def waker(self, worker: int) -> Event:
-        """What a worker that has found no task waits for."""
+        """The event that a worker waits for if it has found no task."""
         return self._wakers[worker]
 
     def put(self, entry: Entry, may_wait: int = 0) -> int:
-        """Put a task behind the others; returns its place.
+        """Append a task; returns its place.
 
-        A worker that sleeps is woken if all do, if more than `may_wait` tasks wait, or if one has waited for long.
+        A sleeping worker is woken if all workers sleep, if more than `may_wait` tasks wait, or if one has waited long.
 
         Args:
-            may_wait: tasks that the workers that are awake may find waiting. Where tasks are done in no time, to wake
-                another worker for them would cost more than it gains.
+            may_wait: number of tasks that may wait for the workers that are awake. If tasks are short, waking another
+                worker costs more than it gains.
         """
         self._lock()
         try:
@@ -126,11 +126,11 @@ class TaskQueue:
         return place
 
     def stop(self) -> None:
-        """Let workers take no more tasks."""
+        """Let workers claim no more tasks."""
         self._ends[_STOPPED] = 1
 
     def wake(self) -> None:
-        """Let the workers that sleep look for tasks, if any waits."""
+        """Wake all workers that sleep, if a task waits."""
         self._lock()
         try:
             sleepers = self._sleepers() if self._ends[_HEAD] < self._ends[_TAIL] else []
@@ -145,7 +145,7 @@ class TaskQueue:
         return [worker for worker, sleeps in enumerate(self._of_workers[_SLEEPS::_WORKER]) if sleeps]
 
     def _sleeper(self, may_wait: int, now: int) -> int | None:
-        """The worker to wake, which from now on counts as awake."""
+        """Choose the worker to wake, and mark it as awake; None if none is to be woken."""
         sleepers = self._sleepers()
         head = self._ends[_HEAD]
         if not sleepers or (
@@ -154,7 +154,7 @@ class TaskQueue:
             and now - self._entries[head % CAPACITY * _ENTRY + _PUT_AT] < _LONG
         ):
             return None
-        # The first, so that it is always the same if one is enough: its caches are warm.
+        # Always the first: if one worker is enough, it is always the same one, with warm caches.
         self._set_awake(sleepers[0], now)
         return sleepers[0]
 
@@ -170,10 +170,10 @@ class TaskQueue:
         return (time.monotonic_ns() - self._of_workers[first + _WOKEN_AT]) / 1e9
 
     def take(self, worker: int, done: StageTimes | None = None) -> tuple[int, Entry] | None:
-        """Take the oldest task for a worker; returns its place and it. If there is none, the worker counts as asleep.
+        """Claim the oldest task for a worker; returns its place and the task. Without a task, the worker is asleep.
 
         Args:
-            done: what the task that it has claimed took; None if it has claimed none, or has told the trainer itself.
+            done: times of the task that it claimed before; None without one, or if it sent the result to the trainer.
         """
         self._lock()
         try:
@@ -185,7 +185,7 @@ class TaskQueue:
             else:
                 first = place % CAPACITY * _ENTRY
                 taken = place, Entry(*self._entries[first : first + _TASK].tolist())
-                # First the claim, then the step: whoever dies between the two has not begun, and another takes it.
+                # First the claim, then the head: if the worker dies between the two, another worker claims the task.
                 self._set_claim(worker, place + 1, time.monotonic_ns())
                 self._ends[_HEAD] = place + 1
         finally:
@@ -195,14 +195,14 @@ class TaskQueue:
         return taken
 
     def _note_done(self, worker: int, times: StageTimes) -> bool:
-        """Mark a worker's claimed task as done; returns whether the trainer waits for that."""
+        """Mark a worker's claimed task as done; returns whether the trainer waits for this task."""
         place = self._of_workers[_WORKER * worker + _CLAIM] - 1
         first = place % CAPACITY * _ENTRY
         seconds = times.source, times.transform, times.copy, times.idle
         for word, value in enumerate(seconds, start=first + _TASK):
             self._times[word] = value
         self._entries[first + _SAMPLES] = times.samples
-        # Last, since the trainer looks at it without the lock.
+        # Written last, because the trainer reads this word without the lock.
         self._entries[first + _DONE] = 1
         if self._ends[_TRAINER_WAITS] != place + 1:
             return False
@@ -214,20 +214,20 @@ class TaskQueue:
         return bool(self._entries[place % CAPACITY * _ENTRY + _DONE])
 
     def done_of(self, places: Iterable[int]) -> list[int]:
-        """Those of some places whose tasks have been done."""
+        """The places among `places` whose tasks have been done."""
         entries = self._entries
         return [place for place in places if entries[place % CAPACITY * _ENTRY + _DONE]]
 
     def times(self, place: int) -> StageTimes:
-        """What the task at this place, which is done, took."""
+        """Times of the task at this place, which must be done."""
         first = place % CAPACITY * _ENTRY
         source, transform, copy, idle = self._times[first + _TASK : first + _SAMPLES].tolist()
         return StageTimes(source, transform, copy, idle, self._entries[first + _SAMPLES])
 
     def trainer_waits(self, place: int) -> bool:
-        """Note that the trainer waits until the task at this place is done; returns False if it is.
+        """Note that the trainer waits until the task at this place is done; returns False if it is done already.
 
-        Whoever finishes it sets `event`.
+        The worker that finishes the task sets `event`.
         """
         self._lock()
         try:
@@ -239,7 +239,7 @@ class TaskQueue:
             self._unlock()
 
     def clear_claim(self, worker: int) -> None:
-        """Forget what a worker was doing, and whether it sleeps."""
+        """Clear a worker's claim, and count the worker as awake."""
         self._of_workers[_WORKER * worker + _SLEEPS] = 0
         self._set_claim(worker, 0, 0)
 
@@ -248,7 +248,7 @@ class TaskQueue:
         self._of_workers[first + _CLAIM], self._of_workers[first + _SINCE] = place, since
 
     def claim(self, worker: int) -> tuple[int | None, float]:
-        """The place of the task that a worker took last and has not cleared, and the seconds since then."""
+        """Place of the task that a worker claimed last, None if the claim was cleared; and the seconds since then."""
         self._lock()
         try:
             first = _WORKER * worker
@@ -260,7 +260,7 @@ class TaskQueue:
         return place - 1, (time.monotonic_ns() - since) / 1e9
 
     def is_waiting(self, place: int) -> bool:
-        """Whether the task at this place has been taken by nobody yet."""
+        """Whether no worker has claimed the task at this place yet."""
         self._lock()
         try:
             return place >= self._ends[_HEAD]
@@ -268,7 +268,7 @@ class TaskQueue:
             self._unlock()
 
     def drop_waiting(self) -> range:
-        """Take all tasks off the task queue that no worker has taken; returns their places."""
+        """Remove all tasks that no worker has claimed; returns their places."""
         self._lock()
         try:
             head, tail = self._ends[_HEAD], self._ends[_TAIL]
@@ -278,7 +278,7 @@ class TaskQueue:
         return range(head, tail)
 
     def oldest_waiting(self) -> int | None:
-        """The place of the task that will be taken next, if one waits."""
+        """The place of the task that will be claimed next; None if no task waits."""
         self._lock()
         try:
             head = self._ends[_HEAD]
@@ -287,7 +287,7 @@ class TaskQueue:
             self._unlock()
 
     def close(self) -> None:
-        """Let go of the task queue."""
+        """Close the events, and release the memory."""
         for event in (self.event, *self._wakers):
             event.close()
         self._close_memory()
@@ -297,7 +297,7 @@ class TaskQueue:
             os.close(vars(self).pop("_memory"))  # see `Event`
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        # An interrupt may have come before there was anything else; see `Event`, too.
+        # An interrupt may have come when there was only the memory; see also `Event`.
         if not is_finalizing() and self._process == os.getpid():
             self._close_memory()
 
@@ -305,7 +305,7 @@ class TaskQueue:
         if not self._is_trainers:
             fcntl.lockf(self._memory, fcntl.LOCK_EX)
             return
-        # Whoever keeps the lock for long has been stopped in the midst, and is killed.
+        # A worker that keeps the lock for long was stopped while it had the lock. The trainer kills it.
         turns, deadline = 0, 0.0
         while True:
             try:
