@@ -371,7 +371,7 @@ class ProcessExecutor(Executor):
         return dropped
 
     def close(self) -> None:
-        """Let all workers exit, and kill those that do not in time."""
+        """Let all workers exit, and kill workers that do not exit in time."""
         # Another thread may wait for a result; it must not replace workers that exit.
         self._is_closed = True
         if os.getpid() == self._pid:  # A fork of the trainer has no workers.

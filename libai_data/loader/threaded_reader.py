@@ -1,4 +1,4 @@
-"""A reader whose samples are read by several threads of one worker, for storage that answers late."""
+"""A reader that reads samples in several threads of one worker, for slow storage."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from libai_data.loader.row_writer import Rows
 Result = TypeVar("Result")
 
 _MOST_DOUBTS = 16
-"""So often samples are read again because a generator that all code shares has moved, whoever moved it."""
+"""How often samples are read again because a global random generator has moved, whichever code moved it."""
 
 
 class ThreadedReader(SampleReader):
-    """Reads the samples of a task in several threads; what comes is what one thread would read."""
+    """Reads the samples of a task in several threads; the result is the same as with one thread."""
 
     def __init__(self, dataset: Any, seed: int, policy: ErrorPolicy, names: Sequence[str] | None, threads: int) -> None:
         super().__init__(dataset, seed, policy, names)
@@ -32,7 +32,7 @@ class ThreadedReader(SampleReader):
 
     def _samples(self, epochs: np.ndarray, indices: np.ndarray) -> list[Any]:
         if not self._has_compared and len(indices) > 1:
-            # Of several threads: whether the first sample is kept while the others are read.
+            # Check once whether the first sample stays as it is while threads read the others.
             self._has_compared = True
             first = super()._samples(epochs[:1], indices[:1])
             before = contents_of(first[0])
@@ -54,10 +54,10 @@ class ThreadedReader(SampleReader):
             super()._read_rows(rows, epochs, indices)
 
     def _by_threads(self, read: Callable[[SampleReader, slice], Result], count: int) -> list[Result] | None:
-        """Have parts of some samples read, each by a reader of its own; the first failure, in order, is raised.
+        """Read `count` samples in parts, each part by its own reader; raises the first failure, in order of the parts.
 
         Returns:
-            What each part gave; None if the samples draw from generators that all code shares, or seem to, so that one
+            The result of each part; None if the samples draw from global random generators, or seem to. Then one
             thread must read them.
         """
         if self.draws.found or self.draws.seeds:
@@ -73,7 +73,7 @@ class ThreadedReader(SampleReader):
             return found, take_doubt()
 
         parts = row_slices(count, len(self._readers))
-        # All of them, also after a failure: nobody may write into rows that are used again.
+        # Wait for all parts, also after a failure: no thread may still write into rows that are reused.
         done = list(self._pool.map(watched, self._readers, parts))
         reports = [reader.take_report() for reader, _ in zip(self._readers, parts)]
         if self._doubts_left and any(doubt for _, doubt in done):

@@ -1,4 +1,4 @@
-"""Worker threads: for decoders that let go of the GIL, and datasets that no other process can have."""
+"""Worker threads: for decoders that release the GIL, and datasets that cannot be sent to other processes."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from libai_data.loader.schema import SampleSchema
 
 _SECONDS_BETWEEN_LOOKS = 1.0
 _ORDINARY = 0
-"""Tasks have numbers from this one on; those that read a first sample, for the schema, have numbers below."""
+"""Tasks have this number or higher ones; tasks that read a first sample, for the schema, have lower ones."""
 _MOST_DOUBTS = 16
 
 
 class ThreadExecutor(Executor):
-    """Reads in threads of the trainer's own process; the dataset is shared, so it must bear that.
+    """Reads in threads of the trainer's own process; they share the dataset, so it must be thread-safe.
 
-    Threads share the global random generators. If one moves while a thread reads, the samples are read again in the
-    caller's thread, while the others rest. If they draw, so is the rest of the stream.
+    Threads share the global random generators. If one moves while a thread reads, the caller's thread reads the samples
+    again, while the others rest. If the samples draw from it, the caller's thread reads the rest of the stream, too.
 
     Args:
-        timeout: seconds after which a task that is not done is given up; 0 waits forever.
+        timeout: seconds after which a task that is not done raises an error; 0 waits forever.
     """
 
     collates_into_slots = False
@@ -85,7 +85,7 @@ class ThreadExecutor(Executor):
                     if task.number == self._wanted_first:
                         self._results.put((task, result, False))
             self._working[number] = (0.0, None)
-            # While it waits, a thread keeps nobody's batch alive.
+            # A thread that waits must keep no batch alive.
             del task, result
 
     def _do(self, runner: TaskRunner, task: Task) -> TaskResult:
@@ -113,7 +113,7 @@ class ThreadExecutor(Executor):
         return self._first_samples.pop(number)
 
     def _give_up_first_sample(self) -> None:
-        """Let nobody take the first sample, which may yet come, for another one."""
+        """Drop the result for the first sample, which may still come, so that it is not mistaken for another result."""
         with self._first_guard:
             self._wanted_first = _ORDINARY
         self._undone -= 1
@@ -133,7 +133,7 @@ class ThreadExecutor(Executor):
         self._tasks.put(task)
 
     def next_result(self) -> TaskResult:
-        """Wait until some task is done."""
+        """Wait until some task is done; returns its result."""
         while not self._done:
             if self._own_tasks and not self._undone:
                 return self._run(self._own_tasks.popleft())
@@ -148,7 +148,7 @@ class ThreadExecutor(Executor):
         return self._done.popleft()
 
     def _run(self, task: Task) -> TaskResult:
-        """Do a task in the caller's thread, and see whether it draws from global generators."""
+        """Run a task in the caller's thread, and find out whether its samples draw from global generators."""
         result = self._do(self._runners[0], task)
         if self._needs_one_thread:
             tell_once(
@@ -210,10 +210,10 @@ class ThreadExecutor(Executor):
         return dropped
 
     def close(self) -> None:
-        """Let the threads end after their present task; what waits is given up."""
+        """Let the threads end after their current tasks; waiting tasks are dropped."""
         self.cancel()
         self._closed = True
         for _ in self._threads:
             self._tasks.put(None)
-        # For another thread that waits for a result.
+        # Wakes another thread that waits for a result.
         self._results.put(None)

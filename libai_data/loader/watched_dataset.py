@@ -1,4 +1,4 @@
-"""Calls of a dataset: in the context of the samples they are for, timed, and with errors that name them."""
+"""Calls a dataset in the context of the samples to read, counts the time, and names the samples in errors."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from libai_data.structures import Instance
 Result = TypeVar("Result")
 
 ALL = slice(None)
-"""All rows of those that are read together."""
+"""All rows of the samples that are read together."""
 
 _TIMES_COMPARED = 8
-"""Lists of samples that are looked at for samples in one place; of later ones, ever fewer are."""
+"""How many of the first lists of samples are checked for samples that share memory; later lists are checked rarely."""
 
 
 class WatchedDataset:
-    """A dataset whose draws belong to its samples, and whose calls are timed.
+    """A dataset whose random draws depend on the sample alone, and whose calls are timed.
 
     Args:
-        seed: with epoch and index it decides what a sample draws.
+        seed: decides, with epoch and index, what a sample draws.
     """
 
     def __init__(self, dataset: Any, seed: int) -> None:
@@ -47,7 +47,7 @@ class WatchedDataset:
         self._reports_times = True
 
     def count_into(self, times: StageTimes) -> None:
-        """Count times there from now on, instead of reporting them."""
+        """Add times to `times` from now on, instead of reporting them."""
         self._times, self._reports_times = times, False
 
     def take_report(self) -> tuple[StageTimes, Sequence[SkippedSample]]:
@@ -62,19 +62,19 @@ class WatchedDataset:
 
     @property
     def skipped(self) -> int:
-        """Skipped samples since the last report."""
+        """Number of skipped samples since the last report."""
         return len(self._skipped)
 
     def forget_skipped(self, count: int) -> None:
-        """Keep the first skipped samples since the last report; what came after them is read again."""
+        """Keep the first `count` skipped samples since the last report; the samples after them are read again."""
         del self._skipped[count:]
 
     def count_idle(self, seconds: float) -> None:
-        """Count time in which there was nothing to read."""
+        """Count seconds in which there was nothing to read."""
         self._times.idle += seconds
 
     def count_transform(self) -> None:
-        """Count the time in which this thread has transformed what it had read."""
+        """Count the time that this thread has spent in transforms since it was counted last."""
         self._times.transform += take_transform_time()
 
     def _get(self, epoch: int, index: int) -> Any:
@@ -98,10 +98,10 @@ class WatchedDataset:
             self._skipped += [SkippedSample(*note) for note in reading.replaced]
 
     def _together(self, read: Callable[..., Result], epochs: np.ndarray, indices: np.ndarray) -> list[Result]:
-        """Read samples by one call, or by a call for each if they draw from generators that all code shares.
+        """Read samples by one call, or by one call each if they draw from global random generators.
 
         Args:
-            read: called with the rows that it is to read, and their epochs and indices.
+            read: called with the rows to read, and their epochs and indices.
         """
 
         def read_all() -> list[Result]:
@@ -167,6 +167,6 @@ class WatchedDataset:
 
 
 def started() -> float:
-    """The time, at which reading begins; what this thread transformed before was not for the loader."""
+    """The time at which reading begins. Earlier transforms of this thread were not for the loader, and do not count."""
     take_transform_time()
     return perf_counter()

@@ -1,4 +1,4 @@
-"""A worker process: takes tasks from the queue, reads their samples into the arena, and says so over its channel."""
+"""A worker process: claims tasks from the queue, reads their samples into the arena, and reports to the trainer."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from libai_data.mesh.peers.channel import Channel
 from libai_data.structures import DistTensorData
 
 JOB_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "GLOG_log_dir")
-"""What tells OneFlow that a process is a rank of a job; a worker must never join one."""
+"""Environment variables that make OneFlow treat a process as a rank of a job; a worker must never join a job."""
 
 
 STDERR = 2
@@ -61,7 +61,7 @@ class Payload:
     reads_first_twice: bool = False
 
     def runner(self, slot_list: SlotList) -> TaskRunner:
-        """Make what does tasks, for one process or thread."""
+        """Make the runner of tasks for one process or thread."""
         common = self.dataset, self.seed, self.policy, self.names
         reader = ThreadedReader(*common, self.threads) if self.threads > 1 else SampleReader(*common)
         reader.reads_first_twice = self.reads_first_twice
@@ -84,7 +84,7 @@ class WorkerHandles:
 
 @dataclass(frozen=True)
 class RemoteFailure:
-    """An exception of a worker, as it crosses to the trainer: `message` is one line, `trace` the original traceback."""
+    """An exception of a worker, as sent to the trainer: `message` is one line, `trace` the original traceback."""
 
     message: str
     trace: str
@@ -92,7 +92,7 @@ class RemoteFailure:
 
 
 class SlotIndices:
-    """Where slots hold the epochs and indices of their batches: at their ends."""
+    """The epochs and indices of batches, which are at the ends of their slots."""
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
@@ -114,9 +114,9 @@ class _TrainerGone(BaseException):
 
 
 def work(handles: WorkerHandles, payload: Payload) -> None:
-    """Do tasks until the trainer's process closes the channel."""
+    """Run tasks until the trainer's process closes the channel."""
     channel = Channel(socket.socket(fileno=handles.channel))
-    # Of the workers' events it needs its own alone.
+    # A worker needs only its own event.
     wakers = [handles.waker] * handles.workers
     task_queue = TaskQueue(handles.workers, (handles.queue_memory, handles.trainers_event, wakers))
     arena = Arena(handles.arena)
@@ -135,8 +135,8 @@ def work(handles: WorkerHandles, payload: Payload) -> None:
         return
     with suppress(_TrainerGone):
         _Worker(handles.number, channel, task_queue, arena, runner).run()
-    # The trainer sees by this that the process is about to end, and waits longer for it. A child process of the dataset
-    # may hold the channel too, so that closing it would not be seen.
+    # This shows the trainer that the process is about to end, so the trainer waits longer. Closing alone may not show
+    # it, because a child process of the dataset may also have the channel open.
     channel.finish()
     channel.close()
 
@@ -167,7 +167,7 @@ class _Worker:
                 self._sleep()
                 continue
             self._reader.count_idle(time.perf_counter() - idle_since)
-            # The schema was sent before the first task, and must be heard before it.
+            # The trainer sends the schema before the first task, so the worker must receive it before it reads.
             while self._runner.schema is None and self._channel.speaks():
                 self._listen()
             done = self._do(*taken)
@@ -206,7 +206,7 @@ class _Worker:
             return remote_failure(error)
 
     def _do(self, place: int, entry: Entry) -> StageTimes | None:
-        """Do a task; returns what it took, or None if there was more to tell, which the trainer then knows."""
+        """Run a task; returns its times, or None if the worker has sent the result to the trainer."""
         rows = slice(entry.first_row, entry.first_row + entry.rows)
         epochs, indices = (words[rows] for words in self._indices.of(entry.offset, entry.size, entry.batch_rows))
         slot = Slot(0, entry.offset, entry.size)
@@ -229,7 +229,7 @@ class _Worker:
         return None
 
     def _put_into_slot(self, entry: Entry, result: TaskResult) -> Collated:
-        """Copy a collated batch into its slot, or into more room that the trainer allocates."""
+        """Copy a collated batch into its slot, or into a larger range that the trainer allocates."""
         made: Collated = result.collated  # type: ignore[assignment]
         arrays = made.arrays
         specs = lay_out((name, array.dtype, array.shape) for name, array in arrays.items())
@@ -246,20 +246,20 @@ class _Worker:
 
 
 def _sendable(name: str, value: Any) -> DistTensorData:
-    """A field as an array, since what else a sample may hold need not survive being sent."""
+    """A field as a plain array, because other values of a sample may be impossible to send."""
     layout = layout_of(value, name)
     return DistTensorData(array_of(value, name).view(np.ndarray), layout.sbp_list, layout.placement_idx)
 
 
 def remote_failure(error: BaseException) -> RemoteFailure:
-    """What the trainer is told of an exception."""
+    """Make of an exception what is sent to the trainer."""
     message = str(error) if isinstance(error, DataPipelineError) else error_text(error)
     trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     return RemoteFailure(message, trace, isinstance(error, SchemaError))
 
 
 def prepare_process(parent_pipe: int) -> None:
-    """Make a fresh process a worker: it ends with its trainer, is deaf to Ctrl-C, prints stacks, and is no rank."""
+    """Make a process a worker: it ends with its trainer, ignores Ctrl-C, prints stacks on SIGUSR1, and is no rank."""
     die_with_parent(parent_pipe)
     become_worker_process()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -271,26 +271,26 @@ def prepare_process(parent_pipe: int) -> None:
 
 
 def forget_job() -> None:
-    """Forget the launcher's variables, so that an import of OneFlow joins no job and waits for no rank."""
+    """Remove the launcher's variables, so that an import of OneFlow joins no job and waits for no rank."""
     for name in JOB_VARIABLES:
         os.environ.pop(name, None)
 
 
 def _keep_free(descriptors_of_trainer: str) -> None:
-    """Have a dataset that holds the number of a descriptor get an error here, instead of a file of the worker."""
-    nothing = os.open("/", os.O_PATH | os.O_CLOEXEC)  # stays open, since its number may be one of them
+    """Occupy the trainer's descriptor numbers: a dataset that uses one gets an error, and no file of the worker."""
+    nothing = os.open("/", os.O_PATH | os.O_CLOEXEC)  # stays open, because its number may be one of these
     for run in descriptors_of_trainer.split():
         first, _, last = run.partition("-")
         for number in range(int(first), int(last or first) + 1):
             try:
                 os.fstat(number)
             except OSError:
-                with suppress(OSError):  # It is above the limit.
+                with suppress(OSError):  # The number is above the limit.
                     os.dup2(nothing, number, inheritable=False)
 
 
 def main() -> None:
-    """Entry of a worker that is a program of its own; its arguments name its handles and payload."""
+    """Entry point of a worker that is a separate program; its arguments have the handles and the payload."""
     handles, payload, sys.argv[:], descriptors_of_trainer = json.loads(sys.argv[1])
     prepare_process(handles["parent_pipe"])
     _keep_free(descriptors_of_trainer)

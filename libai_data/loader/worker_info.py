@@ -39,11 +39,11 @@ def get_worker_info() -> WorkerInfo | None:
 
 
 def set_worker_info(info: WorkerInfo) -> None:
-    """Say which worker this process is; also to `get_worker_info` of PyTorch and OneFlow, if these are imported."""
+    """Set which worker this process is, also for `get_worker_info` of PyTorch and OneFlow if these are imported."""
     global _here
     _here = info
     for module in _others():
-        # Theirs have a seed for each worker.
+        # Workers of PyTorch and OneFlow have different seeds.
         seed = combine64(info.seed, info.id) >> 1
         module._worker_info = module.WorkerInfo(
             id=info.id, num_workers=info.num_workers, seed=seed, dataset=info.dataset
@@ -52,7 +52,7 @@ def set_worker_info(info: WorkerInfo) -> None:
 
 @contextmanager
 def being_worker(info: WorkerInfo) -> Iterator[None]:
-    """Say for a while which worker this process is."""
+    """Set within the block which worker this process is."""
     global _here
     here, others = _here, [(module, module._worker_info) for module in _others()]
     set_worker_info(info)

@@ -1,4 +1,4 @@
-"""The pool: a loader's worker processes, started, spoken to, replaced one by one, and ended together."""
+"""The pool: starts a loader's worker processes, exchanges messages with them, and replaces and ends them."""
 
 from __future__ import annotations
 
@@ -66,31 +66,31 @@ class WorkerPool:
             self._parent_pipe.descriptor,
         )
         for message in self._welcome:
-            # It must lie ready: tasks wait for the worker from its first moment on.
+            # Sent before the worker starts, because tasks may already wait for the worker.
             _send(ours, message)
         process = self._starter.start(handles)
         theirs.close()
         return process, ours
 
     def tell(self, number: int, message: Any) -> None:
-        """Send a worker a message, unless it is gone; its closed channel is heard soon enough."""
+        """Send a worker a message, unless the worker is gone; `hear` then finds the closed channel."""
         _send(self.channels[number], message)
 
     def tell_all(self, message: Any) -> None:
-        """Send all workers a message, also those that are started later."""
+        """Send all workers a message, also workers that are started later."""
         self._welcome.append(message)
         for channel in self.channels:
             _send(channel, message)
 
     def wait(self, seconds: float) -> list[int]:
-        """Wait for the task queue's event, or until some workers send or end; returns the numbers of these."""
+        """Wait for the task queue's event, or until workers send or end; returns the numbers of these workers."""
         ready: set[int] = {descriptor for descriptor, _ in self._events.poll(seconds * 1000)}
         if self._task_queue.event.fileno() in ready:
             self._task_queue.event.clear()
         return [number for number, channel in enumerate(self.channels) if channel.fileno() in ready]
 
     def hear(self, number: int) -> Any:
-        """What a worker says; None if it is gone."""
+        """Receive a message of a worker; None if the worker is gone."""
         try:
             return self.channels[number].receive()
         except EOFError:
@@ -109,13 +109,13 @@ class WorkerPool:
         self.processes[number], self.channels[number] = self._start(number)
 
     def close_trainer_ends(self) -> None:
-        """Close what only the trainer may hold; the workers end when nobody holds it any more."""
+        """Close the trainer's ends of channels and pipe; the workers end when no process has these ends open."""
         for channel in self.channels:
             channel.close()
         self._parent_pipe.close_parents_end()
 
     def close(self) -> None:
-        """Let all workers exit, and kill those that do not in time."""
+        """Let all workers exit, and kill workers that do not exit in time."""
         try:
             self._let_exit()
         finally:
@@ -133,7 +133,7 @@ class WorkerPool:
             self._starter.close()
 
     def _let_exit(self) -> None:
-        """Wait until workers have exited, those that are busy for a shorter time."""
+        """Wait until workers have exited; the wait is shorter for workers that are still reading."""
         for channel in self.channels:
             channel.finish()
         began, running = time.monotonic(), list(zip(self.processes, self.channels))
