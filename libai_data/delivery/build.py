@@ -131,7 +131,7 @@ def build_nlp_test_loader(
     """Build a loader of one round over a dataset; the arguments are those of `build_nlp_train_loader`.
 
     Returns:
-        The loader. Its last batch is filled up; `batch_info(batch).valid` says how many rows count.
+        The loader. Its last batch is padded; `batch_info(batch).valid` is the number of rows that count.
     """
     check(_RULES, **locals())
     return build_loader(
@@ -147,7 +147,7 @@ def build_nlp_test_loader(
 
 
 def _under_name(name: str, function: _Builder, **defaults: Any) -> _Builder:
-    """The same function, maybe with other defaults, under another name, which errors and saved configs show."""
+    """Copy a function under another name, which errors and saved configs show, and maybe with other defaults."""
     parameters = inspect.signature(function).parameters.values()
     kept = [defaults.get(each.name, each.default) for each in parameters if each.default is not each.empty]
     other: Any = FunctionType(function.__code__, globals(), name, tuple(kept))
@@ -183,10 +183,10 @@ def build_nlp_train_val_test_loader(
 
     Args:
         dataset: a dataset, its config, or a list of these.
-        splits: for each dataset the proportions of the three parts, such as [[7, 2, 1]]. The documents of a
-            corpus are divided. `num_epochs` and `max_num_samples` repeat them within their part, by its share.
-        weights: for each dataset its weight in the training stream, which is a `BlendedDataset` then. With None, an
-            epoch has each sample once, as validation and test always do.
+        splits: for each dataset the proportions of the three parts, such as [[7, 2, 1]]. A corpus is divided between
+            documents. `num_epochs` repeats them within each part; `max_num_samples` is divided by the proportions.
+        weights: the weight of each dataset in the training stream, which is then a `BlendedDataset`. With None, an
+            epoch has each sample once. Validation and test always have each sample once.
         train_val_test_num_samples: LiBai's hint to datasets that draw samples in advance; not needed here.
         train_batch_size: samples of a training batch for one data-parallel rank.
         test_batch_size: samples of a validation or test batch for one data-parallel rank.
@@ -194,8 +194,8 @@ def build_nlp_train_val_test_loader(
         test_sampler: config of the validation and test sampler.
         num_workers, consumed_samples, seed, collate_fn, dataset_mixer, layouts, **loader_options: as in
             `build_nlp_train_loader`.
-        max_epochs: with weights, how often the training stream goes through each dataset at most; see
-            `BlendedDataset`.
+        max_epochs: with weights, how often the training stream uses each dataset at most, None for any number of
+            times; see `BlendedDataset`.
 
     Returns:
         Training, validation and test loader; None for validation or test if all of its proportions are 0.
@@ -263,7 +263,7 @@ _LOADER_OPTIONS = [
 
 
 def _show_options(*builders: Any) -> None:
-    """Let signatures name the options of the loader instead of `**loader_options`; configs are checked by them."""
+    """Replace `**loader_options` in signatures by the options of the loader; configs are checked by signatures."""
     for builder in builders:
         signature = inspect.signature(builder)
         own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
@@ -279,14 +279,14 @@ def cut(dataset: Any, split: Sequence[float]) -> list[Any]:
     """Cut a dataset into three contiguous parts.
 
     Args:
-        dataset: the whole. Of samples that are made of documents, the documents are divided, and not the samples.
+        dataset: the dataset to cut. If its samples are made of documents, it is cut between documents.
         split: three proportions of any sum, none negative; missing ones are 0.
 
     Returns:
         Three parts that cover the dataset, each within one sample, or the nearest document, of its proportion.
 
     Raises:
-        ConfigError: The split is malformed, or the dataset holds another one that repeats documents.
+        ConfigError: The split is malformed, or the dataset contains another dataset that repeats documents.
     """
     proportions = _proportions(split)
     by_documents = split_documents(dataset, proportions)
@@ -309,9 +309,9 @@ def _proportions(split: Sequence[float]) -> list[float]:
 def build_loader(
     open_dataset: Callable[[], Any], sampler: Any, readers: str, arguments: dict[str, Any], **options: Any
 ) -> Loader:
-    """Build dataset, sampler and loader, each where it is needed.
+    """Build dataset, sampler and loader, each on the ranks that need it.
 
-    The ranks that read open the dataset. `arguments` are filled into the sampler beside dataset and rank.
+    Only the ranks that read open the dataset. The sampler gets `arguments`, in addition to dataset and rank.
     """
     known = [option.name for option in _LOADER_OPTIONS]
     for name in options:
@@ -342,7 +342,7 @@ def build_loader(
         return SharedLoader(plan, open_dataset, make_stream, make_loader, by_trainer)
     mesh = plan.mesh
     if mesh.tensor_parallel_size > 1:
-        # Only here: whoever reads for a whole node needs whole samples.
+        # Only with "every_rank": a rank that reads for a whole node needs whole samples.
         options["tensor_part"] = TensorPart(mesh.tensor_parallel_rank, mesh.tensor_parallel_size)
     dataset = open_dataset()
     return make_loader(dataset, make_stream(dataset, plan.shards_read_by(mesh.rank)))
@@ -352,7 +352,7 @@ def _instantiated(sampler: Any, arguments: dict[str, Any]) -> Any:
     try:
         return instantiate(deepcopy(sampler), **arguments)
     except DataPipelineError as error:
-        # Of a default sampler there is no key to name; whoever makes this call names the key of the loader.
+        # A default sampler has no config key to name. The caller names the key of the loader.
         if not error.config_path and isinstance(error.__cause__, DataPipelineError):
             raise error.__cause__ from None
         raise

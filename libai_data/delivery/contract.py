@@ -1,4 +1,4 @@
-"""Compares the batches of the ranks with the layout, every few batches of a training."""
+"""Compares the batches of all ranks with each other and with the layout, every few batches."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _NAMES = ("step", "epoch", "position", "global batch size", "number of valid row
 def check_contract(fields: Mapping[str, Any], origin: Origin) -> None:
     """Compare this batch between all ranks. Collective: each rank must call it for the same batch, on the main thread.
 
-    All ranks must have the same fields, follow the same order and stand at the same step, epoch and position. Ranks
-    that differ only in tensor or pipeline coordinate must hold equal bytes of each field, and have read equal samples.
-    Those that differ in data coordinate must have read different samples, unless the loader allows repeats.
+    All ranks must have the same fields and the same order, and be at the same step, epoch and position. Ranks that
+    differ only in tensor or pipeline coordinate must have equal bytes of each field, and must have read equal samples.
+    Ranks that differ in data coordinate must have read different samples, unless the loader allows repeats.
 
     Args:
-        fields: this rank's local tensors; lists of strings only need to be there on all ranks.
-        origin: of the batch. Of its `parts`, tensor peers hold different bytes; its `absent` fields have none.
+        fields: this rank's local tensors; of lists of strings, only the names are compared.
+        origin: origin of the batch. Bytes of its `parts` and `absent` fields are not compared.
 
     Raises:
-        SchemaError: On every rank alike: the fields differ.
-        ContractError: On every rank alike, naming step, field or rows, and the ranks that differ.
+        SchemaError: The fields differ; raised on every rank.
+        ContractError: The batches differ; raised on every rank, with step, field or rows, and the ranks that differ.
     """
     mesh = get_mesh()
     if mesh.world_size == 1:
@@ -54,14 +54,14 @@ def check_contract(fields: Mapping[str, Any], origin: Origin) -> None:
 
 
 def check_places(fields: Mapping[str, Any], origin: Origin) -> np.ndarray:
-    """Compare fields, shapes and place of this batch, not what it holds. Collective, like `check_contract`.
+    """Compare fields, shapes and position of this batch, but not its contents. Collective, like `check_contract`.
 
     Returns:
-        What the ranks told, int64 [world size, words].
+        The compared numbers of each rank, int64 [world size, words]; see `_head`.
     """
     signature = signature_of(fields)
     heads = gather_words(_head(signature, origin))
-    # Ranks with batches of different sizes differ in their shapes only because of that.
+    # If batch sizes differ, shapes differ for this reason alone. `_different_places` reports the sizes.
     if len(set(heads[:, _FIELDS].tolist())) > 1 and len(set(heads[:, _SIZE].tolist())) == 1:
         raise_differences(signature)
     _refuse(heads, [*_different_orders(heads, _order(origin)), *_different_places(heads), *_different_data(heads)])
@@ -85,7 +85,7 @@ def _head(signature: list[FieldSignature], origin: Origin) -> np.ndarray:
 
 
 def _word(value: Any) -> int:
-    """A part of a `BatchInfo` as a number; 0 for the starts of lanes, which are compared lane by lane."""
+    """A value of a `BatchInfo` as a number; 0 for starts of lanes, which are compared lane by lane."""
     return 0 if isinstance(value, tuple) else value or 0
 
 
@@ -101,7 +101,7 @@ def _checksums(fields: Mapping[str, DistTensorData], absent: AbstractSet[str]) -
 
 
 def _samples(rows: RowIndices | None, count: int) -> np.ndarray:
-    """Epochs and indices of the rows, as many words on each rank."""
+    """Epochs and indices of the rows, int64 [2 * count], so that the lengths are equal on all ranks."""
     words = np.full((2, count), -1, dtype=np.int64)
     if rows is not None:
         words[0], words[1] = rows.epochs, rows.indices
@@ -127,7 +127,7 @@ def _different_places(heads: np.ndarray) -> list[str]:
 
 
 def _different_data(heads: np.ndarray) -> list[str]:
-    """Compare what ranks have read of one sample; some ranks may have read none, or another one."""
+    """Compare the checksums of the sample that ranks read first; some ranks may have read none, or another one."""
     seen: dict[tuple[int, int], tuple[int, int]] = {}
     for rank, (epoch, index, checksum) in enumerate(heads[:, _WITNESS:].tolist()):
         if checksum == _ABSENT:
@@ -188,6 +188,6 @@ def ranks_by_shard(mesh: ParallelMesh) -> dict[int, list[int]]:
 
 
 def _odd_ones_out(values: dict[int, bytes]) -> tuple[int, ...]:
-    """The first rank whose value is not the first one's, and the rank it was compared with."""
+    """The first rank whose value differs from that of the first rank, and the first rank; () if all are equal."""
     ranks = list(values)
     return next(((rank, ranks[0]) for rank in ranks[1:] if values[rank] != values[ranks[0]]), ())

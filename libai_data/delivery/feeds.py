@@ -1,4 +1,4 @@
-"""Feeds: where a rank that does not read for itself alone gets batches from."""
+"""Feeds: where ranks get their batches from in the read modes "node" and "rank0"."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from libai_data.mesh.peers.liveness import waiting_for_rank
 from libai_data.structures import BatchInfo, RowIndices
 
 MOST_UNTAKEN = 4
-"""Batches that may wait for one rank of the node; then its leader waits too, so that memory stays bounded."""
+"""The most batches that wait for one rank of the node. Then the leader waits, too, so that memory stays bounded."""
 
-_KEPT = MOST_UNTAKEN + 3  # batches that wait for other ranks, are in their hands, or on their way back
+_KEPT = MOST_UNTAKEN + 3  # batches that wait for other ranks, that they use, or whose release is not yet received
 
 
 @dataclass(frozen=True)
 class NodeBatch:
-    """A batch as it lies in the memory that the ranks of a node share."""
+    """A batch in the memory that the ranks of a node share."""
 
     info: BatchInfo
-    rows: RowIndices | None  # which samples it holds, where this process read them
-    # Of each field, the rows of all shards that are delivered to the node; they keep the memory in use.
+    rows: RowIndices | None  # its samples, if this process read them
+    # For each field, the rows of all shards that are delivered to the node; the arrays keep the memory in use.
     arrays: dict[str, np.ndarray]
     layouts: dict[str, Layout]
     skeleton: Skeleton | None  # how the batch is nested; None if all its fields are tensors
     place: tuple[int, int]  # offset and size in the arena
-    specs: tuple[ArraySpec, ...]  # where each array lies within this place
+    specs: tuple[ArraySpec, ...]  # where each array is within this place
 
 
 _Form = tuple[tuple[ArraySpec, ...], dict[str, Layout], Optional[Skeleton]]
-"""What batches have in common, which is sent once: where arrays lie, their layouts, how they are nested."""
+"""What batches have in common, which is sent once: where arrays are, their layouts, how they are nested."""
 
 
 def in_one_line(error: BaseException) -> str:
@@ -52,15 +52,15 @@ def in_one_line(error: BaseException) -> str:
 
 
 def for_oneself(batch: NodeBatch, arena: Arena) -> dict[str, np.ndarray]:
-    """A batch's arrays, to be written to without any other rank's seeing it; they keep the batch's memory in use."""
+    """A batch's arrays, copy-on-write: other ranks do not see writes. The arrays keep the batch's memory in use."""
     lease = arena.private_lease(*batch.place)
-    # The finalizer holds the batch until nobody refers to the private memory: before, its slot is not used again.
+    # The finalizer keeps the batch, and so its slot, in use until nobody refers to the private memory.
     weakref.finalize(lease, lambda batch: None, batch).atexit = False
     return views(lease, batch.specs)
 
 
 class Feed(Protocol):
-    """Gives the batches of one pass after the other."""
+    """Returns the batches of one pass after the other."""
 
     def begin(self, position: int) -> None:
         """Begin a pass at this position of the stream; an earlier one is over."""
@@ -69,14 +69,14 @@ class Feed(Protocol):
         """Wait for the next batch; None at the end of the pass."""
 
     def next_if_ready(self) -> NodeBatch | None:
-        """The next batch if it can be had without waiting."""
+        """The next batch if it is available without waiting, otherwise None."""
 
     def close(self) -> None:
-        """End all that was started."""
+        """End the loader, or the connection and its threads."""
 
 
 class LocalFeed(Feed):
-    """Reads the batches of all ranks it serves, on a node's leader or on rank 0; `also_kept` ones wait to be sent."""
+    """Reads batches for all ranks it serves, on a node's leader or rank 0; `also_kept` batches may wait to be sent."""
 
     def __init__(self, loader: BatchLoader, shards: int, also_kept: int = 0) -> None:
         self._loader = loader
@@ -103,7 +103,7 @@ class LocalFeed(Feed):
         return NodeBatch(info_of(read), rows, batch.arrays, batch.layouts, batch.skeleton, place, batch.specs)
 
     def _check_rows(self, batch: ReadyBatch) -> None:
-        """A collator may make anything of its samples, but what is for several ranks must be cut between rows."""
+        """Raise an error if a batch for several ranks has not one row per sample: the ranks share it by rows."""
         rows = len(batch.index_batch.indices)
         for name, array in batch.arrays.items():
             if self._shards > 1 and (not array.ndim or len(array) != rows):
@@ -118,9 +118,9 @@ class LocalFeed(Feed):
 
 
 class LinkFeed(Feed):
-    """Takes batches over from the leader of the node, by mapping the memory they lie in.
+    """Receives batches from the leader of the node, by mapping their memory.
 
-    What a rank writes into a batch that it has `for_itself`, the others do not see.
+    With `for_itself`, other ranks do not see what this rank writes into a batch.
     """
 
     def __init__(self, channel: Channel, leader: int, for_itself: bool = False) -> None:
@@ -136,7 +136,7 @@ class LinkFeed(Feed):
         self._released: deque[int] = deque()
 
     def begin(self, position: int) -> None:
-        """Wait for batches of a new pass; those of an earlier one are given back unseen."""
+        """Begin a new pass; batches of an earlier pass that still come are returned unused."""
         self._generation += 1
 
     def next(self) -> NodeBatch | None:
@@ -164,7 +164,7 @@ class LinkFeed(Feed):
                 return None
 
     def next_if_ready(self) -> NodeBatch | None:
-        """None: nobody waits for what this rank takes in."""
+        """Always None: no other rank waits for batches from this rank."""
         return None
 
     def _map(self, number: int, place: tuple[int, int], info: BatchInfo) -> NodeBatch:
@@ -175,9 +175,9 @@ class LinkFeed(Feed):
         return NodeBatch(info, None, views(lease, specs), layouts, skeleton, place, specs)
 
     def _report(self) -> None:
-        """Tell the leader how many batches were taken, and which this rank has let go of."""
+        """Report to the leader how many batches this rank has received, and which it has released."""
         numbers = self._let_go()
-        with suppress(OSError):  # The leader is gone; receiving says so.
+        with suppress(OSError):  # If the leader is gone, the next receive raises an error.
             self._channel.send(("news", (self._taken, numbers)))
 
     def _let_go(self) -> list[int]:
@@ -197,9 +197,9 @@ class LinkFeed(Feed):
 
 
 class NodePublisher:
-    """Tells the other ranks of a node of each batch, and keeps it until all have let go of it.
+    """Announces each batch to the other ranks of a node, and keeps the batch until all have released it.
 
-    Each follower is first sent the descriptor of the arena, the memory that the batches lie in.
+    Each follower first receives the descriptor of the arena, the memory of the batches.
     """
 
     def __init__(self, followers: dict[int, Channel], arena: int) -> None:
@@ -217,7 +217,7 @@ class NodePublisher:
         self._generation += 1
 
     def publish(self, batch: NodeBatch) -> None:
-        """Hand a batch out to all followers, waiting for slow ones; a PeerError names one gone without leave."""
+        """Announce a batch to all followers, and wait for slow ones; a PeerError names one that died."""
         for rank in list(self._followers):
             while rank in self._followers and self._followers[rank].speaks():
                 self._hear(rank)
@@ -233,7 +233,7 @@ class NodePublisher:
         self._published += 1
 
     def end(self) -> None:
-        """Say that the pass is over."""
+        """Tell the followers that the pass is over."""
         self._tell("end", None)
 
     def fail(self, error: BaseException) -> None:
@@ -247,12 +247,12 @@ class NodePublisher:
             try:
                 channel.send((kind, self._generation, content))
             except ConnectionError:
-                # It may have taken its leave while this was on its way.
+                # The follower may have left before it could receive this message.
                 while rank in self._followers:
                     self._hear(rank)
 
     def _hear(self, rank: int) -> None:
-        """Wait for what a follower has to say, and take note of it."""
+        """Wait for a message of a follower, and process it."""
         try:
             with waiting_for_rank(f"rank {rank}, which takes no batch,"):
                 kind, content = self._followers[rank].receive()
@@ -274,7 +274,7 @@ class NodePublisher:
                 del self._held[number]
 
     def close(self, untaken: int = 0) -> None:
-        """Let go of the followers, of what they held, and of `untaken` batches, which nobody will take."""
+        """Disconnect from the followers, and release all batches, also the last `untaken` ones, which nobody needs."""
         for channel in self._followers.values():
             channel.close()
         self._followers.clear()

@@ -1,4 +1,4 @@
-"""A few integers of every rank, to every rank: what checks between ranks are made of."""
+"""Exchanges a few integers between all ranks, such as digests, for the checks that compare ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def gather_words(words: np.ndarray) -> np.ndarray:
     world_size = get_mesh().world_size
     if world_size == 1:
         return words[None]
-    # Not by OneFlow, whose queue may still hold other work than that of the other ranks.
+    # Not by OneFlow: its queue may still contain other work than the queues of other ranks.
     own = np.ascontiguousarray(words, dtype=np.int64).tobytes().hex()
     told = begin_collective(f"a comparison of {words.size} number(s)", own)
     table = bytes.fromhex("".join(told[rank] for rank in range(world_size)))
@@ -27,10 +27,10 @@ def gather_words(words: np.ndarray) -> np.ndarray:
 
 
 def digest_of(data: bytes | memoryview) -> int:
-    """63 bits that differ where the bytes differ."""
+    """A digest of 63 bits (BLAKE2b); different bytes give different digests."""
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little") >> 1
 
 
 def checksum_of(array: np.ndarray) -> int:
-    """32 bits that, but for one chance in 2^32, differ where the bytes differ; several times as fast as a digest."""
+    """CRC-32 of an array, several times as fast as a digest; different bytes have equal checksums once in 2^32."""
     return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)

@@ -1,7 +1,7 @@
 """Batches between nodes: rank 0 sends the leader of each other node the rows of the fields that its ranks need.
 
-A sending thread for each node, and a receiving one there, move bytes while the models compute; sockets bound what is
-under way.
+One thread of rank 0 for each node sends, and one thread on each node receives, while the models compute. The sockets
+limit how much is in transit.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ _SECONDS_TO_SEND_A_FAILURE = 2.0
 _SECONDS_BETWEEN_LOOKS = 0.05
 
 _KEPT = MOST_UNTAKEN + 5
-"""Batches beyond those that have arrived: one that arrives, and those that the ranks of the node wait for or hold."""
+"""Batches in addition to those received ahead: one in transit, and those that the node's ranks wait for or use."""
 
 Message = tuple[dict[str, Any], list[memoryview]]
 
 
 class NetworkPublisher:
-    """Sends one node's rows of each batch, from a thread of its own.
+    """Sends a node its rows of each batch, in a thread of its own.
 
     Args:
-        ahead: batches that may wait to be sent.
-        is_sent: of a field with this placement_idx, whether the bytes are sent, and not only shape and dtype.
+        ahead: number of batches that may wait to be sent.
+        is_sent: whether the bytes of a field with this placement_idx are sent; otherwise, only shape and dtype are.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class NetworkPublisher:
         self._ahead = ahead
         self._is_sent = is_sent
         self._generation = 0
-        # What the two threads share, and tell each other of.
+        # Protects what the two threads share, and notifies them of changes.
         self._changed = threading.Condition()
         self._waiting: deque[Message] = deque()
         self._sending = False
@@ -74,7 +74,7 @@ class NetworkPublisher:
         self._generation += 1
 
     def publish(self, batch: NodeBatch) -> None:
-        """Send the rows of a batch that the node needs, once there is room; a PeerError if it is gone without leave."""
+        """Queue the rows of a batch that the node needs, once there is room; raises PeerError if the node died."""
         fields: list[Any] = []
         buffers: list[memoryview] = []
         for name, array in batch.arrays.items():
@@ -94,11 +94,11 @@ class NetworkPublisher:
         self._put(head, buffers)
 
     def end(self) -> None:
-        """Say that the pass is over."""
+        """Tell the node that the pass is over."""
         self._put({"kind": "end"}, [])
 
     def fail(self, error: BaseException) -> None:
-        """Say that reading failed, if the node is still there; waits a moment, since this process may end next."""
+        """Tell the node that reading failed; waits until this is sent, 2 seconds at most, as this process may end."""
         head = {"kind": "error", "message": in_one_line(error), "generation": self._generation}
         with self._changed:
             if self._failure is None and not self._has_left:
@@ -139,13 +139,13 @@ class NetworkPublisher:
                 self._changed.notify_all()
             try:
                 self._send(*message)
-            except Exception as error:  # Whatever it is, who publishes next must hear of it.
+            except Exception as error:  # Whatever it is, the next `publish` must raise it.
                 with self._changed:
                     self._has_left, self._failure = self._has_taken_leave(), error
                     self._waiting.clear()
                     self._changed.notify_all()
                 return
-            del message  # It keeps the batch's memory in use.
+            del message  # The message keeps the batch's memory in use.
 
     def _send(self, head: dict[str, Any], buffers: list[memoryview]) -> None:
         send_head(self._link, head)
@@ -153,7 +153,7 @@ class NetworkPublisher:
             self._link.sendall(buffer)
 
     def _has_taken_leave(self) -> bool:
-        """Whether the node said that it needs no more, before it closed the connection."""
+        """Whether the node sent "leave" before it closed the connection: it needs no more batches."""
         self._link.settimeout(0)
         try:
             return receive_head(self._link).get("kind") == "leave"
@@ -161,7 +161,7 @@ class NetworkPublisher:
             return False
 
     def close(self, untaken: int = 0) -> None:
-        """Send what the node still needs, without the last `untaken` batches, and hang up."""
+        """Send what the node still needs, without the last `untaken` batches, and close the connection."""
         with self._changed:
             for _ in range(min(untaken, len(self._waiting))):
                 self._waiting.pop()
@@ -172,7 +172,7 @@ class NetworkPublisher:
 
 
 class NetworkFeed(Feed):
-    """Receives a node's rows of each batch from rank 0, in a thread of its own, ahead of the models' need."""
+    """Receives a node's rows of each batch from rank 0, in a thread of its own, before the models need them."""
 
     def __init__(self, link: socket.socket, arena: Arena, ahead: int) -> None:
         self._link = link
@@ -185,11 +185,11 @@ class NetworkFeed(Feed):
         self._thread.start()
 
     def begin(self, position: int) -> None:
-        """Wait for batches of a new pass; those of an earlier one are dropped."""
+        """Begin a new pass; batches of an earlier pass that still come are dropped."""
         self._generation += 1
 
     def next(self) -> NodeBatch | None:
-        """Wait for the next batch; None at the end of the pass. A PeerError if rank 0 failed or is gone."""
+        """Wait for the next batch; None at the end of the pass. Raises PeerError if rank 0 failed or is gone."""
         while True:
             if self._gone is not None:
                 raise self._gone
@@ -204,10 +204,10 @@ class NetworkFeed(Feed):
         return self.next() if waits else None
 
     def _meant(self, message: tuple[str, int, Any]) -> tuple[NodeBatch | None] | None:
-        """What a message says to the present pass, if it says anything to it."""
+        """A tuple of the batch of a message, or of None at the end of the pass; None if it is of an earlier pass."""
         kind, generation, content = message
         if kind == "gone":
-            # Nothing comes any more: whoever asks again is told again.
+            # Nothing more will come, so that each further call raises the error again.
             self._gone = PeerError(f"rank 0, which reads for all, sends no more: {content}; see its output")
             raise self._gone from content
         if generation != self._generation:
@@ -218,13 +218,13 @@ class NetworkFeed(Feed):
 
     def _receive_all(self) -> None:
         try:
-            # Hanging up does not end what has been sent before.
+            # What rank 0 sent before it closed the connection is still received.
             while not self._closing:
                 head = receive_head(self._link)
                 content = self._receive_batch(head) if head["kind"] == "batch" else head.get("message")
                 self._received.put((head["kind"], head["generation"], content))
                 del content
-        except Exception as error:  # Whatever it is, who waits for a batch must hear of it.
+        except Exception as error:  # Whatever it is, the thread that waits for a batch must raise it.
             if not self._closing:
                 self._received.put(("gone", 0, error))
 
@@ -242,7 +242,7 @@ class NetworkFeed(Feed):
         layouts = {name: Layout(tuple(sbp_list), index) for name, _, _, sbp_list, index, _ in fields}
         skeleton = pickle.loads(bytes.fromhex(head["skeleton"])) if "skeleton" in head else None
         info = BatchInfo(**head["info"])
-        if isinstance(info.next_start, list):  # of lanes, which JSON has no tuples for
+        if isinstance(info.next_start, list):  # starts of lanes; JSON has no tuples
             info = info._replace(next_start=tuple(info.next_start))
         return NodeBatch(info, None, arrays, layouts, skeleton, (slot.offset, slot.size), specs)
 
@@ -255,7 +255,7 @@ class NetworkFeed(Feed):
             # Closing alone would not wake the thread that receives.
             self._link.shutdown(socket.SHUT_RDWR)
         while self._thread.is_alive():
-            # It may wait for room for a batch that nobody will take.
+            # The thread may wait for room for a batch that nobody needs.
             with suppress(queue.Empty):
                 self._received.get(timeout=_SECONDS_BETWEEN_LOOKS)
         self._link.close()

@@ -15,7 +15,7 @@ _EARLIER_NAMES = {"data_parallel": "every_rank"}
 
 
 def read_mode(readers: str) -> str:
-    """Who reads, by the name of today, or a ConfigError; "data_parallel" is the earlier one of "every_rank"."""
+    """The present name of a read mode, or a ConfigError; "data_parallel" is an earlier name of "every_rank"."""
     mode = _EARLIER_NAMES.get(str(readers), readers)
     check({"readers": one_of(*READERS)}, readers=mode)
     return mode
@@ -82,38 +82,38 @@ class ReadPlan:
         try:
             stage = self.mesh.layer_stage(placement_idx)
         except MeshError:
-            return True  # Every rank will find out, and say of which field, when it makes the tensor global.
-        # Asked for each batch, field and node: so without looking at each rank.
+            return True  # `to_global` then raises an error on every rank, which names the field.
+        # Without a loop over ranks, because it is called for each batch, field and node.
         ranks, size = self.ranks_of(node), self.mesh.data_parallel_size * self.mesh.tensor_parallel_size
         return ranks[0] < (stage + 1) * size and stage * size <= ranks[-1]
 
     def rows_of(self, rank: int, held: tuple[int, ...], micro_batch_size: int) -> slice:
-        """A rank's rows within memory that holds some shards, ascending, one behind the other."""
+        """A rank's rows within memory that contains the shards `held`, ascending, one after the other."""
         first = held.index(self.shard_of(rank)) * micro_batch_size
         return slice(first, first + micro_batch_size)
 
 
 class FieldSize(NamedTuple):
-    """A field, as far as it costs something."""
+    """What a field costs to read and to send."""
 
     name: str
     sample_bytes: int  # of one sample, decoded
     placement_idx: int = 0  # the layer whose pipeline stage holds it
-    read_parts: int = 1  # in which tensor-parallel ranks read it where each reads for itself; 1 if each reads it whole
+    read_parts: int = 1  # with "every_rank", each tensor-parallel rank reads 1 / read_parts of the field
 
 
 class NodeTraffic(NamedTuple):
     """What one batch costs a node."""
 
-    samples_read: int  # samples that its ranks read and decode, a sample that two ranks read counted twice
+    samples_read: int  # samples that its ranks read and decode; a sample that two ranks read counts twice
     bytes_read: int  # of these samples, decoded
     bytes_received: int  # from rank 0 over the network
     bytes_sent: int  # to the other nodes
-    bytes_kept: int  # memory that the batch takes there
+    bytes_kept: int  # memory of the batch on the node
 
 
 def node_traffic(plan: ReadPlan, node: int, fields: Sequence[FieldSize], micro_batch_size: int) -> NodeTraffic:
-    """What a batch costs a node."""
+    """Compute what a batch costs a node."""
     rows = sum(len(plan.shards_read_by(rank)) for rank in plan.ranks_of(node)) * micro_batch_size
     if plan.readers == "every_rank":
         read = rows * sum(field.sample_bytes // field.read_parts for field in fields)
@@ -134,6 +134,6 @@ def _received(plan: ReadPlan, node: int, fields: Sequence[FieldSize], micro_batc
 
 
 def times_read(plan: ReadPlan) -> float:
-    """How often a sample is read and decoded, over all nodes, on the average."""
+    """How often a sample is read and decoded, over all nodes, on average."""
     readers = (len(plan.shards_read_by(rank)) for rank in range(plan.mesh.world_size))
     return sum(readers) / plan.mesh.data_parallel_size

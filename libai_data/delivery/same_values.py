@@ -1,4 +1,4 @@
-"""Whether values are the same on all ranks: as text that is the same in every process, and what differs."""
+"""Compares values between all ranks, as text that is the same in every process, and names the differences."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _OF_THE_PROCESS = (
 
 
 def check_same_arguments(readers: str, **given: Any) -> None:
-    """Compare a loader's arguments between all ranks, as only those of ranks that read have an effect. Collective."""
+    """Compare a loader's arguments between all ranks: only those of the ranks that read have an effect. Collective."""
     if get_mesh().world_size == 1:
         return
     own: dict[str, str] = {}
@@ -52,7 +52,7 @@ def check_same_arguments(readers: str, **given: Any) -> None:
 
 
 def differences(values: Mapping[int, Mapping[str, str]], most: int = _NAMED) -> list[str]:
-    """What differs between the ranks, each with who has which value; at most `most` are named."""
+    """The values that differ between the ranks, in words, with the ranks that have them; at most `most` values."""
     names = sorted({name for each in values.values() for name in each})
     differing = [name for name in names if len({each.get(name, _ABSENT) for each in values.values()}) > 1]
     found = [
@@ -78,7 +78,7 @@ def _text_of(value: Any) -> str:
     if value is None or isinstance(value, (bool, int, float, str, bytes, Path, Mapping, list, tuple)):
         text = repr(value)
     else:
-        # Not its repr, which may hold an address.
+        # Not its repr, which may contain a memory address.
         text = dotted_name(value) or f"a {type(value).__qualname__}"
     if len(text) <= _LONGEST_VALUE:
         return text

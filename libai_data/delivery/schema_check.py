@@ -1,4 +1,4 @@
-"""Whether all ranks are about to make the same global tensors: compared once, before the first bytes are trusted."""
+"""Compares the fields of the ranks' batches, before the ranks make global tensors of them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from libai_data.mesh.current import broadcast_py_object, get_mesh
 from libai_data.structures import DistTensorData
 
 FieldSignature = tuple[str, str, tuple[int, ...], tuple[str, ...], int]
-"""Name, dtype, local shape, sbp_list and placement_idx of a batch's field; of strings only the name."""
+"""Name, dtype, local shape, sbp_list and placement_idx of a batch's field; for strings, only the name."""
 
 
 def signature_of(batch: Mapping[str, Any]) -> list[FieldSignature]:
-    """What the ranks must agree on, field by field, in order."""
+    """What must be equal on all ranks, field by field, in order."""
     return [
         (name, "strings", (), (), 0)
         if not isinstance(value, DistTensorData)
@@ -36,7 +36,8 @@ def signature_of(batch: Mapping[str, Any]) -> list[FieldSignature]:
 def check_same_on_all_ranks(signature: list[FieldSignature]) -> None:
     """Compare the batch's fields between all ranks. Collective: each rank must call it, on the main thread.
 
-    A SchemaError on every rank names the field and the ranks that differ.
+    Raises:
+        SchemaError: The fields differ; raised on every rank, with the field and the ranks that differ.
     """
     mesh = get_mesh()
     if mesh.world_size == 1:
@@ -47,7 +48,7 @@ def check_same_on_all_ranks(signature: list[FieldSignature]) -> None:
 
 
 def raise_differences(signature: list[FieldSignature]) -> None:
-    """Tell every rank how the fields differ. Collective, like the comparison that found it out."""
+    """Raise a SchemaError on every rank that says how the fields differ. Collective; call it on all ranks."""
     signatures = [broadcast_py_object(signature, src=rank) for rank in range(get_mesh().world_size)]
     raise SchemaError("the ranks' batches differ: " + "; ".join(_differences(signatures)))
 
@@ -81,7 +82,7 @@ def _differences(signatures: list[list[FieldSignature]]) -> list[str]:
 
 
 def _advice(signatures: list[list[FieldSignature]], name: str) -> str:
-    """What to do where samples were padded to other lengths, as each reader knows its own samples only."""
+    """Advice if readers padded to different lengths, because each knows only its own samples; otherwise ""."""
     fields = [field for signature in signatures for field in signature if field[0] == name]
     shapes = {field[2] for field in fields}
     differ_in_shape_alone = len({(field[1], field[3], field[4]) for field in fields}) == 1
@@ -95,7 +96,7 @@ def _advice(signatures: list[list[FieldSignature]], name: str) -> str:
 
 
 def check_forward_fields(forward: Callable[..., Any], field_names: Iterable[str]) -> None:
-    """Refuse a batch whose fields are not the arguments of `forward`.
+    """Raise an error if a batch's fields are not the arguments of `forward`.
 
     Args:
         forward: the model's forward method, bound.

@@ -1,4 +1,4 @@
-"""A loader on every rank, of which one per node, or rank 0 alone, reads: the read modes "node" and "rank0"."""
+"""The loader of the read modes "node" and "rank0": one rank per node, or rank 0 alone, reads for all others."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from libai_data.mesh.peers.network_link import accept_leaders, connect_to_rank0,
 from libai_data.mesh.peers.node_link import accept_followers, connect_to_leader, open_node_link
 from libai_data.structures import Agreement, BatchInfo, Instance, Origin, RowIndices
 
-_SENT_AHEAD = 4  # batches that may be on their way to another node
-_HANDED_OUT_AHEAD = 1  # batches that other ranks may take before this one does
+_SENT_AHEAD = 4  # batches that may wait at each end of the connection to another node
+_HANDED_OUT_AHEAD = 1  # batches that other ranks may get before this rank does
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,11 @@ class DatasetSummary:
 
     name: str
     samples: int
-    blend: Blend | None = None  # of what it is a blend
+    blend: Blend | None = None  # the proportions, if it is a blend
     is_stream_transform: bool = False
-    shards: str = ""  # a digest of their lengths
-    lengths: bytes = field(default=b"", repr=False)  # of the shards, int64 [shards]; none if they are not known
-    reads_to_measure: bool = False  # as of a stream transform
+    shards: str = ""  # digest of `lengths`
+    lengths: bytes = field(default=b"", repr=False)  # lengths of the shards, int64 [shards]; empty without lanes
+    reads_to_measure: bool = False  # that of a stream transform
 
     def __len__(self) -> int:
         return self.samples
@@ -62,7 +62,7 @@ class DatasetSummary:
 
 
 class _Announcement(NamedTuple):
-    """What a rank that reads lets the others know."""
+    """What a rank that reads sends to the other ranks."""
 
     dataset: DatasetSummary
     collates: bool
@@ -74,20 +74,20 @@ Publisher = Union[NodePublisher, NetworkPublisher]
 
 
 class SharedLoader(ResumableLoader):
-    """Has the interface of `DataLoader`, and gives each rank the same batches, but reads each sample once.
+    """A loader with the interface and the batches of `DataLoader`, of which one rank reads for several.
 
-    Making one is collective: all ranks must make their loaders in the same order, on the main thread. So is beginning a
-    pass, and taking a batch.
+    Making a loader is collective: all ranks must make their loaders in the same order, on the main thread. Beginning a
+    pass and getting a batch are collective, too.
 
     Args:
-        open_dataset: makes the dataset; called on the ranks that read, and on no others.
-        make_stream: makes the sampler of these shards over a dataset, or over `DatasetSummary`.
+        open_dataset: makes the dataset; called only on the ranks that read.
+        make_stream: makes the sampler of these shards, for a dataset or a `DatasetSummary`.
         make_loader: makes the loader of a dataset and a sampler.
         mixup_func: kept for the trainer, which applies it to each batch.
 
     Raises:
         DataPipelineError: A rank could not open the dataset or make its loader; raised on all ranks.
-        PeerError: Ranks did not find each other.
+        PeerError: Ranks could not connect to each other.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class SharedLoader(ResumableLoader):
         self.stream.others_tell = plan.mesh.data_parallel_size > 1
         order = order_in_words(self.stream)
         self._agreement = Agreement(collates, check_every, order, plan.mesh.data_parallel_size)
-        # Ranks of this node that get the same rows: each then has them for itself, since a model may change its inputs.
+        # If ranks of this node get the same rows, each gets them copy-on-write, because a model may change its inputs.
         shards = [plan.shard_of(each) for each in plan.ranks_of(plan.node_of(rank))]
         self._has_peers = len(set(shards)) < len(shards)
         self._arena: Arena | None = None
@@ -122,7 +122,7 @@ class SharedLoader(ResumableLoader):
         self._passes = 0
         self._why_over = ""
         self._is_closed = False
-        # A loader that nobody closes must take leave of the other ranks too: when it is gone, or its process ends.
+        # A loader that nobody closes must disconnect from other ranks, too: when it is deleted, or its process ends.
         self._hang_up = weakref.finalize(self, _hang_up, self._feed, self._publishers, self._ready)
 
     def _open(
@@ -131,7 +131,7 @@ class SharedLoader(ResumableLoader):
         make_stream: Callable[[Any, tuple[int, ...]], StreamSampler],
         make_loader: Callable[[Any, StreamSampler], BatchLoader],
     ) -> _Announcement:
-        """Open the dataset where it is read, and let all ranks know of it, or of the failure."""
+        """Open the dataset on the ranks that read, and describe it, or the failure, to all ranks."""
         plan = self._plan
 
         def opened() -> _Announcement:
@@ -153,7 +153,7 @@ class SharedLoader(ResumableLoader):
         return answers[0]
 
     def _told_by(self, ranks: Collection[int], act: Callable[[], Any], what: str) -> dict[int, Any]:
-        """Let some ranks act, and all ranks know what each of them returns; a failure of one is raised on all."""
+        """Call `act` on some ranks, and return each result on all ranks; a failure of one rank is raised on all."""
         announcement, failure = None, None
         if self._rank in ranks:
             try:
@@ -170,7 +170,7 @@ class SharedLoader(ResumableLoader):
         return {rank: answer for rank, (answer, _) in answers.items()}
 
     def _connect(self) -> Feed:
-        """Find the other ranks: rank 0 the leaders, each leader the ranks of its node."""
+        """Connect the ranks: rank 0 to the leaders of the nodes, and each leader to the ranks of its node."""
         plan, mesh, rank = self._plan, self._plan.mesh, self._rank
         node, leader = plan.node_of(rank), plan.leader_of(rank)
         crosses = plan.readers == "rank0" and mesh.num_nodes > 1
@@ -179,7 +179,7 @@ class SharedLoader(ResumableLoader):
         def begun() -> tuple[str, str, int]:
             nonlocal network
             network, port = open_network_link() if crosses else (None, 0)
-            # Every user of the machine can read the name; the secret is for the network.
+            # Two values, because every user of the machine can read the name. The secret protects the network link.
             return secrets.token_hex(16), secrets.token_hex(16), port
 
         name, secret, port = self._told_by([0], begun, "listen for other nodes")[0]
@@ -266,7 +266,7 @@ class SharedLoader(ResumableLoader):
         return self._own_part(batch, as_numpy), cursor
 
     def _check_place(self, expected: Cursor, found: BatchInfo) -> None:
-        # Only the rank that reads a stream finds that nothing is left of the epoch, and begins the next one.
+        # If nothing is left of the epoch, only the rank that reads finds this. Then it begins the next epoch.
         if found.position != expected.position and (found.epoch, found.position) != (expected.epoch + 1, 0):
             raise ContractError(
                 f"rank {self._rank} begins a pass at position {expected.position}, but the rank that reads for it at "
@@ -282,12 +282,12 @@ class SharedLoader(ResumableLoader):
         self._ready.append(batch)
 
     def _publish_what_is_ready(self) -> None:
-        """Hand out what has been read ahead, so that no other rank waits for this one to come back."""
+        """Publish batches that were read ahead, so that no other rank waits until this rank asks for its next batch."""
         while self._publishers and self._failure_ahead is None and len(self._ready) <= _HANDED_OUT_AHEAD:
             try:
                 batch = self._feed.next_if_ready()
             except Exception as error:
-                # It is raised where that batch would have been given, as on a rank that reads for itself.
+                # Raised when this rank asks for that batch, as on a rank that reads for itself.
                 self._failure_ahead = error
                 return
             if batch is None:
@@ -303,25 +303,25 @@ class SharedLoader(ResumableLoader):
 
     def _own_part(self, batch: NodeBatch, as_numpy: bool) -> Instance:
         rows = batch.info.size // self._plan.mesh.data_parallel_size
-        # A batch for one shard alone is its own, whatever a collator made of its rows.
+        # A batch for one shard belongs to this rank, whatever number of rows a collator made.
         own = slice(None) if len(self._held) == 1 else self._plan.rows_of(self._rank, self._held, rows)
         whole = batch.arrays if self._arena is None or not self._has_peers else for_oneself(batch, self._arena)
         arrays = {name: array[own] for name, array in whole.items()}
         read = None if batch.rows is None else RowIndices(batch.rows.epochs[own], batch.rows.indices[own])
-        # Fields whose bytes were not sent to this node, since none of its ranks needs them.
+        # Fields whose bytes were not sent to this node, because none of its ranks needs them.
         node, is_sent = self._plan.node_of(self._rank), self._plan.is_sent_to
         absent = frozenset(name for name, each in batch.layouts.items() if not is_sent(node, each.placement_idx))
         origin = Origin(batch.info, read, self._agreement, absent=absent)
         return assemble(arrays, batch.layouts, batch.skeleton, origin, as_numpy)
 
     def stats(self) -> dict[str, Any]:
-        """Where the time went, on a rank that reads; empty on others."""
+        """Where the time was spent, on a rank that reads; see `BatchLoader.stats`. Empty on other ranks."""
         return self._loader.stats() if self._loader is not None else {}
 
     def close(self) -> None:
-        """End the workers and take leave of the other ranks; batches that are in use stay valid.
+        """End the workers and disconnect from the other ranks; batches that are in use stay valid.
 
-        It cannot be iterated again. Every rank closes its loader when it has taken its last batch; no other waits.
+        The loader cannot be iterated again. A rank may close it after its last batch; the other ranks need not wait.
         """
         self._is_closed = True
         self._break_off("the loader was closed")
@@ -331,7 +331,7 @@ class SharedLoader(ResumableLoader):
 def _hang_up(feed: Feed, publishers: list[Publisher], ready: deque[NodeBatch | None]) -> None:
     untaken = len(ready)
     ready.clear()
-    # First of all nothing is written any more: what other ranks have yet to take lies in memory that is let go of next.
+    # The feed first, so that nothing writes into memory with batches for other ranks, which is released next.
     feed.close()
     for publisher in publishers:
         publisher.close(untaken)

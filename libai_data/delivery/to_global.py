@@ -19,12 +19,12 @@ from libai_data.structures import DistTensorData, Fields, Instance, Origin, fiel
 def to_global(batch: Fields, device_type: str | None = None) -> dict[str, Any]:
     """Make the global tensors of a batch. Collective: each rank must call it, with its own part, on the main thread.
 
-    The ranks' fields are compared at the first batch of a loader, whenever contents are compared too, and at each batch
-    that a collator made, that a sampler of the user's own listed, or that comes from no loader.
+    The ranks compare their fields at the first batch of a loader, and whenever they compare contents. They do so at
+    each batch that a collator made, that a user's own sampler listed, or that comes from no loader.
 
     Args:
         batch: fields [rows of this rank, ...]; bare tensors get the default layout. Fields may be nested (mappings,
-            tuples, lists); lists of strings stay as they are, this rank's. Or each field is a batch itself.
+            tuples, lists); lists of strings stay those of this rank. Each field may also be a batch.
         device_type: "cpu" or "cuda"; by default the mesh's.
 
     Returns:
@@ -32,10 +32,10 @@ def to_global(batch: Fields, device_type: str | None = None) -> dict[str, Any]:
         tuples, a `GlobalTuple`, which unpacks into the tensors.
 
     Raises:
-        SchemaError: The ranks' fields differ (on every rank), or a layout does not fit; the field is named.
+        SchemaError: The ranks' fields differ (on every rank), or a layout does not fit; the message names the field.
         ContractError: The ranks' batches differ in their place, number of rows or contents (on every rank).
-        MeshError: The loader was built for another mesh, or a field's placement_idx is a layer that the mesh does not
-            have; the field is named. Or this is not the main thread.
+        MeshError: The loader was built for another mesh, the mesh has no layer with a field's placement_idx (the
+            message names the field), or this is not the main thread.
         PeerError: Another rank has left the job, and does not use this batch.
     """
     if threading.current_thread() is not threading.main_thread():
@@ -95,8 +95,8 @@ def compare_with_other_ranks(batch: Instance) -> None:
     """Make only the comparison of `to_global`, for code that makes fields global one by one. Collective, main thread.
 
     Raises:
-        SchemaError: The ranks' fields differ (on every rank); the field is named.
-        ContractError: Their contents differ; compared every `check_every` batches.
+        SchemaError: The ranks' fields differ; raised on every rank, and names the field.
+        ContractError: The ranks' contents differ, which are compared every `check_every` batches; raised on every rank.
     """
     leaves: dict[str, Any] = {}
     taken_apart(fields_of(batch), leaves)
