@@ -70,7 +70,7 @@ class ReadPlan:
         return self.shards_of_node(self.node_of(rank)) if rank == self.leader_of(rank) else ()
 
     def shards_in_memory_of(self, node: int) -> tuple[int, ...]:
-        """The shards that a batch's memory on a node holds: those of its ranks, or all where rank 0 reads for all."""
+        """The shards in a batch's memory on a node: those of its ranks, or all on the node of rank 0 with "rank0"."""
         if self.readers == "rank0" and node == 0:
             return tuple(range(self.mesh.data_parallel_size))
         return self.shards_of_node(node)

@@ -355,7 +355,7 @@ class BatchLoader(ResumableLoader):
     def _start(self) -> BatchReader:
         slot_list, self._begun_in = self._slot_list, os.getpid()
         warn_of_own_generators(self.dataset)
-        # In one line, so that no interrupt comes between.
+        # In one line, so that no interrupt can come between the two steps.
         self._close_executor = weakref.finalize(self, (executor := self._executor(slot_list)).close)
         return BatchReader(
             executor,

@@ -27,7 +27,7 @@ from libai_data.mesh.arrays import as_flow_tensor
 from libai_data.structures import BatchInfo, DistTensorData, Instance, NamedBatch, Origin, batch_of
 
 _INDEX_BYTES = 16
-"""Epoch and index of a sample, which a slot holds beside the batch."""
+"""Bytes for epoch and index of a sample, which a slot has in addition to the batch."""
 
 _SECONDS_WORTH_A_TASK = 0.002
 

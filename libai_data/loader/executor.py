@@ -48,7 +48,7 @@ class Task(NamedTuple):
 
 @dataclass(frozen=True)
 class Collated:
-    """A batch that a collator made: its arrays, or where they lie in the arena."""
+    """A batch that a collator made: its arrays, or where they are in the arena."""
 
     layouts: dict[str, Layout]  # of each field
     skeleton: Skeleton | None = None  # how the batch is nested; None if all its fields are tensors
@@ -95,7 +95,7 @@ class Executor(Protocol):
         """Whether `next_result` would not wait."""
 
     def cancel(self) -> list[TaskResult]:
-        """Drop the tasks that nobody has begun; they count as done."""
+        """Drop the tasks that no worker has begun; returns them as done."""
 
     def close(self) -> None:
         """End the threads or processes that read."""

@@ -102,7 +102,7 @@ def _row_writer(schema: SampleSchema, rows: dict[str, np.ndarray]) -> RowWriter:
 
 @lru_cache(maxsize=64)
 def _places(length: int, rows: int) -> tuple[slice, ...]:
-    """Where rows of this length lie in flat memory."""
+    """Where rows of this length are in flat memory."""
     return tuple(slice(row * length, (row + 1) * length) for row in range(rows))
 
 

@@ -90,7 +90,7 @@ class SlotList:
         self._reported = False
 
     def acquire(self, size: int) -> Slot:
-        """Take a free slot of at least `size` bytes, or make one."""
+        """Get a free slot of at least `size` bytes, or make one."""
         if self._returned:
             self._take_back()
         if not self._free and len(self.slots) >= max(self.planned, self._settle_above):
