@@ -66,12 +66,12 @@ class ProcessExecutor(Executor):
         self._fatal: SampleError | None = None
         self._submitted: dict[int | None, float] = {}
         self._first_task: Task | None = None
-        self._deadly: tuple[str, bool] | None = None
-        self._heard = [_start_is_due()] * workers
+        self._first_sample_death: tuple[str, bool] | None = None
+        self._last_message = [_start_deadline()] * workers
         self._is_ready = [False] * workers
-        self._in_init: dict[int, float] = {}
+        self._init_began: dict[int, float] = {}
         self._has_unpickled = False
-        self._last_look = time.monotonic()
+        self._last_check = time.monotonic()
         self._awake = Awake()
         self._is_closed = False
         self._task_queue = TaskQueue(workers)
@@ -93,8 +93,8 @@ class ProcessExecutor(Executor):
         try:
             while not self._first_sample:
                 self._ask_first_sample(task)
-                if not self._first_sample and self._deadly:
-                    [task] = self._retry.after_death(task, *self._deadly)
+                if not self._first_sample and self._first_sample_death:
+                    [task] = self._retry.after_death(task, *self._first_sample_death)
         finally:
             self._first_task = None
         answer = self._first_sample.popleft()
@@ -104,12 +104,12 @@ class ProcessExecutor(Executor):
 
     def _ask_first_sample(self, task: Task) -> None:
         """Let the first worker read the first sample; returns when the worker has answered or ended."""
-        self._deadly = None
+        self._first_sample_death = None
         asked, process = time.monotonic(), self._pool.processes[0]
         self._pool.tell(0, ("first sample", (int(task.epochs[0]), int(task.indices[0]), task.hopeless)))
         while not self._first_sample and process is self._pool.processes[0]:
-            self._hear_or_look()
-            seconds = self._awake.seconds_since(max(asked, self._heard[0]))
+            self._receive_or_check()
+            seconds = self._awake.seconds_since(max(asked, self._last_message[0]))
             if self._timeout and seconds > self._timeout and process is self._pool.processes[0]:
                 self._end_hung(0, f"reading sample {int(task.indices[0])}", seconds)
 
@@ -136,7 +136,7 @@ class ProcessExecutor(Executor):
     def next_result(self) -> TaskResult:
         """Wait until some task is done; returns its result."""
         while not self._ready:
-            self._hear_or_look()
+            self._receive_or_check()
         return self._ready.popleft()
 
     def has_result(self) -> bool:
@@ -144,7 +144,7 @@ class ProcessExecutor(Executor):
             self._listen(0)
         return bool(self._ready)
 
-    def _hear_or_look(self) -> None:
+    def _receive_or_check(self) -> None:
         """Wait about a second for results or messages; each second, look for workers that died or hang."""
         if self._fatal is not None:
             raise self._fatal
@@ -154,9 +154,9 @@ class ProcessExecutor(Executor):
             began = time.monotonic()
             self._wait()
             self._awake.note(began)
-        if time.monotonic() - self._last_look > _SECONDS_BETWEEN_LOOKS:
-            self._look_after_workers()
-            self._last_look = time.monotonic()
+        if time.monotonic() - self._last_check > _SECONDS_BETWEEN_LOOKS:
+            self._check_workers()
+            self._last_check = time.monotonic()
 
     def _wait(self) -> None:
         # The oldest task belongs to the batch that is needed next.
@@ -180,16 +180,16 @@ class ProcessExecutor(Executor):
         """Receive one message of each worker that sends within `seconds`; returns whether any worker did."""
         senders = self._pool.wait(seconds)
         for number in senders:
-            self._hear(number)
+            self._receive(number)
         self._collect()
         return bool(senders)
 
-    def _hear(self, number: int, hung: str = "") -> None:
+    def _receive(self, number: int, hung: str = "") -> None:
         message = self._pool.hear(number)
         if message is None:
             self._replace(number, hung)
             return
-        self._heard[number] = time.monotonic()
+        self._last_message[number] = time.monotonic()
         kind, content = message
         if kind == "done":
             if isinstance(content.error, RemoteFailure):
@@ -203,11 +203,11 @@ class ProcessExecutor(Executor):
             self._is_ready[number] = True
             self._has_unpickled |= self._pool.processes[number].is_program
         elif kind == "init begins":
-            self._in_init[number] = time.monotonic()
+            self._init_began[number] = time.monotonic()
         elif kind == "init ended":
-            self._in_init.pop(number, None)
+            self._init_began.pop(number, None)
         elif kind == "init failed":
-            raise SampleError(f"worker_init_fn: {self._told(content, number)}")
+            raise SampleError(f"worker_init_fn: {self._with_traceback(content, number)}")
         elif self._starter.fork_instead(f"{self._dataset_name} cannot be unpickled in a worker: {content.message}"):
             self._restart(number)
         else:
@@ -218,17 +218,17 @@ class ProcessExecutor(Executor):
         task = self._tasks.pop(place)
         del self._submitted[place]
         self._may_wait = int(_SECONDS_WORTH_WAKING / max(result.times.busy, _LEAST_SECONDS))
-        self._settle(task, result)
+        self._add_result(task, result)
 
-    def _settle(self, task: Task, result: TaskResult) -> None:
+    def _add_result(self, task: Task, result: TaskResult) -> None:
         whole = self._retry.result_of(task, result)
         if whole is not None:
             self._ready.append(whole)
 
     def _sample_error(self, failure: RemoteFailure, number: int) -> DataPipelineError:
-        return (SchemaError if failure.is_of_schema else SampleError)(self._told(failure, number))
+        return (SchemaError if failure.is_of_schema else SampleError)(self._with_traceback(failure, number))
 
-    def _told(self, failure: RemoteFailure, number: int) -> str:
+    def _with_traceback(self, failure: RemoteFailure, number: int) -> str:
         whose = f"worker {number} (process {self._pool.processes[number].pid})"
         return f"{failure.message}\n\nTraceback of {whose}:\n{failure.trace}"
 
@@ -260,7 +260,7 @@ class ProcessExecutor(Executor):
         self._task_queue.clear_claim(number)
         task = None if place is None or self._task_queue.is_waiting(place) else self._tasks.pop(place, None)
         if task is None and number == 0 and self._first_task is not None and was_ready:
-            self._deadly = f"worker {number}, which {how}{last_words}", bool(hung)
+            self._first_sample_death = f"worker {number}, which {how}{last_words}", bool(hung)
             lost = f"sample {int(self._first_task.indices[0])} is read again"
         elif task is None:
             self._deaths_without_task += 1
@@ -275,40 +275,40 @@ class ProcessExecutor(Executor):
         logger.warning("Worker %d (process %d) %s; it is replaced, and %s%s.", number, pid, how, lost, last_words)
         self._restart(number)
         if task is not None:
-            self._do_again(task, f"worker {number}, which {how}{last_words}", bool(hung))
+            self._retry_task(task, f"worker {number}, which {how}{last_words}", bool(hung))
         # The dead worker may have been woken for a task that it did not claim.
         self._task_queue.wake()
 
     def _restart(self, number: int) -> None:
         self._pool.bury(number)
         self._pool.replace(number)
-        self._heard[number], self._is_ready[number] = _start_is_due(), False
-        self._in_init.pop(number, None)
+        self._last_message[number], self._is_ready[number] = _start_deadline(), False
+        self._init_began.pop(number, None)
 
-    def _do_again(self, task: Task, who: str, hung: bool) -> None:
+    def _retry_task(self, task: Task, who: str, hung: bool) -> None:
         try:
             again = self._retry.after_death(task, who, hung)
         except SampleError as error:
-            self._settle(task, TaskResult(task.number, error))
+            self._add_result(task, TaskResult(task.number, error))
             return
         for part in again:
             self.submit(part)
 
-    def _look_after_workers(self) -> None:
+    def _check_workers(self) -> None:
         """Replace workers that have ended without a message, and end workers that hang."""
         while self._listen(0):  # Receive all messages first: whether a worker hangs depends on its last message.
             pass
-        self._look_at_init()
+        self._check_init()
         for number, process in enumerate(list(self._pool.processes)):
             process.stderr.pass_on()
             if process.has_ended():
-                self._hear_last_words(number)
+                self._receive_rest(number)
             elif self._timeout and process is self._pool.processes[number]:
-                self._look_at(number)
+                self._check_worker(number)
 
-    def _look_at_init(self) -> None:
+    def _check_init(self) -> None:
         """Raise an error if a `worker_init_fn` takes too long; it would also do so in a new worker."""
-        for number, begun in self._in_init.items():
+        for number, begun in self._init_began.items():
             process, seconds = self._pool.processes[number], self._awake.seconds_since(begun)
             if self._timeout and seconds > self._timeout and not process.has_ended():
                 process.send(signal.SIGUSR1)
@@ -320,7 +320,7 @@ class ProcessExecutor(Executor):
                 )
                 raise self._fatal
 
-    def _look_at(self, number: int) -> None:
+    def _check_worker(self, number: int) -> None:
         place, seconds = self._task_queue.claim(number)
         if place in self._tasks and not self._task_queue.is_done(place):
             what = f"reading samples {self._tasks[place].indices.tolist()}"
@@ -329,8 +329,8 @@ class ProcessExecutor(Executor):
             what = "leaving samples waiting"
             waiting_since = self._submitted.get(self._task_queue.oldest_waiting(), math.inf)
             since_it_finished = math.inf if place is None else seconds
-            since_it_spoke = time.monotonic() - max(self._heard[number], waiting_since)
-            seconds = min(since_it_finished, since_it_spoke, self._task_queue.seconds_awake(number))
+            since_last_message = time.monotonic() - max(self._last_message[number], waiting_since)
+            seconds = min(since_it_finished, since_last_message, self._task_queue.seconds_awake(number))
         if min(seconds, self._awake.seconds_since(-math.inf)) > self._timeout:
             self._end_hung(number, what, seconds)
 
@@ -351,21 +351,21 @@ class ProcessExecutor(Executor):
         process.send(signal.SIGKILL)
         process.wait()
         fork = "" if process.is_program else "; a fork lacks the threads that the dataset started before"
-        self._hear_last_words(number, f"was ended after {seconds:.0f} s (timeout {self._timeout:g} s){fork}")
+        self._receive_rest(number, f"was ended after {seconds:.0f} s (timeout {self._timeout:g} s){fork}")
 
-    def _hear_last_words(self, number: int, hung: str = "") -> None:
+    def _receive_rest(self, number: int, hung: str = "") -> None:
         """Receive what a worker sent before it ended, and replace it, even if a child of it keeps the channel open."""
         process = self._pool.processes[number]
         while process is self._pool.processes[number]:
             if not self._pool.channels[number].speaks():
                 self._replace(number, hung)
             else:
-                self._hear(number, hung)
+                self._receive(number, hung)
 
     def cancel(self) -> list[TaskResult]:
         for place in self._task_queue.drop_waiting():
             del self._submitted[place]
-            self._settle(self._tasks.pop(place), TaskResult(place))
+            self._add_result(self._tasks.pop(place), TaskResult(place))
         dropped = list(self._ready)
         self._ready.clear()
         return dropped
@@ -380,6 +380,6 @@ class ProcessExecutor(Executor):
         self._task_queue.close()
 
 
-def _start_is_due() -> float:
+def _start_deadline() -> float:
     """Until when a worker that starts now counts as alive without a message, in monotonic seconds."""
     return time.monotonic() + _SECONDS_TO_START
