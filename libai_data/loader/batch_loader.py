@@ -204,7 +204,7 @@ class BatchLoader(ResumableLoader):
         self._close_executor: weakref.finalize | None = None
         self._iteration: Iteration | None = None
         self._streamed: StreamedShards | None = None
-        self._is_lent = False
+        self._is_arena_shared = False
         self._turns = ForkLock()
         self._attributes: list[Any] = []
         self._times = LoaderTimes()
@@ -259,11 +259,11 @@ class BatchLoader(ResumableLoader):
             fetches_ahead: fetch streamed shards before they are needed. Otherwise, they are fetched when they are read.
         """
         with self._turns:
-            return self._begun(position, also_kept, fetches_ahead)
+            return self._begin_locked(position, also_kept, fetches_ahead)
 
-    def _begun(self, position: int, also_kept: int, fetches_ahead: bool) -> Iteration:
+    def _begin_locked(self, position: int, also_kept: int, fetches_ahead: bool) -> Iteration:
         if self._begun_in not in (0, os.getpid()):
-            if self._is_lent:
+            if self._is_arena_shared:
                 refuse_in_fork(self._begun_in, "this loader")
             # This process is a fork: its parent continues the pass, with the workers and their memory.
             self._iteration = None
@@ -285,7 +285,7 @@ class BatchLoader(ResumableLoader):
         if fetches_ahead:
             self._read_ahead(position)
         # Not a bound method: the loader would be in a reference cycle, and stay alive when nobody uses it.
-        reached = None if self._streamed is None else partial(_tell_reached, self._streamed, self.stream)
+        reached = None if self._streamed is None else partial(_report_reached, self._streamed, self.stream)
         self._iteration = Iteration(self.stream, position, self._reader, self._ahead, self._times, reached, self._turns)
         return self._iteration
 
@@ -322,17 +322,17 @@ class BatchLoader(ResumableLoader):
         self._make_slots()
 
     def _make_slots(self) -> None:
-        self._slot_list = SlotList(self._arena, settle=_run_what_is_queued)
+        self._slot_list = SlotList(self._arena, settle=_wait_for_oneflow)
 
     def shared_arena(self) -> Arena:
         """Share the memory of the batches from now on, and return it; valid until `close`. Call it before reading."""
-        self._shares_memory = self._is_lent = True
+        self._shares_memory = self._is_arena_shared = True
         self._make_memory()
         return self._arena
 
     def _renew_memory(self) -> None:
         """After workers ended, make new slots, or count the free slots again; batches that are in use stay valid."""
-        if not self._is_lent:
+        if not self._is_arena_shared:
             self._arena.close()
             self._make_memory()
         elif (self._worker_type == "thread" and self.num_workers) or self._payload.threads > 1:
@@ -438,13 +438,13 @@ def read_ahead_of_all(batches: int, workers: int) -> int:
     return min(batches * max(1, workers), MOST_PREFETCHED)
 
 
-def _run_what_is_queued() -> None:
+def _wait_for_oneflow() -> None:
     """Wait for OneFlow, which runs some steps behind the trainer, and keeps the batches of these steps in use."""
     if "oneflow" in sys.modules:
         sys.modules["oneflow"].zeros(1).numpy()
 
 
-def _tell_reached(shards: StreamedShards, stream: Any, position: int) -> None:
+def _report_reached(shards: StreamedShards, stream: Any, position: int) -> None:
     """Report to the streamed shards which batch was handed out."""
     if (batch := stream.batch_of(position)) is not None:
         shards.reached(batch)
