@@ -125,7 +125,7 @@ class Iteration:
         self._plan = stream.batches(position)
         self._pending: deque[PendingBatch] = deque()
         self._over = False
-        self._broken_off = ""
+        self._end_message = ""
         self._handed_out: float | None = None
         self._next_hint = time.perf_counter() + _SECONDS_BETWEEN_HINTS
 
@@ -135,23 +135,23 @@ class Iteration:
     def __next__(self) -> ReadyBatch:
         asked, reading = time.perf_counter(), reading_now()
         with self._turns:
-            if self._broken_off:
-                raise PassError(self._broken_off)
+            if self._end_message:
+                raise PassError(self._end_message)
             if self._over:
                 raise StopIteration
             # A Ctrl-C may come between any two lines, and so lose a task or a slot.
             self._reader.is_torn = True
         try:
             if self._ahead:
-                self._send_out()
+                self._submit_ahead()
                 batch = self._reader.finish(self._pending[0]) if self._pending else None
             else:
                 planned = next(self._plan, None)
                 batch = None if planned is None else self._reader.read(planned)
         except BaseException as error:
             end_blocks_since(reading)
-            if self._broken_off and isinstance(error, Exception):
-                raise PassError(self._broken_off) from error
+            if self._end_message and isinstance(error, Exception):
+                raise PassError(self._end_message) from error
             if error is self._reader.error:
                 # Only this batch failed; the workers continue.
                 self._reader.error = None
@@ -171,14 +171,14 @@ class Iteration:
 
     def next_if_ready(self) -> ReadyBatch | None:
         """The next batch if it has been read already, otherwise None; never waits."""
-        if self._over or self._broken_off or not self._pending:
+        if self._over or self._end_message or not self._pending:
             return None
         self._reader.is_torn = True
         is_done = self._reader.is_done(self._pending[0])
         self._reader.is_torn = False
         return next(self) if is_done else None
 
-    def _send_out(self) -> None:
+    def _submit_ahead(self) -> None:
         # A batch that failed ends the pass. If the first sample kills workers, reading more batches kills them again.
         while len(self._pending) <= self._ahead and not (self._pending and self._pending[-1].error):
             index_batch = next(self._plan, None)
@@ -209,7 +209,7 @@ class Iteration:
         Args:
             why: message of the PassError that the iterator raises if it is asked for another batch.
         """
-        self._broken_off = self._broken_off or why
+        self._end_message = self._end_message or why
         self._reader.is_torn = True
         self._reader.abandon(self._pending)
         self._pending.clear()
@@ -217,4 +217,4 @@ class Iteration:
 
     def end(self, why: str) -> None:
         """End this pass together with its workers; their tasks and slots are not used again."""
-        self._broken_off = self._broken_off or why
+        self._end_message = self._end_message or why
