@@ -29,7 +29,7 @@ from libai_data.structures import BatchInfo, DistTensorData, Instance, NamedBatc
 _INDEX_BYTES = 16
 """Bytes for epoch and index of a sample, which a slot has in addition to the batch."""
 
-_SECONDS_WORTH_A_TASK = 0.002
+_LEAST_SECONDS_OF_A_TASK = 0.002
 
 
 class PendingBatch:
@@ -186,20 +186,20 @@ class BatchReader:
         return slot
 
     def _send_parts(self, pending: PendingBatch, first_row: int) -> None:
-        parts = 1 if self._parts == 1 else self._parts_worth_it(pending.rows)
+        parts = 1 if self._parts == 1 else self._number_of_tasks(pending.rows)
         if parts == 1:
             self._send(pending, slice(first_row, pending.rows))
             return
         for rows in row_slices(pending.rows - first_row, parts, self._together):
             self._send(pending, slice(rows.start + first_row, rows.stop + first_row))
 
-    def _parts_worth_it(self, rows: int) -> int:
+    def _number_of_tasks(self, rows: int) -> int:
         """The number of tasks of a batch: fewer if samples are cheap, because submitting a task has a cost."""
         times = self.times
         if not times.samples:
             return self._parts
         seconds = times.busy / times.samples * rows
-        return max(1, min(self._parts, ceil(seconds / _SECONDS_WORTH_A_TASK)))
+        return max(1, min(self._parts, ceil(seconds / _LEAST_SECONDS_OF_A_TASK)))
 
     def _send(self, pending: PendingBatch, rows: slice) -> None:
         batch, count = pending.index_batch, pending.rows
@@ -210,7 +210,7 @@ class BatchReader:
         self._next_task += 1
         result = self._executor.submit(task)
         if result is not None:
-            self._note(pending, result)
+            self._add_result(pending, result)
             return
         self._tasks[task.number] = pending
         pending.tasks_left += 1
@@ -218,16 +218,16 @@ class BatchReader:
     def wait(self, pending: PendingBatch) -> None:
         """Process results, of this batch and of others, until all tasks of this batch are done."""
         while pending.tasks_left:
-            self._take_in(self._executor.next_result())
+            self._process_result(self._executor.next_result())
 
-    def _take_in(self, result: TaskResult) -> None:
+    def _process_result(self, result: TaskResult) -> None:
         owner = self._tasks.pop(result.number)
         owner.tasks_left -= 1
-        self._note(owner, result)
+        self._add_result(owner, result)
         if owner.abandoned and not owner.tasks_left:
             self._give_back(owner)
 
-    def _note(self, owner: PendingBatch, result: TaskResult) -> None:
+    def _add_result(self, owner: PendingBatch, result: TaskResult) -> None:
         """Add the result of a task to its batch."""
         if result.error is not None:
             owner.error = first_error(owner.error, result.error)
@@ -244,7 +244,7 @@ class BatchReader:
     def is_done(self, pending: PendingBatch) -> bool:
         """Whether all tasks of a batch are done; processes the results that are available."""
         while pending.tasks_left and self._executor.has_result():
-            self._take_in(self._executor.next_result())
+            self._process_result(self._executor.next_result())
         return not pending.tasks_left
 
     def finish(self, pending: PendingBatch) -> ReadyBatch:
@@ -333,9 +333,9 @@ class BatchReader:
             if not pending.tasks_left:
                 self._give_back(pending)
         for result in self._executor.cancel():
-            self._take_in(result)
+            self._process_result(result)
         while self._executor.has_result():
-            self._take_in(self._executor.next_result())
+            self._process_result(self._executor.next_result())
 
     def _give_back(self, pending: PendingBatch) -> None:
         if pending.slot is not None:
