@@ -18,7 +18,7 @@ from libai_data.loader.sample_form import SampleForm
 from libai_data.loader.schema import SampleSchema
 
 _SECONDS_BETWEEN_LOOKS = 1.0
-_ORDINARY = 0
+_FIRST_NUMBER = 0
 """Tasks have this number or higher ones; tasks that read a first sample, for the schema, have lower ones."""
 _MOST_DOUBTS = 16
 
@@ -42,13 +42,13 @@ class ThreadExecutor(Executor):
         self._awake = Awake()
         self._closed = False
         self._first_samples: dict[int, SampleForm] = {}
-        self._firsts_asked, self._wanted_first = 0, _ORDINARY
+        self._first_task_count, self._first_task = 0, _FIRST_NUMBER
         self._first_guard = threading.Lock()
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[tuple[Task, TaskResult, bool] | None] = queue.SimpleQueue()
-        self._undone = 0
+        self._unfinished = 0
         self._done: deque[TaskResult] = deque()
-        self._own_tasks: deque[Task] = deque()
+        self._caller_tasks: deque[Task] = deque()
         self._doubts_left = _MOST_DOUBTS
         self._working: list[tuple[float, Task | None]] = [(0.0, None)] * workers
         self._threads = [
@@ -73,23 +73,23 @@ class ThreadExecutor(Executor):
             runner.reader.count_idle(time.perf_counter() - idle_since)
             try:
                 # While the first sample is read, the caller and the other threads wait.
-                share_generators(task.number >= _ORDINARY)
+                share_generators(task.number >= _FIRST_NUMBER)
                 result = self._do(runner, task)
             except BaseException as error:
                 result = TaskResult(task.number, wants_to_end(task.indices.tolist(), error))
             doubt = take_doubt()
-            if task.number >= _ORDINARY:
+            if task.number >= _FIRST_NUMBER:
                 self._results.put((task, result, doubt))
             else:
                 with self._first_guard:
-                    if task.number == self._wanted_first:
+                    if task.number == self._first_task:
                         self._results.put((task, result, False))
             self._working[number] = (0.0, None)
             # A thread that waits must keep no batch alive.
             del task, result
 
     def _do(self, runner: TaskRunner, task: Task) -> TaskResult:
-        if task.number >= _ORDINARY:
+        if task.number >= _FIRST_NUMBER:
             return runner.run(task)
         try:
             sample = runner.reader.first_sample(int(task.epochs[0]), int(task.indices[0]))
@@ -100,23 +100,23 @@ class ThreadExecutor(Executor):
 
     def first_sample(self, epoch: int, index: int) -> SampleForm:
         """Read the sample from which the schema is learned, in one of the threads; see `next_result`."""
-        self._firsts_asked += 1
-        self._wanted_first = number = _ORDINARY - self._firsts_asked
+        self._first_task_count += 1
+        self._first_task = number = _FIRST_NUMBER - self._first_task_count
         self.submit(Task(number, np.array([epoch]), np.array([index]), 0, 1))
         try:
             error = self.next_result().error
         except BaseException:
-            self._give_up_first_sample()
+            self._drop_first_sample()
             raise
         if error is not None:
             raise error
         return self._first_samples.pop(number)
 
-    def _give_up_first_sample(self) -> None:
+    def _drop_first_sample(self) -> None:
         """Drop the result for the first sample, which may still come, so that it is not mistaken for another result."""
         with self._first_guard:
-            self._wanted_first = _ORDINARY
-        self._undone -= 1
+            self._first_task = _FIRST_NUMBER
+        self._unfinished -= 1
         with suppress(queue.Empty):
             while True:
                 self._results.get_nowait()
@@ -127,23 +127,23 @@ class ThreadExecutor(Executor):
 
     def submit(self, task: Task) -> None:
         if self._needs_one_thread:
-            self._own_tasks.append(task)
+            self._caller_tasks.append(task)
             return
-        self._undone += 1
+        self._unfinished += 1
         self._tasks.put(task)
 
     def next_result(self) -> TaskResult:
         """Wait until some task is done; returns its result."""
         while not self._done:
-            if self._own_tasks and not self._undone:
-                return self._run(self._own_tasks.popleft())
+            if self._caller_tasks and not self._unfinished:
+                return self._run(self._caller_tasks.popleft())
             task, result, doubtful = self._wait_for_thread()
-            self._undone -= 1
+            self._unfinished -= 1
             if doubtful and self._doubts_left:
-                self._own_tasks.append(task)
+                self._caller_tasks.append(task)
             else:
                 self._done.append(result)
-                if not self._own_tasks:
+                if not self._caller_tasks:
                     break
         return self._done.popleft()
 
@@ -202,11 +202,11 @@ class ThreadExecutor(Executor):
         with suppress(queue.Empty):
             while True:
                 task = self._tasks.get_nowait()
-                if task is not None and task.number >= _ORDINARY:
-                    self._undone -= 1
+                if task is not None and task.number >= _FIRST_NUMBER:
+                    self._unfinished -= 1
                     dropped.append(TaskResult(task.number))
-        dropped += [TaskResult(task.number) for task in self._own_tasks]
-        self._own_tasks.clear()
+        dropped += [TaskResult(task.number) for task in self._caller_tasks]
+        self._caller_tasks.clear()
         return dropped
 
     def close(self) -> None:
