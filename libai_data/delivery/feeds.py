@@ -129,7 +129,7 @@ class LinkFeed(Feed):
         self._for_itself = for_itself
         self._arena = Arena(channel.receive_descriptor())
         self._generation = 0
-        self._taken = 0
+        self._received = 0
         self._form: _Form = ((), {}, None)
         self._in_use: set[int] = set()
         # Appended to by finalizers, in any thread.
@@ -152,7 +152,7 @@ class LinkFeed(Feed):
             if kind == "form":
                 self._form = content
             elif kind == "batch":
-                self._taken += 1
+                self._received += 1
                 batch = self._map(*content)
                 if generation == self._generation:
                     return batch
@@ -176,11 +176,11 @@ class LinkFeed(Feed):
 
     def _report(self) -> None:
         """Report to the leader how many batches this rank has received, and which it has released."""
-        numbers = self._let_go()
+        numbers = self._release()
         with suppress(OSError):  # If the leader is gone, the next receive raises an error.
-            self._channel.send(("news", (self._taken, numbers)))
+            self._channel.send(("news", (self._received, numbers)))
 
-    def _let_go(self) -> list[int]:
+    def _release(self) -> list[int]:
         numbers: list[int] = []
         while self._released:
             numbers.append(self._released.popleft())
@@ -189,7 +189,7 @@ class LinkFeed(Feed):
 
     def close(self) -> None:
         """Disconnect from the leader and release the memory. Batches that are in use stay valid."""
-        self._let_go()
+        self._release()
         with suppress(OSError):
             self._channel.send(("leave", self._in_use))
         self._channel.close()
@@ -207,7 +207,7 @@ class NodePublisher:
         for channel in followers.values():
             channel.send_descriptor(arena)
         self._held: dict[int, tuple[NodeBatch, list[int]]] = {}
-        self._taken = dict.fromkeys(followers, 0)
+        self._received = dict.fromkeys(followers, 0)
         self._form: _Form | None = None
         self._generation = 0
         self._published = 0
@@ -220,21 +220,21 @@ class NodePublisher:
         """Announce a batch to all followers, and wait for slow ones; a PeerError names one that died."""
         for rank in list(self._followers):
             while rank in self._followers and self._followers[rank].speaks():
-                self._hear(rank)
-            while rank in self._followers and self._published - self._taken[rank] >= MOST_UNTAKEN:
-                self._hear(rank)
+                self._receive(rank)
+            while rank in self._followers and self._published - self._received[rank] >= MOST_UNTAKEN:
+                self._receive(rank)
         form = (batch.specs, batch.layouts, batch.skeleton)
         if form != self._form:
             self._form = form
-            self._tell("form", form)
+            self._send("form", form)
         if self._followers:
             self._held[self._published] = (batch, list(self._followers))
-        self._tell("batch", (self._published, batch.place, batch.info))
+        self._send("batch", (self._published, batch.place, batch.info))
         self._published += 1
 
     def end(self) -> None:
         """Tell the followers that the pass is over."""
-        self._tell("end", None)
+        self._send("end", None)
 
     def fail(self, error: BaseException) -> None:
         """Tell the followers that are still there that reading failed."""
@@ -242,16 +242,16 @@ class NodePublisher:
             with suppress(OSError):
                 channel.send(("error", self._generation, in_one_line(error)))
 
-    def _tell(self, kind: str, content: object) -> None:
+    def _send(self, kind: str, content: object) -> None:
         for rank, channel in list(self._followers.items()):
             try:
                 channel.send((kind, self._generation, content))
             except ConnectionError:
                 # The follower may have left before it could receive this message.
                 while rank in self._followers:
-                    self._hear(rank)
+                    self._receive(rank)
 
-    def _hear(self, rank: int) -> None:
+    def _receive(self, rank: int) -> None:
         """Wait for a message of a follower, and process it."""
         try:
             with waiting_for_rank(f"rank {rank}, which takes no batch,"):
@@ -260,12 +260,12 @@ class NodePublisher:
             raise PeerError(f"rank {rank} of this node is gone; see its output") from error
         if kind == "leave":
             self._followers.pop(rank).close()
-            self._let_go(rank, [number for number in self._held if number not in content])
+            self._release(rank, [number for number in self._held if number not in content])
         else:
-            self._taken[rank], released = content
-            self._let_go(rank, released)
+            self._received[rank], released = content
+            self._release(rank, released)
 
-    def _let_go(self, rank: int, numbers: list[int]) -> None:
+    def _release(self, rank: int, numbers: list[int]) -> None:
         for number in numbers:
             _, holders = self._held[number]
             if rank in holders:
