@@ -141,7 +141,7 @@ class NetworkPublisher:
                 self._send(*message)
             except Exception as error:  # Whatever it is, the next `publish` must raise it.
                 with self._changed:
-                    self._has_left, self._failure = self._has_taken_leave(), error
+                    self._has_left, self._failure = self._has_sent_leave(), error
                     self._waiting.clear()
                     self._changed.notify_all()
                 return
@@ -152,7 +152,7 @@ class NetworkPublisher:
         for buffer in buffers:
             self._link.sendall(buffer)
 
-    def _has_taken_leave(self) -> bool:
+    def _has_sent_leave(self) -> bool:
         """Whether the node sent "leave" before it closed the connection: it needs no more batches."""
         self._link.settimeout(0)
         try:
@@ -194,7 +194,7 @@ class NetworkFeed(Feed):
             if self._gone is not None:
                 raise self._gone
             with waiting_for_rank("a batch of rank 0"):
-                found = self._meant(self._received.get())
+                found = self._content_for_pass(self._received.get())
             if found is not None:
                 return found[0]
 
@@ -203,7 +203,7 @@ class NetworkFeed(Feed):
             waits = bool(self._received.queue) and self._received.queue[0][:2] == ("batch", self._generation)
         return self.next() if waits else None
 
-    def _meant(self, message: tuple[str, int, Any]) -> tuple[NodeBatch | None] | None:
+    def _content_for_pass(self, message: tuple[str, int, Any]) -> tuple[NodeBatch | None] | None:
         """A tuple of the batch of a message, or of None at the end of the pass; None if it is of an earlier pass."""
         kind, generation, content = message
         if kind == "gone":
