@@ -147,7 +147,7 @@ def _different_bytes(table: np.ndarray, names: list[str], mesh: ParallelMesh) ->
     for column, name in enumerate(names):
         for shard, ranks in ranks_by_shard(mesh).items():
             words = {rank: table[rank, column] for rank in ranks}
-            odd = _odd_ones_out({rank: word.tobytes() for rank, word in words.items() if word != _ABSENT})
+            odd = _first_difference({rank: word.tobytes() for rank, word in words.items() if word != _ABSENT})
             if odd:
                 found.append(
                     f"field '{name}': rank {odd[0]} holds other bytes than rank {odd[1]} (both of shard {shard})"
@@ -161,7 +161,7 @@ def _samples_read_wrongly(heads: np.ndarray, samples: np.ndarray, mesh: Parallel
     valid_rows = int(heads[0, _VALID])
     for shard, ranks in ranks_by_shard(mesh).items():
         readers = [rank for rank in ranks if heads[rank, _HAS_ROWS]]
-        odd = _odd_ones_out({rank: samples[rank].tobytes() for rank in readers})
+        odd = _first_difference({rank: samples[rank].tobytes() for rank in readers})
         if odd:
             found.append(f"rank {odd[0]} has read other samples than rank {odd[1]} (both of shard {shard})")
         if repeats or not readers:
@@ -187,7 +187,7 @@ def ranks_by_shard(mesh: ParallelMesh) -> dict[int, list[int]]:
     return groups
 
 
-def _odd_ones_out(values: dict[int, bytes]) -> tuple[int, ...]:
+def _first_difference(values: dict[int, bytes]) -> tuple[int, ...]:
     """The first rank whose value differs from that of the first rank, and the first rank; () if all are equal."""
     ranks = list(values)
     return next(((rank, ranks[0]) for rank in ranks[1:] if values[rank] != values[ranks[0]]), ())
