@@ -120,7 +120,7 @@ class SharedLoader(ResumableLoader):
         self._ready: deque[NodeBatch | None] = deque()
         self._failure_ahead: Exception | None = None
         self._passes = 0
-        self._why_over = ""
+        self._end_message = ""
         self._is_closed = False
         # A loader that nobody closes must disconnect from other ranks, too: when it is deleted, or its process ends.
         self._hang_up = weakref.finalize(self, _hang_up, self._feed, self._publishers, self._ready)
@@ -147,12 +147,12 @@ class SharedLoader(ResumableLoader):
             return _Announcement(facts, loader.collates, loader.check_every, json.dumps(loader.fingerprint))
 
         readers = [rank for rank in range(plan.mesh.world_size) if plan.shards_read_by(rank)]
-        answers: dict[int, _Announcement] = self._told_by(readers, opened, "open the dataset")
+        answers: dict[int, _Announcement] = self._call_on(readers, opened, "open the dataset")
         if len(set(answers.values())) > 1:
             raise ConfigError(f"the nodes see different datasets: {answers}; every node needs the same files")
         return answers[0]
 
-    def _told_by(self, ranks: Collection[int], act: Callable[[], Any], what: str) -> dict[int, Any]:
+    def _call_on(self, ranks: Collection[int], act: Callable[[], Any], what: str) -> dict[int, Any]:
         """Call `act` on some ranks, and return each result on all ranks; a failure of one rank is raised on all."""
         announcement, failure = None, None
         if self._rank in ranks:
@@ -182,7 +182,7 @@ class SharedLoader(ResumableLoader):
             # Two values, because every user of the machine can read the name. The secret protects the network link.
             return secrets.token_hex(16), secrets.token_hex(16), port
 
-        name, secret, port = self._told_by([0], begun, "listen for other nodes")[0]
+        name, secret, port = self._call_on([0], begun, "listen for other nodes")[0]
         name = f"{name}/{node}"
         opened: list[Any] = []
 
@@ -190,7 +190,7 @@ class SharedLoader(ResumableLoader):
             opened.extend((open_node_link(name), Arena() if self._loader is None else self._loader.shared_arena()))
 
         leaders = sorted({plan.leader_of(other) for other in range(mesh.world_size)})
-        self._told_by(leaders, open_node, "open the link of its node")
+        self._call_on(leaders, open_node, "open the link of its node")
         if rank != leader:
             return LinkFeed(connect_to_leader(name, rank, leader), leader, self._has_peers)
         listener, arena = opened
@@ -241,13 +241,13 @@ class SharedLoader(ResumableLoader):
     def _take(self, number: int, as_numpy: bool) -> tuple[Instance, Cursor] | None:
         """This rank's part of the next batch of pass `number`, the newest one; None at its end."""
         if number != self._passes:
-            raise PassError(self._why_over)
+            raise PassError(self._end_message)
         try:
             if not self._ready:
                 if self._failure_ahead is not None:
                     raise self._failure_ahead
                 self._publish(self._feed.next())
-            self._publish_what_is_ready()
+            self._publish_ready()
         except BaseException as error:
             self._ready.clear()
             self._failure_ahead = None
@@ -281,7 +281,7 @@ class SharedLoader(ResumableLoader):
                 publisher.publish(batch)
         self._ready.append(batch)
 
-    def _publish_what_is_ready(self) -> None:
+    def _publish_ready(self) -> None:
         """Publish batches that were read ahead, so that no other rank waits until this rank asks for its next batch."""
         while self._publishers and self._failure_ahead is None and len(self._ready) <= _HANDED_OUT_AHEAD:
             try:
@@ -297,7 +297,7 @@ class SharedLoader(ResumableLoader):
     def _break_off(self, why: str) -> None:
         """End the newest pass; its iterator raises `why` from now on."""
         self._passes += 1
-        self._why_over = why
+        self._end_message = why
         self._ready.clear()
         self._failure_ahead = None
 
