@@ -37,7 +37,7 @@ START_METHODS = ("auto", "spawn", "fork")
 
 _BOOT = "import sys, json; sys.path[:] = json.loads(sys.argv[2]); from libai_data.loader.worker import main; main()"
 _SECONDS_TO_END = 10.0
-_LAST_WORDS, _MOST_STDERR = 40_000, 1 << 20
+_TAIL_BYTES, _MOST_STDERR_BYTES = 40_000, 1 << 20
 _PICKLED_BYTES_WORTH_A_FORK = 4 * 2**20
 _BYTES_OF_OBJECTS_PER_PICKLED_BYTE = 10
 _THREADS_OF_LIBRARIES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -66,13 +66,13 @@ class WorkerStarter:
         self._payload = payload
         self._method = start_method
         self._shipment: Shipment | None = None
-        self._told = False
+        self._has_logged = False
         if start_method != "fork":
             self._ship()
 
     def _ship(self) -> None:
         try:
-            self._shipment = ship(self._payload, self._weigh)
+            self._shipment = ship(self._payload, self._check_size)
         except _TooManyObjects as many:
             self.fork_instead(f"{self.dataset_name} has {many}, again for each worker")
         except Exception as error:
@@ -83,7 +83,7 @@ class WorkerStarter:
                     "start_method='fork', worker_type='thread' or num_workers=0"
                 ) from error
 
-    def _weigh(self, pickled_bytes: int) -> None:
+    def _check_size(self, pickled_bytes: int) -> None:
         if self._method == "auto" and pickled_bytes > _PICKLED_BYTES_WORTH_A_FORK:
             megabytes = pickled_bytes * _BYTES_OF_OBJECTS_PER_PICKLED_BYTE / 1e6
             raise _TooManyObjects(f"Python objects of about {megabytes:.0f} MB")
@@ -92,9 +92,9 @@ class WorkerStarter:
         """Fork workers from now on, if the start method is "auto"; returns whether it is."""
         if self._method != "auto":
             return False
-        if not self._told:
+        if not self._has_logged:
             logger.info("%s. Workers are forked instead; the dataset must not use OneFlow in them.", reason)
-            self._told = True
+            self._has_logged = True
         self.close()
         return True
 
@@ -136,10 +136,10 @@ class WorkerStarter:
         process = WorkerProcess(0, stderr)
         process.pid = os.fork()
         if process.pid == 0:
-            self._live_as_fork(handles, stderr)
+            self._run_as_fork(handles, stderr)
         return process
 
-    def _live_as_fork(self, handles: WorkerHandles, stderr: CapturedStderr) -> NoReturn:
+    def _run_as_fork(self, handles: WorkerHandles, stderr: CapturedStderr) -> NoReturn:
         try:
             os.dup2(stderr.descriptor, STDERR)
             sys.stderr = open(STDERR, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
@@ -262,7 +262,7 @@ class CapturedStderr:
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if not is_finalizing() and self._process == os.getpid():  # see `Event`
-            self._let_go()
+            self._release()
 
     def pass_on(self) -> None:
         """Print what the worker has printed since the last call."""
@@ -271,8 +271,8 @@ class CapturedStderr:
             return
         text = os.pread(self._memory, size - self._passed_on, self._passed_on)
         self._passed_on = size
-        self._tail = (self._tail + text)[-_LAST_WORDS:]
-        if size > _MOST_STDERR:
+        self._tail = (self._tail + text)[-_TAIL_BYTES:]
+        if size > _MOST_STDERR_BYTES:
             os.ftruncate(self._memory, 0)
             self._passed_on = 0
         with suppress(AttributeError, ValueError, OSError):  # There is no `sys.stderr`, or it is closed.
@@ -288,9 +288,9 @@ class CapturedStderr:
     def close(self) -> None:
         """Print the rest, and release the memory."""
         self.pass_on()
-        self._let_go()
+        self._release()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         for name in ("descriptor", "_memory"):
             if getattr(self, name) >= 0:
                 os.close(vars(self).pop(name))  # see `Event`
