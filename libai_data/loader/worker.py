@@ -157,7 +157,7 @@ class _Worker:
 
     def run(self) -> None:
         """Wait for messages and tasks until the channel closes."""
-        self._tell(("ready", None))
+        self._send(("ready", None))
         idle_since = time.perf_counter()
         done: StageTimes | None = None
         while True:
@@ -169,24 +169,24 @@ class _Worker:
             self._reader.count_idle(time.perf_counter() - idle_since)
             # The trainer sends the schema before the first task, so the worker must receive it before it reads.
             while self._runner.schema is None and self._channel.speaks():
-                self._listen()
+                self._process_message()
             done = self._do(*taken)
             idle_since = time.perf_counter()
 
     def _sleep(self) -> None:
         """Wait for a task or a message."""
         if self._channel.fileno() in {descriptor for descriptor, _ in self._events.poll()}:
-            self._listen()
+            self._process_message()
         self._waker.clear()
 
-    def _listen(self) -> None:
+    def _process_message(self) -> None:
         kind, content = self._receive()
         if kind == "schema":
             self._runner.schema = content
         elif kind == "first sample":
-            self._tell(("first sample", self._first_sample(*content)))
+            self._send(("first sample", self._first_sample(*content)))
 
-    def _tell(self, message: Any) -> None:
+    def _send(self, message: Any) -> None:
         try:
             self._channel.send(message)
         except (BrokenPipeError, ConnectionResetError) as error:
@@ -225,7 +225,7 @@ class _Worker:
         collated: Collated | None = None
         if result.collated is not None:
             collated = self._put_into_slot(entry, result)
-        self._tell(("done", TaskResult(place, error, collated, result.times, result.skipped)))
+        self._send(("done", TaskResult(place, error, collated, result.times, result.skipped)))
         return None
 
     def _put_into_slot(self, entry: Entry, result: TaskResult) -> Collated:
@@ -235,7 +235,7 @@ class _Worker:
         specs = lay_out((name, array.dtype, array.shape) for name, array in arrays.items())
         room, needed = (entry.offset, entry.size), bytes_of(specs)
         if needed > entry.size:
-            self._tell(("room", needed))
+            self._send(("room", needed))
             kind, room = self._receive()
             while kind != "room":
                 kind, room = self._receive()
@@ -276,7 +276,7 @@ def forget_job() -> None:
         os.environ.pop(name, None)
 
 
-def _keep_free(descriptors_of_trainer: str) -> None:
+def _occupy_numbers(descriptors_of_trainer: str) -> None:
     """Occupy the trainer's descriptor numbers: a dataset that uses one gets an error, and no file of the worker."""
     nothing = os.open("/", os.O_PATH | os.O_CLOEXEC)  # stays open, because its number may be one of these
     for run in descriptors_of_trainer.split():
@@ -293,7 +293,7 @@ def main() -> None:
     """Entry point of a worker that is a separate program; its arguments have the handles and the payload."""
     handles, payload, sys.argv[:], descriptors_of_trainer = json.loads(sys.argv[1])
     prepare_process(handles["parent_pipe"])
-    _keep_free(descriptors_of_trainer)
+    _occupy_numbers(descriptors_of_trainer)
     channel = Channel(socket.socket(fileno=os.dup(handles["channel"])))
     try:
         unpacked = unship(payload)
