@@ -33,7 +33,7 @@ class WorkerPool:
         self._task_queue = task_queue
         self._arena = arena
         self._parent_pipe = ParentPipe()
-        self._welcome: list[Any] = []
+        self._first_messages: list[Any] = []
         self._events = select.poll()
         self._events.register(task_queue.event.fileno(), select.POLLIN)
         self.processes: list[WorkerProcess] = []
@@ -65,7 +65,7 @@ class WorkerPool:
             self._arena.descriptor,
             self._parent_pipe.descriptor,
         )
-        for message in self._welcome:
+        for message in self._first_messages:
             # Sent before the worker starts, because tasks may already wait for the worker.
             _send(ours, message)
         process = self._starter.start(handles)
@@ -78,7 +78,7 @@ class WorkerPool:
 
     def tell_all(self, message: Any) -> None:
         """Send all workers a message, also workers that are started later."""
-        self._welcome.append(message)
+        self._first_messages.append(message)
         for channel in self.channels:
             _send(channel, message)
 
