@@ -92,10 +92,10 @@ class SlotList:
     def acquire(self, size: int) -> Slot:
         """Get a free slot of at least `size` bytes, or make one."""
         if self._returned:
-            self._take_back()
+            self._collect_returned()
         if not self._free and len(self.slots) >= max(self.planned, self._settle_above):
             self._settle()
-            self._take_back()
+            self._collect_returned()
             # If no slot became free, the user keeps the batches. Then waiting again soon does not help.
             self._settle_above = 0 if self._free else 2 * len(self.slots)
         if not self._free:
@@ -137,7 +137,7 @@ class SlotList:
         self._handed_out[id(reference)] = reference, slot.number
         return views(lease, specs)
 
-    def _take_back(self) -> None:
+    def _collect_returned(self) -> None:
         while self._returned:
             reference = self._returned.popleft()
             held, number = self._handed_out.pop(id(reference), (None, 0))
@@ -152,7 +152,7 @@ class SlotList:
 
     def in_use(self) -> int:
         """Number of slots that are not free."""
-        self._take_back()
+        self._collect_returned()
         return len(self.slots) - len(self._free)
 
     def give_back(self, slot: Slot) -> None:
