@@ -226,14 +226,14 @@ class SampleReader(WatchedDataset):
         except BaseException as error:
             # With substitutes, the caller reads each sample alone after this error, which then finds the mismatch.
             if len(indices) == 1 or not self._policy.substitutes:
-                self._refuse_unlike(rows.schema, epochs, indices)
+                self._raise_mismatch(rows.schema, epochs, indices)
             which = f"one of the samples {indices.tolist()}"
             which = which if reading.failed is None else f"sample {reading.failed}"
             raise self._failure(which, error) from error
         finally:
             self._count(perf_counter() - start, 0.0, len(indices))
 
-    def _refuse_unlike(self, schema: SampleSchema, epochs: np.ndarray, indices: np.ndarray) -> None:
+    def _raise_mismatch(self, schema: SampleSchema, epochs: np.ndarray, indices: np.ndarray) -> None:
         """After `read_batch` failed, raise SchemaMismatch if one of its samples can be read but has another schema."""
         for row, index in enumerate(indices.tolist()):
             [found] = self._schemas(epochs[row : row + 1], indices[row : row + 1]) or [schema.describe()]
