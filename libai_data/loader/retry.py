@@ -19,23 +19,23 @@ class Retry:
     """Counts the deaths over each task, splits tasks into parts, and joins the results of the parts.
 
     Args:
-        may_part: tasks may be split into single samples; False if a collator needs the whole batch.
+        may_split: tasks may be split into single samples; False if a collator needs the whole batch.
         may_substitute: other samples replace the samples over which workers die.
         rows_together: number of rows that are never split, as a batch transform needs them together.
     """
 
-    def __init__(self, dataset_name: str, may_part: bool, may_substitute: bool, rows_together: int = 1) -> None:
+    def __init__(self, dataset_name: str, may_split: bool, may_substitute: bool, rows_together: int = 1) -> None:
         self._together = rows_together
         self._dataset_name = dataset_name
-        self._may_part = may_part
-        self._may_substitute = may_substitute and may_part
+        self._may_split = may_split
+        self._may_substitute = may_substitute and may_split
         self._deaths: dict[tuple[int, int], int] = {}
         self._parts: dict[int, int] = {}
         self._results: dict[int, list[tuple[int, TaskResult]]] = {}
 
     def keep_whole(self) -> None:
         """Split no task from now on, because a collator needs the whole batch."""
-        self._may_part = self._may_substitute = False
+        self._may_split = self._may_substitute = False
 
     def after_death(self, task: Task, who: str, hung: bool) -> list[Task]:
         """The tasks to run instead of a task whose worker ended.
@@ -50,7 +50,7 @@ class Retry:
         key = task.number, task.first_row
         deaths = self._deaths.pop(key, 0) + (A_HANG_COUNTS if hung else 1)
         count = len(task.indices)
-        if count > self._together and self._may_part:
+        if count > self._together and self._may_split:
             parts = [_part_of(task, row, self._together) for row in range(0, count, self._together)]
             self._parts[task.number] = len(parts)
             self._deaths.update({(part.number, part.first_row): deaths for part in parts})
@@ -76,7 +76,7 @@ class Retry:
         if len(results) < self._parts[task.number]:
             return None
         del self._parts[task.number], self._results[task.number]
-        return _together(task.number, [part for _, part in sorted(results, key=lambda placed: placed[0])])
+        return _joined(task.number, [part for _, part in sorted(results, key=lambda placed: placed[0])])
 
 
 def _part_of(task: Task, row: int, rows: int) -> Task:
@@ -84,7 +84,7 @@ def _part_of(task: Task, row: int, rows: int) -> Task:
     return task._replace(epochs=task.epochs[own], indices=task.indices[own], first_row=task.first_row + row)
 
 
-def _together(number: int, results: list[TaskResult]) -> TaskResult:
+def _joined(number: int, results: list[TaskResult]) -> TaskResult:
     times = StageTimes()
     for result in results:
         times.add(result.times)
