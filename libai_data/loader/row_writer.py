@@ -137,7 +137,7 @@ class BatchFiller:
 
     def __init__(self, read_batch: Callable[..., Any]) -> None:
         self._read_batch = read_batch
-        self._is_known_to_fill = False
+        self._fills_all_rows = False
 
     def __call__(self, indices: np.ndarray, out: Mapping[str, np.ndarray], *parts: Any) -> None:
         """Fill `out`.
@@ -145,21 +145,21 @@ class BatchFiller:
         Raises:
             SchemaError: `read_batch` replaced an array of `out`, or did not fill a row.
         """
-        if self._is_known_to_fill:
+        if self._fills_all_rows:
             self._fill(indices, out, *parts)
             return
-        left = self._left_by(_MARKS[0], indices, out, *parts)
+        left = self._rows_not_filled(_MARKS[0], indices, out, *parts)
         if left:
             others = {name: np.empty_like(array) for name, array in out.items()}
-            left &= self._left_by(_MARKS[1], indices, others, *parts)
+            left &= self._rows_not_filled(_MARKS[1], indices, others, *parts)
         for name, row in sorted(left):
             raise SchemaError(
                 f"read_batch leaves out['{name}'] as it was in row {row}; it must fill each row: "
                 f"out['{name}'][...] = ..."
             )
-        self._is_known_to_fill = True
+        self._fills_all_rows = True
 
-    def _left_by(
+    def _rows_not_filled(
         self, mark: int, indices: np.ndarray, out: Mapping[str, np.ndarray], *parts: Any
     ) -> set[tuple[str, int]]:
         rows = {
