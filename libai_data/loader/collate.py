@@ -138,13 +138,13 @@ class PadCollator:
             arrays = [_cut(as_array(sample[name].tensor, name), padding, name) for sample in samples]
             length = padding.length_for(max(len(array) for array in arrays))
             for dtype in {array.dtype for array in arrays}:
-                if not _holds(dtype, padding.value):
+                if not _can_represent(dtype, padding.value):
                     raise SchemaError(
                         f"field '{name}' is padded with {padding.value!r}, which its dtype {dtype} cannot hold; use "
                         "another value, or convert the field in the dataset"
                     )
             for sample, array in zip(samples, arrays):
-                padded = _filled_up(array, length, padding)
+                padded = _padded(array, length, padding)
                 sample[name] = DistTensorData(padded, sample[name].sbp_list, sample[name].placement_idx)
         made = Instance(**default_collate([_nested(*parts) for parts in zip(skeletons, samples)]))
         made._is_tuple = isinstance(skeletons[0], TupleFields)
@@ -193,7 +193,7 @@ def _cut(array: np.ndarray, padding: Padding, name: str) -> np.ndarray:
 
 
 @lru_cache(maxsize=64)
-def _holds(dtype: np.dtype, value: Any) -> bool:
+def _can_represent(dtype: np.dtype, value: Any) -> bool:
     """Whether a dtype has the value, up to rounding of floats: numpy silently converts -1 to 255, and 0.5 to 0."""
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -206,7 +206,7 @@ def _holds(dtype: np.dtype, value: Any) -> bool:
     return bool(held == value)
 
 
-def _filled_up(array: np.ndarray, length: int, padding: Padding) -> np.ndarray:
+def _padded(array: np.ndarray, length: int, padding: Padding) -> np.ndarray:
     filled = np.full((length, *array.shape[1:]), padding.value, dtype=array.dtype)
     filled[slice(0, len(array)) if padding.side == "right" else slice(length - len(array), length)] = array
     return filled
