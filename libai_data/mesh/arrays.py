@@ -1,4 +1,4 @@
-"""Values of fields as numpy arrays and as OneFlow tensors, without a copy where that can be."""
+"""Convert the values of fields to numpy arrays and OneFlow tensors, without a copy where possible."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 def is_flow_tensor(value: Any) -> bool:
     """Whether `value` is a OneFlow tensor, without importing OneFlow to find out."""
-    # Another thread may be importing OneFlow: then its module has no Tensor yet, and no value can be one.
+    # If another thread is importing OneFlow, its module has no Tensor yet, so no value can be a OneFlow tensor.
     return isinstance(value, getattr(sys.modules.get("oneflow"), "Tensor", ()))
 
 
@@ -30,11 +30,14 @@ def as_array(value: Any, field_name: str = "") -> np.ndarray:
             in OneFlow, Python ints become int64 and Python floats float32.
 
     Returns:
-        The array, in this machine's order of bytes; for a numpy array that is, the same object.
+        The array, in native byte order. A numpy array in native byte order is returned without a copy.
+
+    Raises:
+        SchemaError: The value is ragged, masked or not numeric, or a number of it fits neither int64 nor float32.
     """
     whose = f"field '{field_name}'" if field_name else "the value"
     if isinstance(value, np.ndarray):
-        # A matrix has two dims, whatever is done with it, and cannot be stacked.
+        # np.matrix always has two dims, so it cannot be stacked.
         array = np.asarray(value) if isinstance(value, np.matrix) else value
     elif type(value) is float:
         if _LARGEST < abs(value) < inf:
@@ -65,7 +68,7 @@ def as_array(value: Any, field_name: str = "") -> np.ndarray:
 
 
 def as_dict(value: Any) -> str:
-    """What makes a dict of an object of attrs or pydantic, or of a row of pandas, in Python; "" of anything else."""
+    """Python code that turns an attrs or pydantic object, or a pandas row, into a dict; "" for other values."""
     if callable(getattr(value, "to_dict", None)):
         return "item.to_dict()"
     if hasattr(value, "__attrs_attrs__"):
@@ -74,7 +77,7 @@ def as_dict(value: Any) -> str:
 
 
 def _native(array: np.ndarray) -> np.ndarray:
-    """The array in this machine's order of bytes, the only one that OneFlow has."""
+    """The array in native byte order, the only one that OneFlow supports."""
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
@@ -90,7 +93,7 @@ def _array_of_list(values: Sequence[Any], whose: str) -> np.ndarray:
     if array.dtype != np.float64 or type(first_leaf(values)) not in (bool, int, float):
         return array
     sizes = np.abs(array)
-    # numpy makes floats of ints that fit no integer dtype together.
+    # If no integer dtype fits all ints of the list, numpy converts them to floats.
     if (sizes >= _TOO_LARGE).any() and _holds_large_ints(values):
         raise SchemaError(f"{whose} is a list with integers beyond int64, which would become inexact floats")
     beyond = array[(sizes > _LARGEST) & (sizes < inf)]
@@ -112,14 +115,18 @@ def _holds_large_ints(values: Any) -> bool:
 
 
 def first_leaf(values: Any) -> Any:
-    """The first item that is no list; a float for an empty list, as in numpy."""
+    """The first item of nested lists that is no list itself; 0.0 for an empty list, which is float in numpy."""
     while isinstance(values, (list, tuple)):
         values = values[0] if values else 0.0
     return values
 
 
 def as_flow_tensor(tensor: Any) -> Any:
-    """A OneFlow tensor over the same memory; an array that is not contiguous is copied."""
+    """Make a OneFlow tensor over an array's memory; an array that is not contiguous is copied.
+
+    Raises:
+        SchemaError: The array is masked, or OneFlow lacks its dtype.
+    """
     if type(tensor) is not np.ndarray:
         if not isinstance(tensor, np.ndarray):
             return tensor
@@ -130,7 +137,7 @@ def as_flow_tensor(tensor: Any) -> Any:
     except RuntimeError as error:
         if not tensor.dtype.isnative:
             return as_flow_tensor(_native(tensor))
-        # A dim of one item may have any stride, also a negative one, which OneFlow refuses.
+        # A dim of size 1 may have a negative stride, which OneFlow refuses.
         if min(tensor.strides, default=0) < 0:
             return as_flow_tensor(np.ascontiguousarray(tensor).copy())
         raise SchemaError(
@@ -147,8 +154,12 @@ def _from_numpy() -> Any:
 
 
 def stack_tensors(tensors: Sequence[Any]) -> Any:
-    """Stack numpy arrays, or OneFlow tensors if one of them is one, along a new dim 0."""
-    # Of arrays alone, which is usual, their types tell at once.
+    """Stack arrays of one shape and dtype along a new dim 0; if one is a OneFlow tensor, the result is, too.
+
+    Raises:
+        SchemaError: The shapes or dtypes differ.
+    """
+    # Comparing types is faster, and enough if all are numpy arrays, as usual.
     are_flow = {*map(type, tensors)} != {np.ndarray} and any(map(is_flow_tensor, tensors))
     if are_flow:
         tensors = [as_flow_tensor(tensor) for tensor in tensors]

@@ -1,4 +1,4 @@
-"""The mesh of this job, and what OneFlow makes of it: placements, SBP signatures, collectives under LiBai's names."""
+"""The mesh of this job, and its placements, SBP signatures and collectives under LiBai's names."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Any
 from libai_data.errors import ConfigError, MeshError
 from libai_data.mesh.parallel_mesh import DEVICE_TYPES, ParallelMesh
 
-# What watches over ranks is imported where there are ranks: a worker process that only reads does without.
+# Functions import `mesh.peers` when they need it, because a worker process that only reads samples does not.
 logger = logging.getLogger(__name__)
 
 _MESH: ParallelMesh | None = None
 
 
 def set_mesh(mesh: ParallelMesh | None) -> None:
-    """Makes `mesh` the mesh of this job; None forgets it.
+    """Makes `mesh` the mesh of this job; None removes the mesh.
 
-    A job sets its mesh once, by `setup_dist_util`. This function replaces it without a question, as tests need.
+    A job sets its mesh once, by `setup_dist_util`. This function replaces the mesh without a check, as tests need.
     """
     global _MESH
     _MESH = mesh
@@ -31,13 +31,13 @@ def set_mesh(mesh: ParallelMesh | None) -> None:
 def get_mesh() -> ParallelMesh:
     """Returns the mesh of this job.
 
-    Before a mesh is set, it is LiBai's mesh if LiBai has one (`libai.utils.distributed`). Otherwise all started ranks
+    If no mesh was set, this is LiBai's mesh (`libai.utils.distributed`). If LiBai has no mesh either, all started ranks
     are on the data axis.
     """
     if _MESH is not None:
         return _MESH
     if "oneflow" not in sys.modules and int(os.environ.get("WORLD_SIZE") or 1) == 1:
-        # No rank of a job: whoever only reads data need not load OneFlow to know.
+        # Without several ranks the mesh is known, so a process that only reads data need not import OneFlow.
         return ParallelMesh(1, 1, 1)
     dist_util = getattr(sys.modules.get("libai.utils.distributed"), "_DIST_UTIL", None)
     return _mesh_of_all_ranks() if dist_util is None else _mesh_of_libai(dist_util)
@@ -51,12 +51,12 @@ def init(
     layers: int | None = None,
     device: str = "cuda",
 ) -> ParallelMesh:
-    """Begins a job without the trainer: lays out and connects the ranks. From then on, all ranks end if one fails.
+    """Begins a job without the trainer: builds the mesh, connects the ranks. From then on, all ranks end if one fails.
 
     Collective. Call it first: loaders are built for the current mesh.
 
     Args:
-        data: ranks that a global batch is split over; by default all ranks that the other axes leave.
+        data: ranks that a global batch is split over; by default the number of ranks divided by the other two sizes.
         tensor: ranks that a layer is split over; by default 1.
         pipeline: stages that the layers are spread over; by default 1.
         layers: layers of the model, for a pipeline.
@@ -81,10 +81,11 @@ def init(
 def setup_dist_util(dist_cfg: MutableMapping[str, Any]) -> ParallelMesh:
     """Builds the mesh from `train.dist` and the ranks that were started, and makes it the mesh of this job.
 
-    The sizes in use are written back into `dist_cfg`, so that a config saved afterwards says what ran.
+    The sizes in use are written back into `dist_cfg`, so a config that is saved afterwards contains them.
 
     Raises:
-        ConfigError: a key is unknown or its value impossible, or `num_nodes` or `num_gpus_per_node` is not the job's.
+        ConfigError: a key is unknown, a value is impossible, or the job was started with another `num_nodes` or
+            `num_gpus_per_node`.
         MeshError: the sizes do not fit the ranks, or this job already has another mesh.
     """
     mesh = _mesh_from_environment(dist_cfg)
@@ -114,7 +115,7 @@ def get_layer_placement(layer_idx: int, device_type: str | None = None) -> Any:
         A `oneflow.placement` of shape `(data, tensor)` if both axes exist, otherwise a flat one.
 
     Raises:
-        MeshError: The mesh has no such layer, or the device is none of these.
+        MeshError: The mesh has no such layer, or `device_type` is not allowed.
     """
     import oneflow as flow
 
@@ -132,17 +133,17 @@ def get_layer_placement(layer_idx: int, device_type: str | None = None) -> Any:
 
 
 def get_nd_sbp(sbp_list: list[Any]) -> list[Any]:
-    """Removes from a signature over the (data, tensor) axes those axes that the mesh does not have.
+    """Removes from a signature over the (data, tensor) axes the entries of axes that have size 1 in the mesh.
 
     Args:
         sbp_list: two `oneflow.sbp`, for the data and the tensor axis.
 
     Returns:
-        The same two, or the one of the axis that exists, or broadcast where neither does.
+        The entries of the axes with more than one rank; broadcast if there is no such axis.
 
     Raises:
         ValueError: `sbp_list` is not a list of two.
-        TypeError: one of them is not a `oneflow.sbp`.
+        TypeError: an entry is not a `oneflow.sbp`.
     """
     import oneflow as flow
 
@@ -162,7 +163,7 @@ def get_nd_sbp(sbp_list: list[Any]) -> list[Any]:
 
 
 def get_hidden_sbp() -> list[Any]:
-    """SBP of hidden states: rows split over the data axis, the same on the tensor axis."""
+    """SBP of hidden states: rows are split over the data axis, and broadcast over the tensor axis."""
     import oneflow as flow
 
     return get_nd_sbp([flow.sbp.split(0), flow.sbp.broadcast])
@@ -276,7 +277,7 @@ def tensor_to_rank0(tensor: Any, device: str = "cpu", to_local: bool = False) ->
 
 
 def convert_to_distributed_default_setting(module_or_tensor: Any) -> Any:
-    """Makes local tensors global, the same on all ranks of the first stage, and puts global ones on the mesh's device.
+    """Makes local tensors global (broadcast, on the first stage), and moves global tensors to the mesh's device.
 
     Args:
         module_or_tensor: a `oneflow.nn.Module`, changed in place and returned, or a tensor.
@@ -291,13 +292,13 @@ def convert_to_distributed_default_setting(module_or_tensor: Any) -> Any:
     return tensor.to_global(sbp=get_nd_sbp([flow.sbp.broadcast, flow.sbp.broadcast]), placement=get_layer_placement(0))
 
 
-# The ranks of a process do not change, and each batch asks.
+# Cached, because each batch needs the mesh, and the ranks of a job do not change.
 @lru_cache(maxsize=1)
 def _mesh_of_all_ranks() -> ParallelMesh:
     return _mesh_from_environment({})
 
 
-# LiBai replaces the object when it sets its mesh up anew.
+# Cached by object: LiBai makes a new object when it sets up another mesh.
 @lru_cache(maxsize=1)
 def _mesh_of_libai(dist_util: Any) -> ParallelMesh:
     import oneflow as flow
@@ -311,7 +312,7 @@ def _mesh_of_libai(dist_util: Any) -> ParallelMesh:
         rank=flow.env.get_rank(),
         num_nodes=dist_util.num_nodes,
         device_type="cpu" if device_type == "cuda" and not flow.cuda.is_available() else device_type,
-        # Without a pipeline it lists 10,000 layers.
+        # Without a pipeline, LiBai lists 10,000 layers.
         layer_stage_ids=tuple(dist_util._layer_stage_ids) if stages > 1 else (),
     )
 
@@ -329,7 +330,7 @@ def _mesh_from_environment(dist_cfg: MutableMapping[str, Any]) -> ParallelMesh:
 
 
 def _write_back(dist_cfg: MutableMapping[str, Any], mesh: ParallelMesh) -> None:
-    # Not imported above: this module is also loaded by processes that only read data, and should start fast.
+    # Imported here, because processes that only read data also load this module, and must start fast.
     from omegaconf import DictConfig, open_dict
 
     actual = {

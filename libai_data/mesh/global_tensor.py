@@ -1,4 +1,4 @@
-"""From a rank's local tensor to its part of a global tensor, sending nothing that need not be sent."""
+"""Make a global tensor of the ranks' local tensors, and send data only if the layout requires it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _AXES = ("data", "tensor")
 
 
 def split_dims(sbp_list: Sequence[str]) -> tuple[int | None, int | None]:
-    """Parse a field's signature: the dim that the data and the tensor axis split, or None where they broadcast.
+    """Parse a field's signature into the dims that the data and the tensor axis split; None for broadcast.
 
-    `sbp_list` has "split_<dim>" or "broadcast" for each axis.
+    `sbp_list` has "split_<dim>" or "broadcast" for each axis. Otherwise this function raises SchemaError.
     """
     if isinstance(sbp_list, str) or not isinstance(sbp_list, Sequence) or len(sbp_list) != len(_AXES):
         raise SchemaError(
@@ -42,14 +42,18 @@ def _split_dim(entry: str, axis: str) -> int | None:
 
 
 def nd_sbp(sbp_list: Sequence[str]) -> list[Any]:
-    """OneFlow's signature for `sbp_list` on the mesh in use (axes of size 1 left out)."""
+    """OneFlow's signature for `sbp_list` on the current mesh, without the axes of size 1."""
     import oneflow as flow
 
     return get_nd_sbp([flow.sbp.broadcast if dim is None else flow.sbp.split(dim) for dim in split_dims(sbp_list)])
 
 
 def global_shape(shape: Sequence[int], sbp_list: Sequence[str], mesh: ParallelMesh) -> tuple[int, ...]:
-    """Shape of the global tensor whose data-parallel shards have this shape; dim 0 is the batch."""
+    """Shape of the global tensor whose data-parallel shards have shape `shape`; dim 0 is the batch.
+
+    Raises:
+        SchemaError: `shape` lacks a dim that `sbp_list` splits, or the size of a dim does not divide.
+    """
     if not shape:
         raise SchemaError("the tensor has no batch dim; stack samples into a batch first")
     whole = (shape[0] * mesh.data_parallel_size, *shape[1:])
@@ -113,13 +117,13 @@ class _Way:
     placement: Any
     device_type: str
     sbp: list[Any]  # with which each rank fills its own part
-    taken_over: bool  # OneFlow takes the part over as it is
-    # Dim, start and length of the rank's part of its shard; None for all of it.
+    taken_over: bool  # OneFlow uses the local part as it is
+    # Dim, start and length of the rank's part of its shard; None if the part is the whole shard.
     narrow: tuple[int, int, int] | None = None
-    moved_to: list[Any] | None = None  # sbp to which data is moved afterwards; None if it is in its place already
+    moved_to: list[Any] | None = None  # sbp to which OneFlow moves the data afterwards; None if no move is needed
 
 
-# A batch has the layout of the one before, and OneFlow takes longer to make a placement than to take over a tensor.
+# Cached: layouts repeat in each batch, and making a placement is slower than making the global tensor.
 @lru_cache(maxsize=512)
 def _way(
     mesh: ParallelMesh,
@@ -141,17 +145,17 @@ def _way(
     elif tensor_dim is not None and mesh.tensor_parallel_size > 1 and not is_part:
         length = shard[tensor_dim] // mesh.tensor_parallel_size
         narrow = (tensor_dim, mesh.tensor_parallel_rank * length, length)
-    # Without the check of metadata, OneFlow takes a part over as it is where every axis splits; where one broadcasts it
-    # would send rank 0's bytes over those that each rank already holds.
+    # If all axes split, `to_global` without the metadata check uses the local part as it is. If an axis broadcasts,
+    # `to_global` would send rank 0's bytes, although each rank already has the same bytes.
     taken_over = np.size(placement.ranks) == 1 or all("split" in str(entry) for entry in sbp)
     return _Way(whole, placement, str(placement.type), sbp, taken_over, narrow, moved_to)
 
 
 def _packed(tensor: Any) -> Any:
-    """The tensor in memory of its own order, from the memory's beginning on.
+    """The tensor, contiguous and at the beginning of its memory; copied if necessary.
 
-    Where OneFlow 0.9 changes the SBP of a global tensor on two axes, it reads its part from the beginning of the
-    memory, even if the part is a view that begins further on.
+    When OneFlow 0.9 changes the SBP of a global tensor on two axes, it reads the local part from the beginning of the
+    memory, even if the part is a view with an offset.
     """
     if not tensor.is_contiguous():
         return tensor.contiguous()
@@ -159,7 +163,7 @@ def _packed(tensor: Any) -> Any:
 
 
 def _fill(part: Any, way: _Way) -> Any:
-    """The global tensor whose part on this rank is `part`; no communication."""
+    """Make the global tensor whose part on this rank is `part`, without communication."""
     if way.taken_over:
         on_device = part.to(way.device_type) if way.device_type != "cpu" or part.is_cuda else part
         return _packed(on_device).to_global(placement=way.placement, sbp=way.sbp, check_meta=False)

@@ -23,7 +23,7 @@ DIST_KEYS = SIZE_KEYS + (
 
 @dataclass(frozen=True)
 class ParallelMesh:
-    """The axes of a job and the place of one rank on them.
+    """The sizes of a job's axes, and the coordinates of one rank.
 
     Ranks are numbered with the pipeline axis outermost, then data, tensor innermost:
     `rank = (pipeline_rank * data_parallel_size + data_rank) * tensor_parallel_size + tensor_rank`.
@@ -78,8 +78,8 @@ class ParallelMesh:
     ) -> ParallelMesh:
         """Builds the mesh of `train.dist` from the ranks that were started.
 
-        A size that is None or absent is derived from the other two and the world size; of several such sizes,
-        pipeline and then tensor are taken as 1.
+        A size that is None or absent is derived from the other two and the world size. If several sizes are missing,
+        the pipeline size and then the tensor size become 1, until one is left to derive.
 
         Args:
             dist_cfg: the mapping `train.dist`.
@@ -89,7 +89,7 @@ class ParallelMesh:
             gpu_available: False turns `device_type="cuda"` into `"cpu"`.
 
         Raises:
-            ConfigError: a key is unknown or its value impossible; the message names it.
+            ConfigError: a key is unknown, or its value is impossible.
             MeshError: the sizes do not multiply to the world size.
         """
         for key in dist_cfg:
@@ -118,9 +118,9 @@ class ParallelMesh:
 
     @property
     def parts_of_data(self) -> float:
-        """In how many equal parts nodes have the rows of a batch; nodes of other stages have the same rows."""
+        """Into how many parts the nodes divide the rows of a batch; nodes of other stages have the same rows."""
         ranks, tensor = self.ranks_per_node, self.tensor_parallel_size
-        # At most: nodes may begin and end within the ranks of one coordinate of the data axis.
+        # The most data ranks on one node: a node may begin or end in the middle of a tensor-parallel group.
         of_node = -(-ranks // tensor) + (max(ranks, tensor) % min(ranks, tensor) > 0)
         return max(1.0, self.data_parallel_size / of_node)
 
@@ -131,7 +131,7 @@ class ParallelMesh:
 
     @property
     def tensor_parallel_rank(self) -> int:
-        """Which shard of a layer this rank holds."""
+        """Which shard of a layer this rank has."""
         return self.rank % self.tensor_parallel_size
 
     @property
@@ -141,7 +141,7 @@ class ParallelMesh:
 
     @property
     def parallel_hierarchy(self) -> tuple[int, int] | None:
-        """Shape `(data, tensor)` of a stage's ranks when both axes exist, else None: then a stage is a flat list."""
+        """Shape `(data, tensor)` of a stage's ranks; None if one of the axes has size 1, so a stage is a flat list."""
         if self.data_parallel_size > 1 and self.tensor_parallel_size > 1:
             return self.data_parallel_size, self.tensor_parallel_size
         return None
@@ -158,7 +158,7 @@ class ParallelMesh:
         return tuple(range(stage * size, (stage + 1) * size))
 
     def layer_stage(self, layer_idx: int) -> int:
-        """Pipeline stage that holds a layer. A negative index counts from the end; with one stage, any is on it.
+        """Pipeline stage of a layer. A negative index counts from the end. With one stage, any index is valid.
 
         Raises:
             MeshError: there is no such layer.
@@ -173,14 +173,14 @@ class ParallelMesh:
         return self.layer_stage_ids[layer_idx]
 
     def layer_ranks(self, layer_idx: int) -> tuple[int, ...]:
-        """Ranks that hold a layer, ascending; see `layer_stage`."""
+        """Ranks of the stage that has a layer, ascending; see `layer_stage`."""
         return self.ranks_of_stage(self.layer_stage(layer_idx))
 
 
 def spread_layers(num_layers: int, num_stages: int) -> tuple[int, ...]:
-    """The stage of each layer: contiguous, even, with the remainder on the later stages, at least one layer each.
+    """The stage of each layer: consecutive layers in nearly equal parts, the larger parts on the later stages.
 
-    The first stages keep the activations of the most micro-batches alive, hence theirs are the shorter ones.
+    The first stages store the activations of the most micro-batches, so they get fewer layers.
     """
     base, remainder = divmod(num_layers, num_stages)
     stages: list[int] = []
@@ -206,7 +206,7 @@ def _check_stages(name: str, stages: tuple[int, ...], num_stages: int) -> None:
                 f"the stages are 0..{num_stages - 1}."
             )
         if layer and stage < stages[layer - 1]:
-            # Fields enter at the first layer's stage and leave at the last one's, and a graph runs stages in order.
+            # A graph runs stages in order: fields enter at the first layer's stage and leave at the last layer's.
             raise MeshError(
                 f"{name}[{layer}] is {stage} after {stages[layer - 1]}: stages must not decrease from layer to layer."
             )
@@ -249,7 +249,7 @@ def _sizes(dist_cfg: Mapping[str, Any], world_size: int) -> tuple[int, int, int]
 
 def _configured_stages(dist_cfg: Mapping[str, Any], num_stages: int) -> tuple[int, ...]:
     if num_stages == 1:
-        return ()  # the same config runs without a pipeline too, where any layer is on the one stage
+        return ()  # the same config is valid without a pipeline: all layers are on the only stage
     num_layers = dist_cfg.get("pipeline_num_layers")
     if num_layers is None:
         raise ConfigError(

@@ -1,1 +1,1 @@
-"""The ranks of a job as processes: how they meet, speak with each other, and notice that one is gone."""
+"""The ranks of a job as processes: how they connect, exchange messages, and notice that a rank has ended."""

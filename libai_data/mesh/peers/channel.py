@@ -1,4 +1,4 @@
-"""Channels: messages between the trainer's process and one worker, whole or not at all."""
+"""Channels: messages between two processes of one program, such as the trainer and a worker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MESSAGE = 2 * _INLINE
 
 
 class Channel:
-    """One end of a pair of connected SOCK_SEQPACKET sockets of one program: messages are pickles."""
+    """One end of a pair of connected SOCK_SEQPACKET sockets. Messages are pickles, complete or not received at all."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
@@ -30,16 +30,16 @@ class Channel:
         return Channel(left), Channel(right)
 
     def fileno(self) -> int:
-        """Descriptor, for polling; readable when a message waits or the other end is gone."""
+        """Descriptor for polling; readable if a message has arrived or the other end is closed."""
         return self._end.fileno()
 
     def send(self, message: Any) -> None:
-        """Send a picklable message of any size; an OSError if the other end is gone."""
+        """Send a picklable message of any size. Raises OSError if the other end is closed."""
         packed = pickled(message)
         if len(packed) <= _INLINE:
             self._end.sendall(b"i" + packed)
             return
-        # Too long for a socket's buffer: it travels as memory, of which only the descriptor is sent.
+        # The message is too long for a socket's buffer, so it is put into memory, and only a descriptor is sent.
         descriptor = os.memfd_create("libai_data_message", os.MFD_CLOEXEC)
         try:
             with open(descriptor, "wb", closefd=False) as file:
@@ -49,11 +49,11 @@ class Channel:
             os.close(descriptor)
 
     def send_descriptor(self, descriptor: int) -> None:
-        """Send an open file, of which the other end gets a descriptor of its own; an OSError if it is gone."""
+        """Send an open file; the other end gets its own descriptor. Raises OSError if the other end is closed."""
         self._end.sendmsg([b"d"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))])
 
     def receive(self) -> Any:
-        """Wait for a message; an EOFError if the other end is gone, and nothing of it waits any more."""
+        """Wait for a message. Raises EOFError if the other end is closed and all its messages were received."""
         data, descriptor = self._receive()
         if descriptor is None:
             return pickle.loads(memoryview(data)[1:])
@@ -64,7 +64,7 @@ class Channel:
             os.close(descriptor)
 
     def receive_descriptor(self) -> int:
-        """Wait for an open file that the other end sends."""
+        """Wait for an open file from the other end; returns its descriptor. Raises EOFError if something else comes."""
         _, descriptor = self._receive()
         if descriptor is None:
             raise EOFError("the other end sent a message instead of an open file")
@@ -74,21 +74,21 @@ class Channel:
         try:
             data, ancillary, _, _ = self._end.recvmsg(_MESSAGE, socket.CMSG_SPACE(4))
         except ConnectionResetError:
-            # Said once, when the other end was closed before it had read all; what it had sent by then still waits.
+            # Raised once if the other end closed with unread messages. The messages that it sent can still be received.
             data, ancillary, _, _ = self._end.recvmsg(_MESSAGE, socket.CMSG_SPACE(4))
         if not data:
             raise EOFError("the other end is closed")
         return data, _descriptor_of(ancillary)
 
     def speaks(self) -> bool:
-        """Whether a message waits, or the other end is gone."""
+        """Whether a message has arrived, or the other end is closed."""
         waiting = select.poll()
         waiting.register(self._end.fileno(), select.POLLIN)
         return bool(waiting.poll(0))
 
     def finish(self) -> None:
-        """Send nothing more: the other end's `receive` raises EOFError behind what was sent."""
-        with suppress(OSError):  # The other end, or this one, is gone.
+        """Send nothing more: after the messages already sent, the other end's `receive` raises EOFError."""
+        with suppress(OSError):  # The other end, or this one, is closed.
             self._end.shutdown(socket.SHUT_WR)
 
     def is_closed_there(self) -> bool:
@@ -100,7 +100,7 @@ class Channel:
         return bool(waiting.poll(0))
 
     def close(self) -> None:
-        """Close this end; the other one's `receive` raises EOFError."""
+        """Close this end; then `receive` of the other end raises EOFError."""
         self._end.close()
 
 

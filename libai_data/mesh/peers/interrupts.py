@@ -1,7 +1,7 @@
 """Ctrl-C while OneFlow is imported.
 
-A KeyboardInterrupt inside the import becomes an ImportError of the extension module, or hangs in a lock. OneFlow also
-replaces the handler, as its extension module is loaded, by one that ends the process with code 255 without a word.
+A KeyboardInterrupt inside the import becomes an ImportError of the extension module, or hangs in a lock. While its
+extension module is loaded, OneFlow also sets its own handler, which ends the process with code 255 without a message.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from types import FrameType
 
 @contextmanager
 def keeping_interrupt_handler() -> Iterator[None]:
-    """Put Python's handler of SIGINT back at the end of the block, if the block replaced it."""
+    """If the block replaces Python's handler of SIGINT, restore the handler at the end of the block."""
     handler = signal.getsignal(signal.SIGINT)
     try:
         yield
@@ -26,7 +26,7 @@ def keeping_interrupt_handler() -> Iterator[None]:
 
 @contextmanager
 def deferring_interrupts() -> Iterator[None]:
-    """Call Python's handler of SIGINT at the end of the block, if a signal came in the block."""
+    """If SIGINT arrives in the block, call Python's handler at the end of the block."""
     handler = signal.getsignal(signal.SIGINT)
     interrupts: list[tuple[int, FrameType | None]] = []
     try:

@@ -11,7 +11,7 @@ _REMEDY = (
 
 
 class Leaving:
-    """What one rank knows of those that have left, each `after` so many collectives that it had begun."""
+    """What one rank knows of ranks that have left. `after`: the number of collectives that each of them had begun."""
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
@@ -20,7 +20,7 @@ class Leaving:
         self._all_wait_since = float("inf")
 
     def problem_of(self, rank: int, collectives: int, is_at_meeting: bool) -> str:
-        """Why the collective that a rank has begun cannot be; "" if it can."""
+        """Why the collective that a rank has begun cannot complete; "" if it can."""
         for gone, before in self.after.items():
             if gone != rank and (before < collectives or is_at_meeting):
                 return (
@@ -30,17 +30,17 @@ class Leaving:
         return ""
 
     def waits(self, rank: int) -> float:
-        """How long a rank must wait to count as waiting for ever; 0 if it does not wait."""
+        """Seconds for which a rank must wait to count as waiting forever; 0 if it does not wait."""
         return self._waiting.get(rank, 0.0)
 
     def note(self, rank: int, seconds: float) -> None:
-        """Remember whether a rank waits for others, as `waits` gives it."""
+        """Record whether a rank waits for others; `seconds` as `waits` returns them."""
         self._waiting[rank] = seconds
         all_wait = len(self._waiting) == self._world_size and all(self._waiting.values())
         self._all_wait_since = min(self._all_wait_since, time.monotonic()) if all_wait else float("inf")
 
     def verdict(self) -> str:
-        """Who waits for ever for whom; "" as long as this may end."""
+        """Which ranks wait forever for ranks that have left; "" while a rank may continue."""
         others = sorted(set(range(self._world_size)) - set(self.after))
         if not others or time.monotonic() - self._all_wait_since <= max(self._waiting.values(), default=0.0):
             return ""

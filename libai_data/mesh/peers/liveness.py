@@ -1,7 +1,7 @@
 """Ends the job if a rank fails, dies or leaves early, and names the rank.
 
-Each rank begins to watch the others as soon as it has imported OneFlow and this package, in any program; this waits for
-no other rank. `watchdog` explains how. Before that, `import oneflow` waits for the last rank without a limit, and no
+In any program, each rank begins to watch the others as soon as it has imported OneFlow and this package. This waits for
+no other rank; see `watchdog`. Before that, `import oneflow` waits for the last rank without a limit, and no
 other thread of the process can run, so a child process ends the wait. The import hook of `launch/cuda_libraries.py`
 enters `joining`, so this works in any script that imports this package before OneFlow.
 """
@@ -33,7 +33,7 @@ from libai_data.mesh.peers.same_job import RANK_0, wait_for_own_rank0
 from libai_data.mesh.peers.standstill import BATCH, COLLECTIVE, FIRST_MEETING
 from libai_data.mesh.peers.watchdog import SECONDS_FOR_THE_CAUSE, Liveness, end_after, end_process
 
-# The module that connects to the other ranks as it is loaded.
+# Loading this module connects to the other ranks.
 _JOINS = "oneflow._oneflow_internal"
 SECONDS_TO_JOIN_VARIABLE = "LIBAI_DATA_SECONDS_TO_JOIN"
 _SECONDS_TO_JOIN = 600.0
@@ -51,12 +51,12 @@ _forked = False
 def joining() -> Iterator[None]:
     """Wraps the import of OneFlow, which joins this process to the job: ends the process if other ranks start too late.
 
-    After the import, or at once if OneFlow is imported already, the process watches the other ranks. Ctrl-C raises a
-    KeyboardInterrupt then; a process alone does this for a Ctrl-C during the import, too, at its end.
+    After the import, or at once if OneFlow is imported already, the process watches the other ranks. From then on,
+    Ctrl-C raises KeyboardInterrupt. If there is only one rank, a Ctrl-C during the import raises it after the import.
 
     Raises:
-        ConfigError: Another program listens on the port of rank 0, and this process is rank 0; rank 0 of another job
-            uses the port; or LIBAI_DATA_SECONDS_TO_JOIN is no positive number.
+        ConfigError: This process is rank 0, and another program listens on its port; rank 0 of another job uses the
+            port; or LIBAI_DATA_SECONDS_TO_JOIN is no positive number.
     """
     interrupts = deferring_interrupts() if _rank_of_several() is None else keeping_interrupt_handler()
     with interrupts, _joining_within_limits():
@@ -66,7 +66,7 @@ def joining() -> Iterator[None]:
 def loading() -> AbstractContextManager[None]:
     """Wraps the load of OneFlow's extension module, inside `joining`.
 
-    A rank that waits for others keeps OneFlow's handler of Ctrl-C, which ends it: no Python code can run there.
+    While a rank waits for others, no Python code can run. So it keeps OneFlow's handler of Ctrl-C, which ends it.
     """
     return keeping_interrupt_handler() if _rank_of_several() is None else nullcontext()
 
@@ -74,7 +74,7 @@ def loading() -> AbstractContextManager[None]:
 def _rank_of_several() -> tuple[int, int, int] | None:
     """Rank, world size and port, if the environment says that this process is one of several ranks."""
     rank, world_size, port = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
-    # Whatever else the environment says there, OneFlow explains it better.
+    # If the variables have other values, OneFlow explains the error better.
     several = rank.isdigit() and world_size.isdigit() and port.isdigit() and int(world_size) > 1
     return (int(rank), int(world_size), int(port)) if several else None
 
@@ -120,27 +120,31 @@ def _telling_the_launcher() -> Iterator[None]:
 
 
 def seconds_to_join() -> float:
-    """How long ranks wait for each other to start: 600 s, or what LIBAI_DATA_SECONDS_TO_JOIN says; or a ConfigError."""
+    """How many seconds ranks wait for each other to start: LIBAI_DATA_SECONDS_TO_JOIN, by default 600.
+
+    Raises:
+        ConfigError: LIBAI_DATA_SECONDS_TO_JOIN is no positive number.
+    """
     return seconds_from_environment(SECONDS_TO_JOIN_VARIABLE, _SECONDS_TO_JOIN)
 
 
 @contextmanager
 def _ending_after(seconds: float, message: str, port: int | None = None) -> Iterator[None]:
-    """Kill this process from a child of it, after so many seconds in the block.
+    """Fork a child that kills this process if the block takes longer than `seconds`.
 
-    With a port, this is rank 0: the child answers for it, because no thread of this process can run.
+    If there is a `port`, this is rank 0: the child answers for it, because no other thread of this process can run.
     """
     parent = os.getpid()
     heard, told = os.pipe()
     answers = None if port is None else Rank0Answers(port, has_joined=False)
     child = os.fork()
     if child == 0:
-        # Nothing but system calls: other threads of the parent may have held any lock.
+        # Only system calls: at the fork, other threads of the parent may have held any lock.
         try:
             os.close(told)
-            # A word comes with the end of the block; the pipe also closes with the parent.
+            # The pipe is readable after the end of the block, and after the end of the parent.
             if not _hears(heard, seconds, answers) and os.getppid() == parent:
-                if select.select([], [2], [], _SECONDS_TO_WRITE)[1]:  # Not so on a terminal that is stopped (Ctrl-S).
+                if select.select([], [2], [], _SECONDS_TO_WRITE)[1]:  # A stopped terminal (Ctrl-S) is not writable.
                     os.write(2, message.encode())
                 os.kill(parent, signal.SIGKILL)
         finally:
@@ -151,14 +155,14 @@ def _ending_after(seconds: float, message: str, port: int | None = None) -> Iter
     try:
         yield
     finally:
-        # To close it is not enough: a process that was forked in the block has it, too.
+        # Closing the pipe is not enough: a process that was forked in the block also has it open.
         os.write(told, b".")
         os.close(told)
         os.waitpid(child, 0)
 
 
 def _hears(heard: int, seconds: float, answers: Rank0Answers | None) -> bool:
-    """Whether something comes from `heard` within so many seconds, in which rank 0 answers."""
+    """Whether `heard` becomes readable within `seconds`; meanwhile, `answers` answers questions."""
     end = time.monotonic() + seconds
     questions = [] if answers is None else answers.filenos()
     while (left := end - time.monotonic()) > 0:
@@ -166,20 +170,20 @@ def _hears(heard: int, seconds: float, answers: Rank0Answers | None) -> bool:
         if heard in ready:
             return True
         if ready and answers is not None:
-            with suppress(OSError):  # Who asked cannot be reached.
+            with suppress(OSError):  # The sender cannot be reached.
                 answers.answer_one()
     return False
 
 
 def _in_forked_child() -> None:
-    """A child of a rank is no rank, and leaves OneFlow to its parent."""
+    """Make a forked child of a rank no rank: the child does not watch other ranks or shut down OneFlow."""
     global _liveness, _forked
     oneflow = sys.modules.get("oneflow")
     _liveness, _forked = None, oneflow is not None
     holder = vars(oneflow).get("__oneflow_global_unique_env") if oneflow else None
     if holder is not None:
-        # OneFlow's end would wait in the child for threads of the parent, and end the parent's connections to the other
-        # ranks, so that these never end either.
+        # In the child, OneFlow's shutdown would wait for threads of the parent. It would also end the parent's
+        # connections to the other ranks, so these ranks would never end either.
         holder.switch_to_shutting_down = lambda *_: None
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(holder._env_cxt))
 
@@ -188,9 +192,9 @@ os.register_at_fork(after_in_child=_in_forked_child)
 
 
 def begin_to_watch() -> Liveness | None:
-    """Begin to watch the other ranks, once per process; None while OneFlow is not imported. Waits for no rank.
+    """Begin to watch the other ranks, once per process, without waiting for them; None if OneFlow is not imported.
 
-    From now on, an uncaught exception ends this process at once. If the process ends in another way, it sends a
+    From then on, an uncaught exception ends this process at once. If the process ends in another way, it sends a
     farewell to the others.
     """
     global _liveness
@@ -216,11 +220,11 @@ def begin_collective(what: str = "", words: str = "") -> dict[int, str]:
 
     Raises:
         PeerError: Another rank has left, and will not begin the collective.
-        MeshError: In the first one: the ranks belong to two jobs, or two nodes run on one machine. Or this process is a
-            fork of a rank.
+        MeshError: In the first collective: the ranks belong to two jobs, or two nodes run on one machine. In any: this
+            process is a fork of a rank.
     """
     if what and not _forked:
-        importlib.import_module("oneflow")  # It makes this process a rank, which can meet the others.
+        importlib.import_module("oneflow")  # The import makes this process a rank, which can meet the others.
     liveness = begin_to_watch()
     if liveness is None and what:
         raise MeshError(_NO_RANK)
@@ -229,9 +233,9 @@ def begin_collective(what: str = "", words: str = "") -> dict[int, str]:
 
 @contextmanager
 def in_collective(what: str) -> Iterator[None]:
-    """Around a collective of OneFlow, which no rank completes before all have begun it; raises as `begin_collective`.
+    """Wraps a collective of OneFlow, which no rank completes before all have begun it; raises as `begin_collective`.
 
-    `what` is named in errors; collectives that match have the same name on all ranks.
+    `what` is the name of the collective, in errors too. It must be the same on all ranks.
     """
     begin_collective(what)
     with _in_place(COLLECTIVE, what):
@@ -250,10 +254,11 @@ def _in_place(kind: str, what: str) -> AbstractContextManager[None]:
 
 
 def watch_over_ranks() -> Liveness:
-    """Meet the other ranks, within `seconds_to_meet()`. Collective, the first time.
+    """Meet the other ranks, within `seconds_to_meet()`. The first call is collective.
 
-    A PeerError names those that do not come in time. A MeshError says that the ranks belong to two jobs, that two nodes
-    run on one machine, or that this process is a fork of a rank.
+    Raises:
+        PeerError: Some ranks do not come in time.
+        MeshError: The ranks belong to two jobs, two nodes run on one machine, or this process is a fork of a rank.
     """
     import oneflow as flow
 
@@ -274,10 +279,10 @@ def _end_after(print_exception: Callable[..., Any], rank: int, *exception: Any) 
 
 
 def _exit(liveness: Liveness, code: Any = None) -> NoReturn:
-    """What `sys.exit` is on a rank.
+    """Replaces `sys.exit` on a rank.
 
-    OneFlow's would note the code for good. Then this rank would not meet the others at its end, even if the program has
-    caught the SystemExit, and they would wait for it.
+    OneFlow's `sys.exit` stores the code for good. Then this rank does not meet the others at its end, even if the
+    program has caught the SystemExit, and the others wait for it.
     """
     if not _forked:
         liveness.note_exit(code)
@@ -295,10 +300,10 @@ def say_farewell() -> None:
 
 @contextmanager
 def _ending_unless_all_come(rank: int) -> Iterator[None]:
-    """End this process if the block, in which all ranks must meet, takes too long; it may wait in a collective."""
+    """End this process if all ranks do not meet in the block in time; the block may wait in a collective of OneFlow."""
     seconds = seconds_to_meet()
     message = f"rank {rank} ends: not all ranks have started within {seconds:g} s; do they run the same program?"
-    # A rank that waits for connections says who is missing, and is to say it first.
+    # A rank that waits for connections can name the missing ranks, so it must report first.
     timer = threading.Timer(seconds + SECONDS_FOR_THE_CAUSE, end_process, (1, message))
     timer.daemon = True
     timer.start()

@@ -9,26 +9,26 @@ import sysconfig
 import threading
 import time
 
-_IDLE = 0.1  # of a core: a process that uses less computes nothing
+_IDLE = 0.1  # cores; a process that uses less counts as idle
 _YIELDING, _TIMES_THE_OWN = 0.02, 2.0
-"""Of a core, and times what the process computes: the system's part where OneFlow waits for other ranks. It yields in a
-busy loop."""
+"""OneFlow waits for other ranks in a busy loop that yields. Then the system's CPU time is above this part of a core,
+and above this multiple of the process's own CPU time."""
 
-# How long all ranks stand still inside of OneFlow before they count as waiting for a rank that has left, where:
-SECONDS_IDLE = 4.0  # their processes compute nothing, and what the rank that has left computed is complete;
-_SECONDS_BUSY = 12.0  # one computes, or waits in a busy loop, as OneFlow does in collectives of two ranks;
-_SECONDS_INCOMPLETE = 60.0  # or the rank that has left still waits for something itself, or GPUs compute.
+# Seconds for which all ranks must wait inside OneFlow to count as waiting for a rank that has left:
+SECONDS_IDLE = 4.0  # if the processes are idle, and the work of the rank that has left is complete;
+_SECONDS_BUSY = 12.0  # if a process computes, or waits in a busy loop, as OneFlow does in collectives of two ranks;
+_SECONDS_INCOMPLETE = 60.0  # if the work of the rank that has left is not complete, or GPUs may compute.
 
 
 class MainThread:
     """Finds out whether the main thread waits inside OneFlow.
 
     Args:
-        has_gpus: the thread may wait for a GPU while its process computes nothing.
+        has_gpus: the main thread may wait for a GPU while its process is idle.
 
     Attributes:
         is_idle: between the last two checks, the process computed nothing, or waited in OneFlow's busy loop.
-        is_in_oneflow: the thread waited then, in code of OneFlow itself and not of the program, or in this loop.
+        is_in_oneflow: between the last two checks, the main thread waited in OneFlow's own code or its busy loop.
     """
 
     def __init__(self, has_gpus: bool) -> None:
@@ -42,9 +42,9 @@ class MainThread:
         self.is_idle = self.is_in_oneflow = False
 
     def seconds_to_wait(self, has_left: bool) -> float:
-        """Seconds for which it must stay as it was since the last call to count as hanging; 0 if it does something.
+        """Seconds for which the main thread must continue to wait to count as hanging; 0 if it does not wait.
 
-        A program that `has_left` has ended, and waits in OneFlow's own farewell.
+        If `has_left`, the program has ended, and the main thread waits in OneFlow's shutdown.
         """
         switches, used, now = self._context_switches(), resource.getrusage(resource.RUSAGE_SELF)[:2], time.monotonic()
         still = bool(switches) and switches == self._switches
@@ -58,9 +58,9 @@ class MainThread:
         if code is None or not still or not self._sleeps_on_a_lock():
             return 0.0
         if code.co_filename.startswith(self._standard_library) and not code.co_filename.startswith(self._packages):
-            return 0.0  # Such as in threading.py or subprocess.py, where a program waits for something of its own.
+            return 0.0  # The program waits for something of its own, such as in threading.py or subprocess.py.
         self.is_in_oneflow = yields or code.co_filename.startswith(self._oneflow)
-        # Where OneFlow comes when all that this process has begun is complete.
+        # OneFlow calls switch_to_shutting_down after all work that this process has begun is complete.
         incomplete = has_left and (code.co_name != "switch_to_shutting_down" or not idle)
         if incomplete or self._has_gpus:
             return _SECONDS_INCOMPLETE
@@ -74,7 +74,7 @@ class MainThread:
             return ""
 
     def _sleeps_on_a_lock(self) -> bool:
-        """As OneFlow waits; sleeping, reading a file or from the network is something else."""
+        """Whether the main thread waits as OneFlow does; it does not if it sleeps or reads a file or the network."""
         try:
             with open(f"{self._folder}/wchan") as file:
                 return "futex" in file.read()

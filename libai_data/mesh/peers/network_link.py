@@ -26,7 +26,7 @@ from libai_data.mesh.peers.channel import Channel
 from libai_data.mesh.peers.node_link import SECONDS_TO_MEET_VARIABLE, seconds_to_meet
 
 SECONDS_UNHEARD = 20
-"""After these, a connection over which nothing comes any more counts as closed."""
+"""A connection over which nothing arrives for so many seconds counts as closed."""
 
 BACKLOG = 4096
 
@@ -48,12 +48,12 @@ def open_network_link() -> tuple[socket.socket, int]:
 
 
 class Reception:
-    """Lets in who knows the key of the job, in threads, so that a stranger who says nothing keeps nobody waiting."""
+    """Accepts callers that know the job's key. Each has a thread, so a stranger that sends nothing delays nobody."""
 
     def __init__(self, listener: socket.socket, key: str) -> None:
         self._listener = listener
         self._key = key
-        # Who has come, as (what it says of itself, connection).
+        # Accepted connections, as (what the other end sent as `who`, connection).
         self.came: queue.Queue[tuple[dict[str, Any], socket.socket]] = queue.Queue()
         listener.settimeout(None)
         threading.Thread(target=self._accept, name="reception of other ranks", daemon=True).start()
@@ -84,15 +84,15 @@ class Reception:
         self.came.put((head["who"], link))
 
     def close(self) -> None:
-        """Let nobody in any more."""
-        # Closing alone would not wake the thread that accepts.
+        """Accept no more connections."""
+        # Closing the listener does not wake the thread that accepts.
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
 
 def introduce(link: socket.socket, who: dict[str, Any], key: str, seconds: float) -> None:
-    """Send `who` this is to a `Reception`, and find out within so many seconds whether it belongs to this job."""
+    """Send `who` to a `Reception`, and raise PeerError unless it proves within `seconds` that it is of this job."""
     own = secrets.token_hex(16)
     try:
         link.settimeout(max(seconds, 0.1))
@@ -108,7 +108,11 @@ def introduce(link: socket.socket, who: dict[str, Any], key: str, seconds: float
 
 
 def accept_leaders(listener: socket.socket, nodes: Sequence[int], secret: str) -> dict[int, socket.socket]:
-    """Wait until the leaders of these nodes have connected, then close the listener."""
+    """Wait until the leaders of these nodes have connected, then close the listener; returns a socket for each node.
+
+    Raises:
+        PeerError: A leader does not connect within `seconds_to_meet()`.
+    """
     links: dict[int, socket.socket] = {}
     seconds = seconds_to_meet()
     deadline = time.monotonic() + seconds
@@ -135,7 +139,11 @@ def accept_leaders(listener: socket.socket, nodes: Sequence[int], secret: str) -
 
 
 def connect_to_rank0(host: str, port: int, node: int, secret: str) -> socket.socket:
-    """Connect a node's leader to rank 0, at MASTER_ADDR and the port on which it listens."""
+    """Connect a node's leader to rank 0, which listens at `host` and `port`.
+
+    Raises:
+        PeerError: Rank 0 cannot be reached within `seconds_to_meet()`, or `port` belongs to another program.
+    """
     deadline = time.monotonic() + seconds_to_meet()
     while True:
         try:
@@ -155,7 +163,7 @@ def connect_to_rank0(host: str, port: int, node: int, secret: str) -> socket.soc
 
 
 def _notice_death(link: socket.socket) -> None:
-    """Let the system find out when the other machine, or the way to it, is gone."""
+    """Let the system close the connection if the other machine, or the network to it, fails."""
     link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SECONDS_UNHEARD // 2)
     link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2)
@@ -165,7 +173,7 @@ def _notice_death(link: socket.socket) -> None:
 
 
 def send_head(link: socket.socket, head: dict[str, Any]) -> None:
-    """Send a message that JSON can express; an OSError if the other end is gone."""
+    """Send a message as JSON. Raises OSError if the other end is gone."""
     packed = json.dumps(head).encode()
     link.sendall(_LENGTH.pack(len(packed)) + packed)
 
@@ -175,7 +183,7 @@ def receive_head(link: socket.socket, longest: int = _LONGEST_HEAD) -> dict[str,
 
     Raises:
         OSError: The other end is gone.
-        EOFError: It has closed the connection.
+        EOFError: The other end has closed the connection.
         PeerError: The message would be longer than `longest` bytes.
     """
     length = _LENGTH.unpack(receive_exactly(link, memoryview(bytearray(_LENGTH.size))))[0]
@@ -186,7 +194,7 @@ def receive_head(link: socket.socket, longest: int = _LONGEST_HEAD) -> dict[str,
 
 
 def receive_exactly(link: socket.socket, target: memoryview) -> memoryview:
-    """Wait until `target` is full; returns it. An OSError if the other end is gone, an EOFError if it has closed."""
+    """Fill `target` and return it. Raises OSError if the other end is gone, EOFError if it has closed."""
     received = 0
     while received < len(target):
         count = link.recv_into(target[received:])
@@ -197,7 +205,7 @@ def receive_exactly(link: socket.socket, target: memoryview) -> memoryview:
 
 
 def send_word(connection: Connection, word: str) -> None:
-    """Send a word to another rank, of this node or not, unless it is gone."""
+    """Send a word to a rank of this or another node; do nothing if the rank is gone."""
     with suppress(OSError), _sending_word:
         if isinstance(connection, Channel):
             connection.send(word)
@@ -206,7 +214,7 @@ def send_word(connection: Connection, word: str) -> None:
 
 
 def receive_word(connection: Connection) -> str:
-    """What the other end says; "" if it is gone."""
+    """Wait for a word of `send_word`; returns "" if the other end is gone."""
     try:
         return str(connection.receive() if isinstance(connection, Channel) else receive_head(connection)["word"])
     except (OSError, EOFError, ValueError, LookupError, PeerError):

@@ -24,7 +24,11 @@ _MOST_SECONDS_BETWEEN_TRIES = 0.2
 
 
 def seconds_to_meet() -> float:
-    """How long ranks wait for each other to connect: 60 s, or what LIBAI_DATA_SECONDS_TO_MEET says; or ConfigError."""
+    """How many seconds ranks wait for each other to connect: LIBAI_DATA_SECONDS_TO_MEET, by default 60.
+
+    Raises:
+        ConfigError: LIBAI_DATA_SECONDS_TO_MEET is no positive number.
+    """
     return seconds_from_environment(SECONDS_TO_MEET_VARIABLE, _SECONDS_TO_MEET)
 
 
@@ -32,11 +36,11 @@ def open_node_link(name: str) -> socket.socket:
     """Begin to listen for the other ranks of this node.
 
     Args:
-        name: the same on the ranks of this node, and on no others. Every user can read it in /proc/net/unix, so that
-            it is no secret: both ends look whose process the other one is.
+        name: the same on all ranks of this node, and on no other ranks. The name is no secret, as every user can read
+            it in /proc/net/unix. So both ends check which user runs the other process.
 
     Raises:
-        OSError: The name is taken.
+        OSError: The name is in use.
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     keep_from_forks(listener)
@@ -46,7 +50,11 @@ def open_node_link(name: str) -> socket.socket:
 
 
 def accept_followers(listener: socket.socket, ranks: Sequence[int]) -> dict[int, Channel]:
-    """Wait until these ranks of the node, all but the leader, have connected; then close the listener."""
+    """Wait until `ranks`, all of the node but its leader, have connected; then close the listener.
+
+    Raises:
+        PeerError: A rank does not connect within `seconds_to_meet()`.
+    """
     channels: dict[int, Channel] = {}
     seconds = seconds_to_meet()
     deadline = time.monotonic() + seconds
@@ -70,10 +78,10 @@ def accept_followers(listener: socket.socket, ranks: Sequence[int]) -> dict[int,
 
 
 def let_in(end: socket.socket) -> tuple[int, Channel]:
-    """The rank of a newcomer, -1 for who is no rank of this user or does not say, and the connection."""
+    """The rank that has connected (-1 if another user runs it, or it does not send its rank), and its channel."""
     channel = Channel(end)
     keep_from_forks(channel)
-    # What comes is a pickle: nothing of another user's process is read.
+    # Messages are pickles, which can execute code, so nothing is read from another user's process.
     if user_of(end) != os.getuid():
         return -1, channel
     end.settimeout(_SECONDS_TO_INTRODUCE_ONESELF)
@@ -86,7 +94,7 @@ def let_in(end: socket.socket) -> tuple[int, Channel]:
 
 
 def connect_to_leader(name: str, rank: int, leader: int, seconds: float | None = None) -> Channel:
-    """Connect a rank to the first rank of its node, within so many seconds; by default `seconds_to_meet()`."""
+    """Connect a rank to the first rank of its node, within `seconds`, by default `seconds_to_meet()`; or PeerError."""
     seconds = seconds_to_meet() if seconds is None else seconds
     deadline = time.monotonic() + seconds
     pause = _SECONDS_BETWEEN_TRIES
@@ -118,5 +126,5 @@ def _address(name: str) -> str:
 
 
 def user_of(end: socket.socket) -> int:
-    """User id of the process at the other end; an abstract address is open to every user of the machine."""
+    """User id of the process at the other end. Every user of the machine can connect to an abstract address."""
     return process_and_user_of(end)[1]

@@ -1,4 +1,4 @@
-"""Pickles for another process of the same program, which may lack the classes of the main script."""
+"""Pickles for another process of the same program, in which classes of the main script may not exist."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import numpy as np
 
 
 class PicklerByValue(cloudpickle.CloudPickler):
-    """Pickles lambdas and classes of the main script by value, and views of numbers as such.
+    """Pickles lambdas and classes of the main script by value, and memoryviews with their format and shape.
 
     A class that is sent to a worker by value, and sent back, becomes the original class again.
     """
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, memoryview):
-            # As cloudpickle does it, the view becomes bytes, whose items are others.
+            # cloudpickle would turn the view into bytes, which have other items.
             flat = obj.cast("B") if obj.c_contiguous and obj.nbytes else bytearray(obj.tobytes())
             data = np.frombuffer(flat, np.uint8)
             return _view_again, (data, obj.format, obj.shape, obj.readonly)
@@ -33,7 +33,7 @@ def pickled_by_value(thing: Any) -> bytes:
 
 
 def pickled(thing: Any) -> bytes:
-    """A pickle of an object that rarely needs pickling by value, which is slower."""
+    """A pickle of an object; by value, which is slower, only if the usual pickling fails."""
     try:
         return pickle.dumps(thing, protocol=5)
     except Exception:

@@ -1,7 +1,7 @@
-"""Rank 0 answers questions about its job, over UDP at the port of the job: number MASTER_PORT.
+"""Rank 0 answers questions about its job, over UDP at port MASTER_PORT.
 
-OneFlow listens on the TCP port only until all ranks have joined. A rank of another job that comes later, from any
-machine, would wait for a rank 0 there until its time is over. Where a firewall drops UDP, it still does.
+OneFlow listens on the TCP port only until all ranks have joined. Without an answer, a rank of another job that starts
+later, on any machine, waits for a rank 0 until its time limit. If a firewall drops UDP, the rank waits in this way.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _LONGEST = 1024
 _TRIES = 3
 _SECONDS_TO_ANSWER = 0.3
 _SECONDS_BETWEEN_TRIES = 0.1
-# A rank that ends with its job takes up to 4.3 s (`watchdog`), and the next job may begin then.
+# A rank of the previous job may take 4.3 s to end (`watchdog`), while the next job already starts.
 _SECONDS_FOR_PREDECESSOR = 5.0
 
 
 class Rank0Answers:
-    """Rank 0's end: answers for as long as this object is open; if another program has the port, nobody answers."""
+    """Answers for rank 0 until this object is closed. If another program has the UDP port, there are no answers."""
 
     def __init__(self, port: int, has_joined: bool) -> None:
         self._answer = json.dumps({"job": job_id(), "has_joined": has_joined}).encode()
@@ -38,7 +38,7 @@ class Rank0Answers:
             self._socket = bound(port, socket.SOCK_DGRAM)
 
     def filenos(self) -> list[int]:
-        """The descriptor at which questions come, if there is one."""
+        """The descriptor at which questions arrive, if there is one."""
         return [] if self._socket is None else [self._socket.fileno()]
 
     def answer_one(self) -> None:
@@ -66,10 +66,10 @@ class Rank0Answers:
 
 
 def refuse_rank0_of_another_job(rank: int, port: int) -> None:
-    """Ask rank 0, if there is one already, before this process joins the job.
+    """Before this process joins the job, ask the rank 0 at the job's port about its job, if one answers.
 
     Raises:
-        ConfigError: It belongs to another job, or has all its ranks.
+        ConfigError: That rank 0 belongs to another job, or has met all its ranks.
     """
     host = os.environ.get("MASTER_ADDR", "")
     deadline = time.monotonic() + _SECONDS_FOR_PREDECESSOR
@@ -86,7 +86,7 @@ def refuse_rank0_of_another_job(rank: int, port: int) -> None:
 
 
 def _ask(host: str, port: int) -> dict[str, Any] | None:
-    """What rank 0 answers; None if nobody does."""
+    """The answer of rank 0; None if there is no answer."""
     with suppress(OSError):
         found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM) if host else []
         for family, *_, address in found:
@@ -106,7 +106,7 @@ def _answer_to(asking: socket.socket) -> dict[str, Any] | None:
             told = json.loads(asking.recv(_LONGEST))
         except socket.timeout:
             continue
-        except (OSError, ValueError):  # Nobody is there, or another program.
+        except (OSError, ValueError):  # No program has the port, or another program.
             return None
         return told if isinstance(told, dict) and told.keys() == {"job", "has_joined"} else None
     return None

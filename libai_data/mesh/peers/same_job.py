@@ -1,8 +1,8 @@
 """Whether ranks that connect belong to one job, and run on the machines that OneFlow expects.
 
 OneFlow joins a rank to any rank 0 that listens on its port. So if two jobs with one port start at the same time, ranks
-of one job may join the other, and be taken for its own. A rank therefore asks rank 0 first. On the machine of rank 0 it
-waits until rank 0 has reserved the port, and looks who that is.
+of one job may join the other job. A rank therefore asks rank 0 first. On the machine of rank 0, a rank waits until a
+process has reserved the port, and checks whether this process is rank 0 of its own job.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _POLL_SECONDS = 0.02
 
 
 def wait_for_own_rank0(rank: int, port: int) -> None:
-    """Wait until rank 0 keeps the port, if it is on this machine. Before OneFlow is imported.
+    """If rank 0 is on this machine, wait until it has reserved the port. Call this before OneFlow is imported.
 
     Raises:
-        ConfigError: It is rank 0 of another job, or has all its ranks.
+        ConfigError: The rank 0 at this port belongs to another job, or has met all its ranks.
     """
     refuse_rank0_of_another_job(rank, port)
     if not is_this_machine(os.environ.get("MASTER_ADDR", "")):
         return
-    # A rank 0 that imports this package after OneFlow, or not at all, only listens.
+    # If rank 0 imports this package after OneFlow, or not at all, it only listens on the port.
     while (rank0 := process_with_port(port, RANK_0)) is None and not is_listened_on(port):
         time.sleep(_POLL_SECONDS)
         refuse_rank0_of_another_job(rank, port)
@@ -44,9 +44,9 @@ def wait_for_own_rank0(rank: int, port: int) -> None:
 
 
 def _is_of_another_job(rank0: int) -> bool:
-    """Whether a process is rank 0 of a job that has a rank of this process's number, or another number of ranks.
+    """Whether the job of process `rank0` has another number of ranks, or already a rank with this process's number.
 
-    Ranks that were started one by one, from several terminals, have several launchers.
+    Ranks of one job have several launchers if a user started them one by one, from several terminals.
     """
     launcher = _launcher_of(rank0)
     if launcher == _launcher_of(os.getpid()):
@@ -58,7 +58,7 @@ def _is_of_another_job(rank0: int) -> bool:
 
 
 def _launcher_of(rank: int) -> int:
-    """The closest ancestor of a rank that was not started with the rank's number."""
+    """The closest ancestor of a rank that was not started with the RANK and MASTER_PORT of this rank."""
     own = _environment_of(rank)
     while rank > 1:
         rank = _parent_of(rank)
@@ -69,7 +69,7 @@ def _launcher_of(rank: int) -> int:
 
 
 def _environment_of(process: int) -> dict[str, str]:
-    """What a process was started with; {} if that may not be read."""
+    """The environment with which a process was started; {} if this process may not read it."""
     with suppress(OSError):
         entries = Path(f"/proc/{process}/environ").read_bytes().decode(errors="replace").split("\0")
         return dict(entry.partition("=")[::2] for entry in entries)
@@ -89,7 +89,7 @@ def _children_of(process: int) -> Iterator[int]:
 
 
 def told_by_rank0(facts: dict[str, Any]) -> dict[str, Any]:
-    """Rank 0's facts, over OneFlow's own connections. Collective."""
+    """Broadcast `facts` of rank 0 over OneFlow's own connections. Collective."""
     import oneflow as flow
 
     sent = json.dumps(facts).encode() if flow.env.get_rank() == 0 else None
@@ -98,7 +98,11 @@ def told_by_rank0(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_same_job(own: dict[str, Any], theirs: dict[str, Any], rank: int, world_size: int, nodes: int) -> None:
-    """Refuse ranks of two jobs, and nodes that are not the machines, by the `job` and the `machine` of this rank."""
+    """Compare `job` and `machine` of this rank (`own`) with those of rank 0 (`theirs`).
+
+    Raises:
+        MeshError: The ranks belong to two jobs, two nodes are on one machine, or one node is on two machines.
+    """
     where = f"{os.environ.get('MASTER_ADDR')}, port {os.environ.get('MASTER_PORT')}"
     if own["job"] != theirs["job"]:
         raise MeshError(

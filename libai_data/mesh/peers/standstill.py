@@ -17,12 +17,12 @@ from libai_data.errors import by_rank
 
 SECONDS_BETWEEN_REPORTS = 2.0
 _SECONDS_UNTIL_REPORTED = 4.0
-_SECONDS_FRESH = 10.0  # a rank that was stopped reports nothing more, and may continue
+_SECONDS_FRESH = 10.0  # older reports do not count: a suspended process sends none, and may continue later
 
-# How long all ranks wait before they count as waiting for ever, on one node and on several:
-_SECONDS_FOR_BATCHES = 30.0, 300.0  # some for a batch of another rank, which may be on its way;
-_SECONDS_IDLE = 30.0, 300.0  # or some in OneFlow, while no process computes;
-_SECONDS_AT_ONE_PLACE = 300.0, float("inf")  # or all at the same place, while no process computes.
+# Seconds for which all ranks must wait to count as waiting forever, on one node and on several nodes:
+_SECONDS_FOR_BATCHES = 30.0, 300.0  # if their places differ: a batch of another rank may still arrive;
+_SECONDS_IDLE = 30.0, 300.0  # if their places differ, some wait in OneFlow, and no process computes;
+_SECONDS_AT_ONE_PLACE = 300.0, float("inf")  # if all wait at the same place, and no process computes.
 
 COLLECTIVE, BATCH, ONEFLOW = "collective", "batch", "oneflow"
 FIRST_MEETING = "the first meeting of all ranks"
@@ -33,7 +33,7 @@ SAME_COLLECTIVES = (
 )
 
 Place = tuple[int, str, str]
-"""Collectives of this package that were begun, the kind of the place, and what is waited for."""
+"""Number of collectives of this package that the rank has begun, kind of the place, and what the rank waits for."""
 
 
 @dataclass(frozen=True)
@@ -42,33 +42,33 @@ class Report:
 
     place: Place  # compared between ranks
     line: str  # of the user's program
-    seconds: float  # since when
+    seconds: float  # for which the rank has waited
     is_idle: bool  # its process computes nothing
 
     def packed(self) -> str:
-        """As a word for rank 0."""
+        """The report as a word for rank 0, in JSON."""
         return json.dumps(asdict(self))
 
     @staticmethod
     def unpacked(word: str) -> Report:
-        """The opposite of `packed`."""
+        """The report from a word of `packed`."""
         fields = json.loads(word)
         return Report(**{**fields, "place": tuple(fields["place"])})
 
     def in_words(self) -> str:
-        """For an error."""
+        """The report in words for an error message."""
         return in_words(self.place, self.line)
 
 
 def in_words(place: Place, line: str) -> str:
-    """For an error: a place, and the line of the program that is there."""
+    """A place, and the line of the program that waits there, in words for an error message."""
     number, kind, what = place
     where = f"{what}, its collective number {number}" if kind == COLLECTIVE else f"{what}, after {number} collectives"
     return where + (f" ({line})" if line else "")
 
 
 class OwnPlace:
-    """Where this rank waits. `enter` and `leave` belong to the main thread, `report` to the one that watches."""
+    """Where this rank waits. The main thread calls `enter` and `leave`, and the watchdog's thread calls `report`."""
 
     def __init__(self) -> None:
         self._place: Optional[Place] = None
@@ -76,23 +76,26 @@ class OwnPlace:
         self._since = 0.0
 
     def enter(self, place: Place) -> Optional[Place]:
-        """The main thread waits here from now on; returns where it was, for `leave`."""
+        """Record that the main thread now waits at `place`; returns the place before, for `leave`."""
         before, self._place = self._place, place
         return before
 
     def leave(self, before: Optional[Place]) -> None:
-        """The main thread waits there no more."""
+        """Record that the main thread no longer waits there, but at `before`."""
         self._place = before
 
     def report(self, now: float, begun: int, in_oneflow: bool, is_idle: bool) -> Report | None:
-        """Where the main thread has waited for some time; None if it does not.
+        """Where the main thread waits; None if it does not wait, or has waited only for a short time.
 
-        Since the last call, it has stood still inside of OneFlow (`in_oneflow`), or the whole process has (`is_idle`).
-        `now` is of the monotonic clock, and `begun` collectives of this package were begun.
+        Args:
+            now: time of the monotonic clock, in seconds.
+            begun: number of collectives of this package that this rank has begun.
+            in_oneflow: the main thread has waited inside OneFlow since the last call.
+            is_idle: the process has computed nothing since the last call.
         """
         place = self._place
         if place is None and in_oneflow:
-            # The same object as long as it stands there.
+            # The same object as long as the thread waits there, because objects are compared below.
             place = self._seen if self._seen and self._seen[:2] == (begun, ONEFLOW) else None
             place = place or (begun, ONEFLOW, "in OneFlow")
         if place is not self._seen:
@@ -103,7 +106,7 @@ class OwnPlace:
 
 
 def line_of_program() -> str:
-    """Where the main thread is in the user's program, as "train.py:12"; "" if it is nowhere there."""
+    """The line of the user's program that the main thread runs, as "train.py:12"; "" if there is none."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
     libraries = os.path.dirname(os.__file__) + os.sep
@@ -125,7 +128,7 @@ class Standstill:
         self._reports: dict[int, tuple[float, Report]] = {}
 
     def note(self, rank: int, report: Report, now: float) -> None:
-        """A rank waits, as it says at this time."""
+        """Record the report of a rank, which arrived at time `now`."""
         self._reports[rank] = now, report
 
     def verdict(self, now: float) -> str:
@@ -142,7 +145,7 @@ class Standstill:
         kinds = {report.place[1] for report in reports}
         differ = len({report.place for report in reports}) > 1
         if differ and ONEFLOW not in kinds:
-            # Who has completed a collective has met all others in it, so they complete it too.
+            # If a rank has completed a collective, all others have begun it, so they complete it soon.
             return _SECONDS_FOR_BATCHES[self._across_nodes]
         if not all(report.is_idle for report in reports):
             return float("inf")

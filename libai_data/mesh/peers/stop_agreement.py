@@ -22,7 +22,7 @@ Send = Callable[[str], None]
 
 
 class StopAgreement:
-    """One rank's part in it. `reaches` belongs to the main thread, `ask` and `hear` to the one that receives words."""
+    """One rank's part in it. The main thread calls `reaches`; the thread that receives words calls `ask` and `hear`."""
 
     def __init__(self) -> None:
         self.connect(None, ())
@@ -34,17 +34,17 @@ class StopAgreement:
         self._steps: list[int] = []
 
     def connect(self, send_up: Send | None, send_down: Sequence[Send]) -> None:
-        """Speak with the rank above (None on rank 0) and those below by these functions; before that, with none."""
+        """Set the functions that send words to the rank above (None on rank 0) and to the ranks below."""
         self._send_up = send_up
         self._send_down = list(send_down)
 
     def begin(self, start_iter: int) -> None:
-        """A training begins with this step."""
+        """Record that a training begins with step `start_iter`."""
         with self._changed:
             self._step = start_iter - 1
 
     def reaches(self, step: int) -> bool:
-        """Whether to stop before `step`; if not, it counts as begun. Waits while the ranks agree on it."""
+        """Whether to stop before `step`; if not, `step` counts as begun. Waits while the ranks agree where to stop."""
         with self._changed:
             while self._held and self._stop_before is None:
                 self._changed.wait()
@@ -54,7 +54,7 @@ class StopAgreement:
             return False
 
     def ask(self) -> None:
-        """This rank was asked to stop."""
+        """Begin the agreement, because this rank was asked to stop."""
         if self._asked:
             return
         self._asked = True
@@ -64,7 +64,7 @@ class StopAgreement:
             self._send_up(_ASKED)
 
     def hear(self, word: str) -> None:
-        """Take a word of a rank above or below."""
+        """Handle a word of the rank above or of a rank below."""
         if word == _ASKED:
             self.ask()
         elif word == _WHERE:

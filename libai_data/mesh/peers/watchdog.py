@@ -6,10 +6,10 @@ where the ranks also compare their job and their machines. A thread watches the 
 
 * If a connection closes without a farewell, its rank has died or failed.
 * A rank whose program ends sends a farewell, with the number of collectives of this package that it has begun
-  (`to_global`, `synchronize`, ...). If all ranks have the same number, this is the regular end. A rank that begins one
-  more collective needs a rank that has left.
-* The other ranks may also wait for the rank in a collective of OneFlow, which is not counted. So after a farewell, each
-  rank reports to rank 0 whether its main thread waits inside OneFlow. If all ranks do so for long enough, none can
+  (`to_global`, `synchronize`, ...). If all ranks have the same number, this is the regular end. If a rank begins one
+  more collective, it needs a rank that has left.
+* The other ranks may also wait for this rank in a collective of OneFlow, which is not counted. So after a farewell,
+  each rank reports to rank 0 whether its main thread waits inside OneFlow. If all ranks wait for long enough, none can
   continue.
 * Before any rank leaves, each rank that waits reports to rank 0 where it waits, and `standstill` decides whether to
   end.
@@ -69,10 +69,10 @@ from libai_data.mesh.peers.standstill import (
 from libai_data.mesh.peers.stop_agreement import PREFIX, StopAgreement
 
 SECONDS_FOR_THE_CAUSE = 2.0
-"""How long a rank whose peer is gone waits before it ends: its own failure, if it has one, tells more."""
+"""Seconds that a rank waits before it ends because a peer is gone. If it fails itself, its own error explains more."""
 
 _SECONDS_LATER_THAN_FOLLOWERS = 0.3
-"""A rank that others are connected to ends last, so that they end by their own word and not by OneFlow's abort."""
+"""A rank that others connect to ends later by this, so that they print their message before OneFlow aborts them."""
 
 _SECONDS_TO_FLUSH = 2.0
 _SECONDS_FOR_PREDECESSOR = 10.0
@@ -90,12 +90,12 @@ class Liveness:
         self._node = rank // per_node
         self._leader = self._node * per_node
         self._followers = [] if rank != self._leader else list(range(rank + 1, rank + per_node))
-        self.stop = StopAgreement()  # before which step the ranks stop; complete after `meet`
+        self.stop = StopAgreement()  # on the step before which all ranks stop; connected in `meet`
         self._met = world_size == 1
         self._collectives = 0
         self._exit_asked: tuple[Any, int] = (None, 0)
         self._is_ending = False
-        # What the main thread and the one that watches share.
+        # The main thread and the thread that watches share these.
         self._changed = threading.Condition()
         self._connections: dict[int, Connection] = {}
         self._names: dict[int, str] = {}
@@ -113,16 +113,16 @@ class Liveness:
             threading.Thread(target=self._watch, name="liveness of other ranks", daemon=True).start()
 
     def ask_to_stop(self) -> None:
-        """Have all ranks stop before one of the next steps. For a signal's handler, in the main thread."""
+        """Let all ranks stop before one of the next steps. A signal handler of the main thread may call this."""
         if self._world_size == 1:
             self.stop.ask()
         else:
-            # By the thread: this one may hold the lock that sending takes, or be in the middle of a message.
+            # The other thread sends: the main thread may hold the lock for sending, or be in the middle of a message.
             os.write(self._ask, b"s")
 
     @contextmanager
     def waiting(self, kind: str, what: str) -> Iterator[None]:
-        """Around code of the main thread that may wait for other ranks: a `COLLECTIVE` or a `BATCH`, and which one."""
+        """Wraps code of the main thread that may wait for other ranks. `kind` is `COLLECTIVE` or `BATCH`."""
         before = self._place.enter((self._collectives, kind, what))
         try:
             yield
@@ -130,17 +130,17 @@ class Liveness:
             self._place.leave(before)
 
     def begin_collective(self, what: str = "", words: str = "") -> dict[int, str]:
-        """This rank begins a collective, which needs all ranks.
+        """Record that this rank begins a collective, which needs all ranks.
 
         Args:
-            what: wait until all have begun a collective of this name; "" does not wait.
-            words: then tell them this.
+            what: wait until all ranks have begun a collective of this name; "" does not wait.
+            words: what this rank then sends to all ranks.
 
         Returns:
-            What each rank has told; nothing without `what`.
+            The `words` of each rank; empty if `what` is "".
 
         Raises:
-            PeerError: One has left.
+            PeerError: A rank has left.
             MeshError: In the first collective, as `meet`.
         """
         if self._world_size == 1:
@@ -165,10 +165,10 @@ class Liveness:
         return dict(self._told)
 
     def _arrive(self, rank: int, place: Place, line: str, told: list[Any]) -> None:
-        """Note where this rank has come to, or one below it with all that are below that one; the last lets all go."""
+        """Record the place that a rank and all ranks below it have reached. After the last one, all can continue."""
         with self._changed:
             self._arrived[rank] = cast(Place, tuple(place)), line, told
-            # Not those that are connected: this rank may still wait for some.
+            # Not the number of connections: this rank may still wait for some connections.
             if len(self._arrived) <= len(self._followers) + (self._nodes - 1 if self._rank == 0 else 0):
                 return
             arrived, self._arrived = self._arrived, {}
@@ -182,7 +182,7 @@ class Liveness:
             send_word(self._above, _AT + json.dumps((self._rank, place, line, told)))
 
     def _go(self, told: str) -> None:
-        """All ranks have come, and have told this."""
+        """Let this rank and those below continue: all ranks have arrived, and have sent these words."""
         for connection in list(self._connections.values()):
             if connection is not self._above:
                 send_word(connection, _GO + told)
@@ -192,7 +192,7 @@ class Liveness:
             self._changed.notify_all()
 
     def meet(self) -> None:
-        """Compare job and machine with the other ranks, and complete the connections. Collective, the first time."""
+        """Compare job and machine with rank 0, and complete the connections. The first call is collective."""
         if self._met:
             return
         self._met = True
@@ -244,7 +244,7 @@ class Liveness:
             self._above = connect_to_leader(name, self._rank, self._leader, float("inf"))
             self._add(self._above, f"rank {self._leader}")
         watched: set[int] = set()
-        # Also after this rank's own farewell: leaving, OneFlow waits for the others, and it would wait for a dead one.
+        # Also after this rank's own farewell: OneFlow's shutdown waits for the others, and would wait for a dead rank.
         while True:
             for descriptor in set(self._connections) - watched:
                 events.register(descriptor, select.POLLIN)
@@ -286,7 +286,7 @@ class Liveness:
         self._add(channel, f"rank {rank}")
 
     def _obey(self, descriptor: int) -> bool:
-        """Take in a word; False if no more will come over this connection."""
+        """Handle a word; returns False if no more words will arrive over this connection."""
         word = receive_word(self._connections[descriptor])
         if word.startswith(PREFIX):
             self.stop.hear(word)
@@ -320,7 +320,7 @@ class Liveness:
         return True
 
     def _look(self) -> None:
-        """See whether this rank can go on, once another one or itself has left."""
+        """After a rank has left, report whether this rank waits; rank 0 ends the job if no rank can continue."""
         seconds = self._main.seconds_to_wait(has_left=self._rank in self._leaving.after)
         if seconds != self._leaving.waits(self._rank):
             self._note(self._rank, seconds)
@@ -329,7 +329,7 @@ class Liveness:
             self._end(problem)
 
     def _report_place(self) -> None:
-        """See where this rank waits, and on rank 0 whether all of them do for ever."""
+        """Report where this rank waits; rank 0 ends the job if all ranks wait forever."""
         now = time.monotonic()
         if now < self._report_at:
             return
@@ -349,7 +349,7 @@ class Liveness:
             send_word(self._above, f"{_STANDS}{rank} {report.packed()}")
 
     def _note(self, rank: int, seconds: float) -> None:
-        """Remember whether a rank waits for others, and tell rank 0, which concludes from it."""
+        """Record whether a rank waits for others, and send it to rank 0, which decides whether the job ends."""
         self._leaving.note(rank, seconds)
         if self._above is not None:
             send_word(self._above, f"{_WAITS}{rank} {seconds}")
@@ -360,29 +360,29 @@ class Liveness:
                 send_word(connection, word)
 
     def _end(self, why: str, told_by: int = -1) -> None:
-        """End all ranks; called by the thread that watches, or by the main one at its end."""
+        """End all ranks. The thread that watches calls this, or the main thread at its end."""
         self._is_ending = True
         self._tell(f"{_END}{why}", but=told_by)
         leads, has_left = len(self._connections) > 1, self._rank in self._leaving.after
-        # After its farewell no failure of its own follows, and the main thread ends the process soon, with code 0.
+        # After its farewell, this rank cannot fail itself, and its main thread soon ends the process with code 0.
         seconds = 0.0 if has_left else SECONDS_FOR_THE_CAUSE
         seconds += _SECONDS_LATER_THAN_FOLLOWERS if leads else 0.0
-        # If the output is stuck (Ctrl-S), and with it this thread or the main one, that must not keep this process.
+        # Ends the process even if the output is blocked (Ctrl-S), and with it this thread or the main thread.
         timer = threading.Timer(seconds + _SECONDS_TO_FLUSH, os._exit, (1,))
         timer.daemon = True
         timer.start()
-        # Said before the wait, and past all locks: OneFlow aborts the process when its own connection breaks.
+        # Written before the wait, and without locks: OneFlow aborts the process when its own connection breaks.
         with suppress(OSError):
             os.write(2, f"rank {self._rank} ends: {why}\n".encode())
         time.sleep(seconds)
         end_process(1)
 
     def note_exit(self, code: Any) -> None:
-        """Note that this rank calls `sys.exit` now."""
+        """Record that this rank now calls `sys.exit`."""
         self._exit_asked = code, self._collectives
 
     def farewell(self) -> None:
-        """Say to the others that this rank ends, and after how many collectives."""
+        """Send the other ranks the message that this rank ends, and after how many collectives."""
         if self._world_size == 1:
             return
         code, collectives = self._exit_asked
@@ -391,10 +391,10 @@ class Liveness:
             end_process(code if isinstance(code, int) else 1, f"rank {self._rank} ends: it called sys.exit({code!r})")
         uncaught = getattr(sys, "last_value", None)
         if uncaught is not None:
-            # A handler of somebody else's has printed it.
+            # Another exception handler has already printed the exception.
             end_after(uncaught, self._rank)
         while self._is_ending:
-            # The thread that watches ends this process, with code 1; its own end would have code 0.
+            # The thread that watches ends this process with code 1; the main thread would end it with code 0.
             time.sleep(_SECONDS_BETWEEN_LOOKS)
         with self._changed:
             if self._rank in self._leaving.after:
@@ -404,20 +404,20 @@ class Liveness:
         self._tell(f"{_LEFT}{self._rank} {self._collectives}")
         os.write(self._ask, b"c")
         if any(problems):
-            # One that has left before has begun more collectives.
+            # The ranks that have left have not all begun the same number of collectives.
             self._end(next(filter(None, problems)))
 
 
 def end_after(error: BaseException, rank: int) -> NoReturn:
-    """End this process after an exception that nobody caught, and that is printed."""
+    """End this process after an uncaught exception that was already printed."""
     if isinstance(error, KeyboardInterrupt):
         end_process(128 + signal.SIGINT, f"rank {rank} was interrupted")
-    # Another rank that ends the job is named as by the thread that watches, whichever of the two sees it first.
+    # A PeerError has the same words as the message of the thread that watches, whichever of the two comes first.
     end_process(1, f"rank {rank} ends: {error if isinstance(error, PeerError) else 'see the exception above'}")
 
 
 def end_process(code: int, message: str = "") -> NoReturn:
-    """Write `message` to stderr and end this process without any cleaning up that could wait for others."""
+    """Write `message` to stderr and end this process, without any cleanup that could wait for other ranks."""
     logging.shutdown()
     sys.stdout.flush()
     if message:
