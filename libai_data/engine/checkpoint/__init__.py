@@ -1,4 +1,4 @@
-"""Checkpoints: directories of safetensors and JSON, written whole or not at all, loadable on any mesh. No pickle."""
+"""Checkpoints: directories of safetensors and JSON, written completely or not at all, for any mesh. No pickle."""
 
 from libai_data.engine.checkpoint.checkpointer import Checkpointer
 

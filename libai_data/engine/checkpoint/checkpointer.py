@@ -31,7 +31,7 @@ _SHOWN = 50
 class Checkpointer(CheckpointFolder):
     """Writes the state of a training into directories below `save_dir`, and restores it on any mesh.
 
-    Rank 0 writes one whole tensor after the other. Each rank reads only its own parts. All methods are
+    Rank 0 writes whole tensors, one after the other. Each rank reads only its own parts. All methods are
     collective: every rank calls them, and every rank gets the same error.
 
     Args:
@@ -68,12 +68,12 @@ class Checkpointer(CheckpointFolder):
         is_last: bool = True,
         extra: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write a checkpoint; it appears whole or not at all.
+        """Write a checkpoint, completely or not at all.
 
         Args:
-            name: of its directory below `save_dir`.
-            iteration: index of the step done last; -1 before the first.
-            is_last: make it the one that a resume continues from.
+            name: name of the checkpoint's directory below `save_dir`.
+            iteration: index of the last finished step; -1 before the first step.
+            is_last: make it the checkpoint from which a resume continues.
             extra: further numbers and strings to keep.
 
         Raises:
@@ -111,10 +111,10 @@ class Checkpointer(CheckpointFolder):
         logger.info("Saved checkpoint %s.", Path(self.save_dir) / name)
 
     def resume_or_load(self, path: str, *, resume: bool = True) -> dict[str, Any]:
-        """Resume from the newest checkpoint, if asked to and there is one; else load the weights of another.
+        """Resume from the newest checkpoint, if `resume` is True and there is one; else load the weights of `path`.
 
         Args:
-            path: checkpoint whose weights are loaded otherwise; "" for none.
+            path: checkpoint whose weights are loaded if there is no resume; "" for none.
 
         Returns:
             What `load` returned; {} if nothing was loaded.
@@ -125,10 +125,10 @@ class Checkpointer(CheckpointFolder):
         return self.load_weights(path) if path else {}
 
     def load(self, path: str) -> dict[str, Any]:
-        """Restore everything from a checkpoint; it must fit exactly.
+        """Restore everything from a checkpoint, which must fit exactly.
 
         Returns:
-            Its "iteration", "mesh", "optimizer_step", "extra" and "stateful".
+            The checkpoint's "iteration", "mesh", "optimizer_step", "extra" and "stateful".
 
         Raises:
             CheckpointError: It is missing, damaged, or of another model.
@@ -154,7 +154,7 @@ class Checkpointer(CheckpointFolder):
         return state
 
     def load_weights(self, path: str, may_differ: Sequence[str] = ("*",)) -> dict[str, Any]:
-        """Load the weights of a checkpoint, as far as they fit; each one that does not is named in the log.
+        """Load the weights of a checkpoint that fit the model; the log names each weight that does not fit.
 
         Args:
             path: its directory.
@@ -210,7 +210,7 @@ class Checkpointer(CheckpointFolder):
 
 
 class _Rank0Writer:
-    """Writes on rank 0 while all ranks bring the tensors together, and goes on with that when the disk fails."""
+    """Rank 0 writes while all ranks gather tensors. If the disk fails, the gathering continues, as it is collective."""
 
     def __init__(self, target: Path) -> None:
         self._target = target
@@ -252,7 +252,7 @@ class _Rank0Writer:
             self._error = f"{name}: {error}"
 
     def commit(self, tag: Callable[[], None] | None) -> None:
-        """Finish, and make it the last checkpoint by `tag`. Collective."""
+        """Finish the checkpoint, and call `tag` to make it the last one. Collective; all ranks raise the same error."""
         if self._pending is not None:
             try:
                 if self._error is None:
@@ -271,6 +271,6 @@ class _Rank0Writer:
         try:
             tag()
         except OSError:
-            # Nobody would find it, and the disk is full.
+            # Without the tag, a resume does not find the checkpoint, and the disk is probably full.
             shutil.rmtree(self._target, ignore_errors=True)
             raise

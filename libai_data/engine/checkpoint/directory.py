@@ -1,7 +1,7 @@
-"""Directories that appear whole or not at all, and say so when they were damaged later.
+"""Directories that are written completely or not at all, and in which later damage is detected.
 
-A directory is written as ``<name>.partial``, every file and then the directory itself is flushed to disk, and only then
-does it get its name. Its manifest holds each file's size and CRC-32.
+A directory is written as ``<name>.partial``. After every file and then the directory itself were flushed to disk, the
+directory gets its final name. Its manifest has each file's size and CRC-32.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ FORMAT = "libai_data checkpoint 1"
 _PARTIAL = ".partial"
 _REPLACED = ".replaced"
 OWN_ENDINGS = (_PARTIAL, _REPLACED)
-"""Of names that `recover` removes."""
+"""Endings of the names of directories and files that `recover` cleans up."""
 _CHUNK = 1 << 22
 
 
 class CheckedFile:
-    """A binary file that knows its size and checksum, and is on disk when it is closed."""
+    """A binary file that computes its size and checksum, and is flushed to disk when it is closed."""
 
     def __init__(self, path: Path) -> None:
         self._file = open(path, "wb")  # noqa: SIM115 (closed by __exit__)
@@ -53,7 +53,7 @@ class CheckedFile:
 
 
 class PendingDirectory:
-    """A directory being written; what is at its path `target` now is replaced in the end."""
+    """A directory that is being written; `commit` replaces what is at its path `target`."""
 
     def __init__(self, target: Path) -> None:
         self.target = target
@@ -67,17 +67,17 @@ class PendingDirectory:
         return self._partial / name
 
     def add(self, name: str, file: CheckedFile) -> None:
-        """Enter a finished file into the manifest."""
+        """Add a finished file to the manifest."""
         self._files[name] = {"bytes": file.size, "crc32": file.crc}
 
     def add_json(self, name: str, content: Any) -> None:
-        """Write a JSON file and enter it into the manifest."""
+        """Write a JSON file and add it to the manifest."""
         with CheckedFile(self.path(name)) as file:
             file.write(json.dumps(content, indent=1).encode())
         self.add(name, file)
 
     def add_same(self, name: str, directory: Path) -> None:
-        """Take a file of another such directory over as it is, without copying it where the file system has links."""
+        """Add an unchanged file of another such directory: a hard link if the file system has these, else a copy."""
         try:
             os.link(directory / name, self.path(name))
         except OSError:
@@ -91,8 +91,8 @@ class PendingDirectory:
         sync_directory(self._partial)
         replaced = self.target.with_name(self.target.name + _REPLACED)
         if self.target.exists():
-            # A name cannot be given over a directory that has files: the old one steps aside, and `recover` puts it
-            # back if the machine dies between the two renames.
+            # A rename cannot replace a directory that has files, so the old directory is renamed first. If the machine
+            # fails between the two renames, `recover` restores the old directory.
             shutil.rmtree(replaced, ignore_errors=True)
             os.rename(self.target, replaced)
         os.rename(self._partial, self.target)
@@ -114,16 +114,16 @@ def sync_directory(path: Path) -> None:
 
 
 def write_small_file(path: Path, text: str) -> None:
-    """Replace a small file: the old or the new text is always there. An OSError if the new one cannot be written."""
+    """Replace a small file: the old or the new text is always there. Raises OSError if the new one is not written."""
     with written_whole(path, path.with_name(path.name + _PARTIAL)) as unfinished:
         unfinished.write_text(text)
     sync_directory(path.parent)
 
 
 def recover(folder: Path) -> None:
-    """Clean up after a writer that was killed: unfinished directories go, one that had stepped aside comes back.
+    """Clean up after a writer that was killed: remove what is unfinished, restore a directory that was not replaced.
 
-    Nobody else may be writing in the folder.
+    No other process may write in the folder.
     """
     if not folder.is_dir():
         return
@@ -144,7 +144,11 @@ def recover(folder: Path) -> None:
 
 
 def verify(directory: Path) -> None:
-    """Check a directory against its manifest, reading it all."""
+    """Read all files of a directory, and compare them with its manifest.
+
+    Raises:
+        CheckpointError: The directory is missing, damaged, or of another format.
+    """
     manifest_path = directory / MANIFEST
     if not directory.is_dir():
         raise CheckpointError(f"there is no checkpoint {directory}")

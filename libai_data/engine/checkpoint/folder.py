@@ -1,4 +1,4 @@
-"""The folder that a run's checkpoints lie in: finding, naming and removing them."""
+"""The folder of a run's checkpoints: finds, names and removes checkpoints."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ LAST = "last_checkpoint"
 STATE = "state.json"
 
 
-# ".", or "..", would be the folder of all checkpoints, or the one above.
+# Names cannot begin with ".": "." is the folder of all checkpoints, and ".." is the folder above.
 _NAME = re.compile(r"[\w-][\w.-]*")
 
 
 class CheckpointFolder:
-    """Knows which checkpoints there are. Every method is collective and answers the same on all ranks; rank 0 looks."""
+    """Finds checkpoints. Every method is collective: rank 0 reads the folder, and all ranks return the same result."""
 
     def __init__(self, save_dir: str = "") -> None:
         if save_dir:
             check({"save_dir": OUTPUT}, save_dir=save_dir)
         self.save_dir = save_dir
-        self.sound: set[Path] = set()  # checkpoints read through already, on rank 0
+        self.sound: set[Path] = set()  # checkpoints that rank 0 has verified already
 
     def recover(self) -> None:
-        """Clean up after a run that was killed while it wrote; for the one run that owns `save_dir`."""
+        """Clean up after a run that was killed while it wrote. Only the run that owns `save_dir` may call this."""
         if is_main_process() and self.save_dir:
             recover(Path(self.save_dir))
 
     def tag_last_checkpoint(self, name: str) -> None:
-        """Make `name` the checkpoint that a resume continues from.
+        """Make `name` the checkpoint from which a resume continues.
 
         Raises:
-            OSError: On rank 0, if that cannot be written; the old one stays.
+            OSError: On rank 0, if the name cannot be written; then the old name stays.
         """
         folder = Path(self.save_dir)
         if is_main_process() and _read_last(folder) != name:
@@ -56,19 +56,19 @@ class CheckpointFolder:
             shutil.rmtree(folder / name, ignore_errors=True)
 
     def has_checkpoint(self) -> bool:
-        """Whether there is a sound checkpoint to resume from."""
+        """Whether there is an intact checkpoint to resume from."""
         return bool(self.get_checkpoint_file())
 
     def get_checkpoint_file(self) -> str:
-        """Path of the newest sound checkpoint, or "".
+        """Path of the newest intact checkpoint, or "".
 
-        That is what `last_checkpoint` names, or, where that is damaged or missing, the newest one before it; each
-        damaged one is named in the log.
+        This is the checkpoint that `last_checkpoint` names. If it is damaged or missing, this is the newest one before
+        it; the log names each damaged checkpoint.
         """
         return broadcast_py_object(str(self._newest_sound() or "") if is_main_process() else "")
 
     def checkpoint_to_resume(self) -> str:
-        """Path of the newest sound checkpoint."""
+        """Path of the newest intact checkpoint; raises CheckpointError if there is none."""
         path = self.get_checkpoint_file()
         if not path:
             raise CheckpointError(
@@ -88,7 +88,7 @@ class CheckpointFolder:
         return broadcast_py_object(names)
 
     def peek(self, path: str) -> dict[str, Any]:
-        """What a checkpoint says about itself (iteration, mesh, extra), without loading it; {} if it is not sound."""
+        """The `state.json` of a checkpoint (iteration, mesh, extra, ...), without its tensors; {} if it is damaged."""
         state: dict[str, Any] = {}
         directory = Path(path)
         if is_main_process() and directory.is_dir():
@@ -100,7 +100,7 @@ class CheckpointFolder:
         return broadcast_py_object(state)
 
     def check(self, directory: Path) -> None:
-        """Read a checkpoint through."""
+        """Verify all files of a checkpoint; raises CheckpointError on all ranks if it is not intact."""
         problem = ""
         if is_main_process():
             try:
@@ -137,7 +137,7 @@ class CheckpointFolder:
 
 
 def check_name(name: str) -> None:
-    """Refuse what no checkpoint may be called; a CheckpointError."""
+    """Raise CheckpointError if no checkpoint may have this name."""
     if not isinstance(name, str) or not _NAME.fullmatch(name) or name == LAST or name.endswith(OWN_ENDINGS):
         raise CheckpointError(
             f"a checkpoint cannot be called {name!r}: use letters, digits, '_', '-' and '.', but no '.' at the "
@@ -153,7 +153,7 @@ def _read_last(folder: Path) -> str:
 
 
 def _iteration_of(path: Path) -> float:
-    """The step that a checkpoint says it was written after; infinite if it cannot say."""
+    """The step after which a checkpoint was written; infinite if neither `state.json` nor the name has it."""
     try:
         return float(json.loads((path / STATE).read_text())["iteration"])
     except (OSError, ValueError, KeyError, TypeError):

@@ -1,9 +1,9 @@
-"""What an optimizer remembers of each parameter, under one name in eager and in graph mode.
+"""The optimizer's state of each parameter, under the same name in eager and in graph mode.
 
-In eager mode the optimizer keeps it: ``optimizer._state[parameter]["exp_avg"]``, and ``optimizer._state["step"]``. In
-graph mode the compiled graph does, and its `state_dict` shows it: "model.<parameter>-m", and "System-Train-TrainStep".
-Here it is called "<slot>/<parameter>", with eager mode's names of slots, so that a checkpoint of one mode continues in
-the other.
+In eager mode, the optimizer has the state: ``optimizer._state[parameter]["exp_avg"]``, ``optimizer._state["step"]``. In
+graph mode, the compiled graph's `state_dict` has the state: "model.<parameter>-m" and "System-Train-TrainStep". A
+checkpoint has the state as "<slot>/<parameter>", with eager mode's names of slots. So a checkpoint of one mode can be
+resumed in the other mode.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _SYSTEM = "graph/"
 
 
 def collect(model: Any, optimizer: Any, graph: Any = None) -> tuple[int, dict[str, Any]]:
-    """The number of updates made, and "<slot>/<parameter>" -> tensor, equal names on all ranks."""
+    """The number of updates made, and "<slot>/<parameter>" -> tensor, with equal names on all ranks."""
     return _collect_graph(graph) if graph is not None else _collect_eager(model, optimizer)
 
 
 def restore(step: int, file: TensorFile, model: Any, optimizer: Any, graph: Any = None) -> None:
-    """Give a new optimizer the stored state. Parameters are found by name, so their grouping and the mesh may differ.
+    """Restore the stored state into a new optimizer. Parameters are found by name, so groups and mesh may differ.
 
-    A CheckpointError if the graph has run already, or the state does not fit the parameters.
+    Raises CheckpointError if the graph has run already, or the state does not fit the parameters.
     """
     parameters = dict(model.named_parameters())
     slots = [name for name in file.names() if not name.startswith(_SYSTEM)]
@@ -79,7 +79,7 @@ def _collect_graph(graph: Any) -> tuple[int, dict[str, Any]]:
 
 
 def _integer(tensor: Any) -> int:
-    """The one number of a tensor that every rank holds, or that rank 0 holds for all."""
+    """The number in a tensor of one item, on all ranks; of a local tensor, rank 0's number. Collective."""
     from libai_data.mesh.current import broadcast_py_object, is_main_process, tensor_to_rank0
 
     local = tensor_to_rank0(tensor, device="cpu", to_local=True)

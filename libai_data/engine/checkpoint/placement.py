@@ -1,4 +1,4 @@
-"""Between files that hold whole tensors and ranks that hold parts of them."""
+"""Copies between files, which have whole tensors, and ranks, which have parts of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from libai_data.mesh.current import get_rank, is_main_process, tensor_to_rank0
 
 
 def split_range(length: int, parts: int, part: int) -> tuple[int, int]:
-    """Begin and end of a part, as OneFlow splits: the first `length % parts` parts have one more."""
+    """Begin and end of a part, as OneFlow splits: the first `length % parts` parts have one more item."""
     small, larger = divmod(length, parts)
     begin = part * small + min(part, larger)
     return begin, begin + small + (1 if part < larger else 0)
@@ -22,9 +22,9 @@ def split_range(length: int, parts: int, part: int) -> tuple[int, int]:
 def own_part(
     shape: Sequence[int], ranks: np.ndarray, split_dims: Sequence[int | None], rank: int
 ) -> tuple[slice, ...] | None:
-    """Which part of a global tensor lies on a rank: a slice for each dim, or None where the rank does not take part.
+    """The part of a global tensor that a rank has: a slice for each dim; None if the rank is not in the placement.
 
-    For each axis of the placement [axis, ...], `split_dims` has the dim it splits, or None where it broadcasts.
+    For each axis of the placement `ranks` [axis, ...], `split_dims` has the dim that it splits, or None for broadcast.
     """
     coordinates = np.argwhere(np.asarray(ranks) == rank)
     if len(coordinates) == 0:
@@ -40,7 +40,7 @@ def own_part(
 
 
 def split_dims_of(tensor: Any) -> tuple[int | None, ...]:
-    """For each axis of a global tensor's placement the dim it splits, or None. A partial sum is refused."""
+    """For each axis of a global tensor's placement, the dim that it splits, or None. Raises for a partial sum."""
     import oneflow as flow
 
     splits = {flow.sbp.split(dim): dim for dim in range(len(tensor.shape))}
@@ -69,7 +69,7 @@ def fill(tensor: Any, file: TensorFile, name: str) -> None:
 
 
 def whole_on_rank0(tensor: Any) -> np.ndarray | None:
-    """Bring a tensor together on rank 0; None elsewhere. A local one is rank 0's own. Collective.
+    """Gather a tensor on rank 0; None on other ranks. Of local tensors, this is rank 0's. Collective.
 
     The result may share memory with `tensor`: use it before the next step.
     """

@@ -1,8 +1,8 @@
 """The states of a rank's random generators: Python's, numpy's, OneFlow's, and those that modules own (Dropout).
 
-OneFlow 0.9 tells a state in which draws leave no trace. But a seed decides all draws after it. So with each checkpoint
-its generators begin again from a seed that follows from their first one and the step: the run that goes on, and one
-that is resumed, draw the same.
+The state that OneFlow 0.9 reports does not change with draws. But a seed decides all later draws. So at each
+checkpoint, OneFlow's generators get a new seed, computed from their first seed and the step. The run that continues
+and a resumed run then draw the same numbers.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class RandomStates:
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        # Known when it is first asked for: until then, the user may seed.
+        # Read at the first checkpoint, because the user may seed the generators until then.
         self._first_seeds: dict[str, Any] | None = None
 
     def gather(self, iteration: int) -> list[dict[str, Any]]:
-        """The states of all ranks as JSON can hold them; OneFlow's generators begin anew. Collective."""
+        """The states of all ranks as JSON values. This also gives OneFlow's generators a new seed. Collective."""
         if self._first_seeds is None:
             self._first_seeds = _seeds_of(self._model)
         own = {**_python_and_numpy(), "oneflow": self._first_seeds}
@@ -39,12 +39,12 @@ class RandomStates:
         return [broadcast_py_object(own, src=rank) for rank in range(get_world_size())]
 
     def restore(self, states: list[dict[str, Any]], iteration: int) -> None:
-        """Continue with the states that were saved, if as many ranks run now as then; else keep the present ones.
+        """Restore the saved states if the number of ranks is the same as before; else keep the present states.
 
-        A compiled graph's own generators cannot be reached: its dropout begins anew.
+        The generators of a compiled graph cannot be restored, so its dropout masks restart.
 
-        What is drawn per sample does not depend on these (`libai_data.data.random`); what a model draws, such as
-        dropout, does.
+        Draws per sample do not depend on these generators (`libai_data.data.random`), but draws of a model do, such as
+        dropout.
         """
         if len(states) != get_world_size():
             logger.info(
@@ -61,8 +61,8 @@ class RandomStates:
     def _begin_anew(self, iteration: int) -> None:
         """Seed OneFlow's generators.
 
-        Those with equal seeds on several ranks get equal ones: they must where a tensor is broadcast, since each rank
-        draws its copy's mask itself.
+        Generators with equal seeds on several ranks get equal new seeds. Broadcast tensors require this, because each
+        rank draws the mask of its own copy.
         """
         import oneflow as flow
 

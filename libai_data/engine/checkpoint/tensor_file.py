@@ -27,17 +27,17 @@ _DTYPES = {
     "I64": np.dtype("int64"),
     "F64": np.dtype("float64"),
 }
-# numpy has no bfloat16; OneFlow hands such a tensor to numpy as float32, which loses nothing.
+# numpy has no bfloat16; OneFlow converts such a tensor to a float32 array, without loss.
 _CODES = {"bfloat16": "F32", **{dtype.name: code for code, dtype in _DTYPES.items()}}
 
 
 def tensor_header(tensors: Mapping[str, Any]) -> tuple[bytes, list[str]]:
-    """The beginning of a file that will hold these tensors, and the order in which their bytes have to follow.
+    """The header of a file of these tensors, and the order in which their bytes must follow.
 
-    They are OneFlow tensors or numpy arrays. A CheckpointError if a dtype has no place in the format.
+    They are OneFlow tensors or numpy arrays. Raises CheckpointError if a file cannot store a tensor's dtype.
     """
     codes = {name: _code(name, tensor) for name, tensor in tensors.items()}
-    # Wide dtypes first, so that each tensor is aligned to its items.
+    # Wide dtypes come first, so that each tensor is aligned to the size of its items.
     order = sorted(tensors, key=lambda name: (-_DTYPES[codes[name]].itemsize, name))
     header: dict[str, Any] = {}
     offset = 0
@@ -68,7 +68,7 @@ def _code(name: str, tensor: Any) -> str:
 
 
 class TensorFile:
-    """Tensors of a file, read only as far as asked for."""
+    """Tensors of a file; only the requested tensors and parts are read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -84,7 +84,7 @@ class TensorFile:
         return tuple(self._file.get_slice(name).get_shape())
 
     def read(self, name: str, part: Sequence[slice] | None = None) -> np.ndarray:
-        """A new array of a tensor, or of a part of it, a slice for each dim."""
+        """A new array of a tensor, or of the part with these slices, one for each dim."""
         if not part or 0 in self.shape(name):
             return self._file.get_tensor(name)
         return self._file.get_slice(name)[tuple(part)]

@@ -50,10 +50,10 @@ class DataStages:
 
     Args:
         datamodule: a `DataModule`, or anything with its methods, such as a LightningDataModule.
-        train_batch_size: rows of a training batch for one data-parallel rank; with None, batches of other tools are
+        train_batch_size: rows of a training batch for one data-parallel rank; if None, batches of other tools are
             global batches. Loaders of this package keep their own size.
         test_batch_size: the same for the other loaders.
-        argument_names: the arguments of `model.forward`, as names for the values of tuples, in their order.
+        argument_names: the arguments of `model.forward`, in order, as names for the values of tuples.
 
     Raises:
         ConfigError: An argument is out of range, or `datamodule` is not a data module.
@@ -112,7 +112,7 @@ class DataStages:
                 self.datamodule.prepare_data()
             except Exception as error:
                 failure = error
-        # The others wait here, as long as it takes.
+        # The other ranks wait here, without a time limit.
         failed = np.flatnonzero(gather_words(np.array([failure is not None], dtype=np.int64))[:, 0]).tolist()
         if failure is not None:
             raise failure
@@ -122,7 +122,7 @@ class DataStages:
             )
 
     def leave(self, stage: str) -> None:
-        """Close the loaders of the stage, and call `teardown`."""
+        """Close the loaders of the stage, and call the module's `teardown`."""
         if stage not in self._entered:
             return
         self._entered.discard(stage)
@@ -141,7 +141,7 @@ class DataStages:
             kind: "train", "val", "test" or "predict".
 
         Raises:
-            ConfigError: No training loader, or more in a list than the model has arguments; or there is no such kind.
+            ConfigError: There is no training loader or no such kind, or more loaders in a list than model arguments.
         """
         check({"kind": one_of("train", "val", "test", "predict")}, kind=kind)
         if kind not in self._loaders:
@@ -176,8 +176,8 @@ class DataStages:
         return dict(zip(names, loaders))
 
     def _made(self, method: str) -> Any:
-        """What the module makes; nothing where it has not overridden what Lightning refuses."""
-        # Lightning's `from_datasets` sets them on the object.
+        """What a method of the module returns; None if the module has only Lightning's own method, which raises."""
+        # Lightning's `from_datasets` sets the methods on the object.
         defined = vars(self.datamodule).get(method) or getattr(type(self.datamodule), method, None)
         if defined is None or (is_lightnings_own(defined.__module__) and defined.__module__.endswith(".hooks")):
             return None
@@ -188,7 +188,7 @@ class DataStages:
             return loader
         size = self._sizes.get(kind, self._test_batch_size)
         ends = "cycle" if kind == "train" else "pad"
-        # Each has names of its own, which remember to what they were given.
+        # Each loader has its own ArgumentNames, because these store the type to which they were given (`given_to`).
         names = None if self._names is None else ArgumentNames(self._names)
         whose = f"{kind}_dataloader of {type(self.datamodule).__name__}"
         if isinstance(loader, type):
@@ -237,7 +237,7 @@ class DataStages:
         check_state(state, Keys({"state": TEXT}), "a data module", "datamodule")
         own = decoded(state["state"])
         if own is None:
-            return  # What a module without a state returned.
+            return  # When the checkpoint was written, the module had no state.
         try:
             self.datamodule.load_state_dict(own)
         except Exception as error:
@@ -248,12 +248,12 @@ class DataStages:
 
 
 def is_lightnings_own(module: str) -> bool:
-    """Whether a module, by its name, is one of Lightning."""
+    """Whether the Python module with this name belongs to Lightning."""
     return module.split(".")[0] in ("pytorch_lightning", "lightning")
 
 
 def is_lightning(datamodule: Any) -> bool:
-    """Whether a data module is derived from Lightning's."""
+    """Whether a data module is derived from LightningDataModule."""
     return any(is_lightnings_own(base.__module__) for base in type(datamodule).__mro__)
 
 
@@ -263,7 +263,7 @@ def overrides_hooks(datamodule: Any) -> bool:
 
 
 def _by_hooks(datamodule: Any, batch: Any, device: Any, dataloader_idx: int) -> Any:
-    """What the hooks make of a batch."""
+    """Call the hooks of a data module one after the other on a batch."""
     for hook in _HOOKS:
         arguments = (device, dataloader_idx) if hook == "transfer_batch_to_device" else (dataloader_idx,)
         batch = getattr(datamodule, hook)(batch, *arguments)
@@ -276,11 +276,11 @@ def _by_hooks(datamodule: Any, batch: Any, device: Any, dataloader_idx: int) -> 
 
 
 def changed_by_hooks(datamodule: Any, batch: Instance, dataloader_idx: int, names: Sequence[str] | None) -> Instance:
-    """Let the hooks of a LightningDataModule work on this rank's rows, in the order in which Lightning calls them.
+    """Call the hooks of a LightningDataModule on this rank's rows, in the order in which Lightning calls them.
 
-    They get what its loader yields: a mapping, a tuple or list, or a bare tensor, of torch tensors in the memory of the
-    host, which is the device that they are told. Of a mapping the type is not kept, it is a dict. Fields that the batch
-    had before keep their layouts.
+    The hooks get what the module's loader yields, of torch tensors in the memory of the host: a tuple or list, a bare
+    tensor, or a dict for any mapping. Their argument `device` is the CPU. Fields that the batch had before keep their
+    layouts.
     """
     import torch
 
@@ -312,7 +312,7 @@ def _torch_value(value: Any) -> Any:
 
 
 def _own_form(made: Any, before: Instance, names: ArgumentNames | None) -> Instance:
-    """What the hooks made, as a batch of OneFlow tensors, in the place of the one before."""
+    """The hooks' result as a batch of OneFlow tensors, with the layouts of the batch `before`."""
     layouts: dict[str, Any] = {}
     taken_apart(
         {name: value for name, value in before.get_fields().items() if not isinstance(value, Instance)}, layouts

@@ -1,4 +1,4 @@
-"""A DataModule: all that has to do with data in one class, with LightningDataModule's protocol."""
+"""`DataModule`: all code that prepares and loads data in one class, with the methods of LightningDataModule."""
 
 from __future__ import annotations
 
@@ -115,12 +115,12 @@ class DataModule:
         return batch
 
     def transfer_batch_to_device(self, batch: Any, device: str, dataloader_idx: int) -> dict[str, Any]:
-        """Make the model's arguments of a batch: by default global tensors, laid out as its fields say. Collective.
+        """Make the model's arguments from a batch: by default global tensors with the fields' layouts. Collective.
 
         Args:
             batch: an Instance of local tensors.
             device: "cuda" or "cpu".
-            dataloader_idx: which of several loaders it comes from.
+            dataloader_idx: number of the batch's loader, if there are several.
         """
         return to_global(batch, device_type=device)
 
@@ -129,7 +129,7 @@ class DataModule:
         return batch
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint is to keep beside the loader's place."""
+        """What a checkpoint must store in addition to the loader's state."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What an evaluator is, and its results for logs and writers."""
+"""The base class of evaluators, and their results for logs and writers."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from libai_data.errors import ConfigError, SchemaError
 class DatasetEvaluator:
     """Gets the inputs and outputs of a model batch by batch, and computes metrics at the end.
 
-    Write `process` and `evaluate`; the rest has defaults. Each sample of the dataset is evaluated once, on any number
-    of ranks.
+    Implement `process` and `evaluate`; the other methods have defaults. Each sample of the dataset is evaluated once,
+    on any number of ranks.
 
     Attributes:
         input_fields: inputs that `process` needs; None for all. Other inputs are not sent to rank 0.
@@ -26,10 +26,10 @@ class DatasetEvaluator:
         """Begin a new round."""
 
     def prepare(self, inputs: dict[str, Any], outputs: dict[str, Any]) -> dict[str, Any]:
-        """Choose what travels to rank 0, or compute something smaller of it first. Called on every rank.
+        """Choose the outputs that are sent to rank 0, or reduce them to smaller tensors. Called on every rank.
 
         Args:
-            inputs: argument of the model -> tensor of the whole batch, padding included; global where there are several
+            inputs: argument of the model -> tensor of the whole batch, padding included; global if there are several
                 ranks.
             outputs: output of the model -> tensor, likewise.
 
@@ -39,16 +39,16 @@ class DatasetEvaluator:
         return outputs
 
     def process(self, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
-        """Take one batch. Called on rank 0.
+        """Process one batch. Called on rank 0.
 
         Args:
             inputs: field -> local CPU tensor [samples that count, ...].
-            outputs: what `prepare` returned, as local CPU tensors; those with the batch's rows have as many rows as
-                `inputs`, in the same order, others are as they were.
+            outputs: what `prepare` returned, as local CPU tensors. Tensors with the batch's rows have the same rows as
+                `inputs`, in the same order; other tensors are unchanged.
         """
 
     def evaluate(self) -> dict[str, Any] | None:
-        """Sum up. Called on every rank; rank 0's answer counts.
+        """Compute the metrics. Called on every rank; only rank 0's result is used.
 
         Returns:
             Metric -> number, or a dict of such dicts.
@@ -72,7 +72,7 @@ class DatasetEvaluators(DatasetEvaluator):
             evaluator.reset()
 
     def prepare(self, inputs: dict[str, Any], outputs: dict[str, Any]) -> dict[str, Any]:
-        """What each prepares; a tensor that several choose is there once."""
+        """The outputs that the evaluators prepare; a tensor that several evaluators choose is sent once."""
         chosen: dict[str, Any] = {}
         names: dict[int, str] = {}
         self._chosen = []
@@ -89,7 +89,7 @@ class DatasetEvaluators(DatasetEvaluator):
             evaluator.process(inputs, {name: outputs[where] for name, where in chosen.items()})
 
     def evaluate(self) -> dict[str, Any]:
-        """All metrics; a ValueError if two evaluators use the same name."""
+        """All metrics; raises ValueError if two evaluators use the same name."""
         results: dict[str, Any] = OrderedDict()
         for evaluator in self._evaluators:
             for name, value in (evaluator.evaluate() or {}).items():
@@ -103,7 +103,7 @@ logger = logging.getLogger(__name__)
 
 
 def flatten_results_dict(results: Mapping[str, Any]) -> dict[str, Any]:
-    """Make {"task/metric": value} of {"task": {"metric": value}}, at any depth."""
+    """Make {"task/metric": value} from {"task": {"metric": value}}, at any depth."""
     flat: dict[str, Any] = {}
     for name, value in results.items():
         if isinstance(value, Mapping):
@@ -114,7 +114,7 @@ def flatten_results_dict(results: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_evaluator(evaluator: Any) -> None:
-    """Refuse what lacks a method of `DatasetEvaluator`."""
+    """Raise ConfigError if an object lacks a method of `DatasetEvaluator`."""
     for method in ("reset", "prepare", "process", "evaluate"):
         if not callable(getattr(evaluator, method, None)):
             raise ConfigError(
@@ -124,7 +124,7 @@ def check_evaluator(evaluator: Any) -> None:
 
 
 def print_csv_format(results: Mapping[str, Any], name: str = "test") -> None:
-    """Log results, metric -> number or dicts of these, as two lines for a table; a SchemaError for anything else."""
+    """Log results, metric -> number or dicts of these, as two lines for a table; raises SchemaError for others."""
     if not isinstance(results, Mapping):
         raise SchemaError(f"the evaluation on {name} returned a {type(results).__name__}; return a dict of numbers")
     flat = flatten_results_dict(results)

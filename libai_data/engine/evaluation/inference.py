@@ -69,7 +69,7 @@ def inference_on_dataset(
     check_evaluator(evaluator)
     evaluator.reset()
     if not attribute_of(data_loader, "endless", True):
-        # The same samples and draws in each evaluation, however many there were before, also in another process.
+        # Each evaluation uses the same samples and draws, after any number of evaluations, also in another process.
         data_loader.set_epoch(0)  # type: ignore[attr-defined]
     start = time.perf_counter()
     samples, inputs_without, outputs_without = 0, _WithoutPadding(), _WithoutPadding()
@@ -105,7 +105,7 @@ def inference_on_dataset(
 
 @contextmanager
 def inference_context(model: Any) -> Iterator[None]:
-    """Put a module, or the module in a graph, into eval mode for a while; other callables are left alone."""
+    """Put a module, or the module in a graph, into eval mode in the block; other callables are not changed."""
     import oneflow as flow
 
     module = model
@@ -123,9 +123,9 @@ def inference_context(model: Any) -> Iterator[None]:
 
 
 def _in_step(data_loader: Iterable[Any]) -> Iterator[Any]:
-    """The batches; before a rank goes on alone, or ends alone, all hear of it.
+    """The batches; all ranks raise ContractError if the loaders of some ranks end before those of other ranks.
 
-    Over our samplers they end together by construction. Else all ranks tell before each batch whether they have one.
+    With this package's samplers, all ranks end together. Otherwise they exchange before each batch if they have one.
     """
     ours = isinstance(data_loader, SharedLoader) or isinstance(getattr(data_loader, "stream", None), StreamSampler)
     if get_world_size() == 1 or ours:
@@ -147,10 +147,10 @@ def _in_step(data_loader: Iterable[Any]) -> Iterator[Any]:
 
 
 def _rows(inputs: dict[str, Any], info: BatchInfo | None, had_its_rows: bool) -> tuple[int, int | None, bool]:
-    """Rows of the global batch, how many of them count (None if nothing is to be cut), and whether an input has them.
+    """Rows of the global batch, how many of them count (None: do not cut), and whether an input has as many rows.
 
-    Not every input has the batch's rows: a mask may be shared by all samples. So the loader's word counts, unless no
-    input has as many rows, as if a collator leaves samples out. Then equal numbers in a later batch are chance.
+    Not every input has the batch's rows: all samples may share a mask. So the loader's number is used, unless no input
+    has this number of rows, as with a collator that leaves samples out. Then equal numbers in a later batch are chance.
     """
     leaves: dict[str, Any] = {}
     taken_apart(inputs, leaves)
@@ -158,7 +158,7 @@ def _rows(inputs: dict[str, Any], info: BatchInfo | None, had_its_rows: bool) ->
     if not shapes:
         raise SchemaError(f"get_batch returned {sorted(inputs.keys())}, none of which has a batch dim")
     found = Counter(shape[0] for shape in shapes.values())
-    # The best guess where the loader does not know; it is only logged.
+    # The best guess if the loader does not know the number of rows; the guess is only logged.
     frequent = max(found, key=lambda rows: (found[rows], rows))
     if info is None:
         return frequent, None, had_its_rows
@@ -175,7 +175,7 @@ def _rows(inputs: dict[str, Any], info: BatchInfo | None, had_its_rows: bool) ->
 
 
 class _WithoutPadding:
-    """Cuts the padding off tensors with a row for each sample, and leaves alone what all samples share.
+    """Cuts the padding off tensors with a row for each sample, and does not change tensors that all samples share.
 
     A table that all samples share may have as many rows as a padded batch. Then an earlier batch shows that the table
     is shared: it has another number of rows than that batch, or the same contents as there, while its last rows do not
@@ -188,7 +188,7 @@ class _WithoutPadding:
         self._warned: set[str] = set()
 
     def __call__(self, name: str, tensor: Any, rows: int, valid: int | None) -> Any:
-        """The rows of a local tensor that count: the first `valid`, or all with None."""
+        """The rows of a local tensor that count: the first `valid`, or all if `valid` is None."""
         if tensor.ndim == 0 or tensor.shape[0] != rows:
             self._shared.add(name)
             return tensor
@@ -226,7 +226,7 @@ def _ends_alike(tensor: Any, valid: int) -> bool:
 def _on_rank0(tensors: dict[str, Any], without_padding: Callable[[str, Any], Any]) -> dict[str, Any]:
     """Bring tensors, also nested ones, to rank 0, without their padding.
 
-    Strings, which never were of all ranks, are left out.
+    Strings are left out, because each rank has only its own strings.
     """
     leaves: dict[str, Any] = {}
     skeleton = taken_apart(tensors, leaves)

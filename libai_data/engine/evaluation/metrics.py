@@ -14,7 +14,7 @@ from libai_data.errors.argument_rules import check, each, whole
 from libai_data.mesh.current import is_main_process
 
 _LOSSES = "losses of MeanLossEvaluator"
-_LARGEST_EXPONENT = 700.0  # beyond it, float64 has no e to the mean
+_LARGEST_EXPONENT = 700.0  # above it, exp(mean) overflows float64
 
 
 class MeanLossEvaluator(DatasetEvaluator):
@@ -119,7 +119,7 @@ def correct_in_top_k(scores: np.ndarray, labels: np.ndarray, k: int) -> int:
     # Classes that rank before the label: those with a higher score, or with the same and a lower number.
     own = np.take_along_axis(scores, labels[:, None], axis=1)
     before = (scores > own).sum(axis=1) + ((scores == own) & (np.arange(scores.shape[1]) < labels[:, None])).sum(axis=1)
-    # A score that is no number is never right.
+    # A label whose score is NaN or infinite is never correct.
     return int(((before < k) & np.isfinite(own[:, 0])).sum())
 
 

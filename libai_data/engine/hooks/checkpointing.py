@@ -1,4 +1,4 @@
-"""When checkpoints are written, and when evaluations run: the one that did best is kept."""
+"""When checkpoints are written, and when evaluations run; the checkpoint with the best result is kept."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from libai_data.mesh.current import broadcast_py_object, synchronize
 logger = logging.getLogger(__name__)
 
 DEFAULT_METRIC = "Acc@1"
-"""`train.evaluation.eval_metric` of a config that does not say; the only one that may be missing."""
+"""Default of `train.evaluation.eval_metric`. Only this metric may be missing from the results."""
 
 
 class PeriodicCheckpointer(HookBase):
@@ -28,7 +28,7 @@ class PeriodicCheckpointer(HookBase):
 
     Args:
         max_to_keep: keep so many, and remove older ones; None keeps all. "<prefix>_final" does not count.
-        file_prefix: beginning of their names; the index of the finished step follows, in 7 digits.
+        file_prefix: beginning of the checkpoints' names; the index of the finished step follows, in 7 digits.
     """
 
     def __init__(
@@ -75,9 +75,9 @@ class PeriodicCheckpointer(HookBase):
 
 
 def validation_name(name: str) -> str:
-    """The name under which the result of an evaluation is logged: that of a loss begins with "val_".
+    """The name under which the result of an evaluation is logged: the name of a loss begins with "val_".
 
-    So it is never taken for the loss of the training. `Dataset/loss` is `Dataset/val_loss`.
+    So the result is never confused with the loss of the training. `Dataset/loss` becomes `Dataset/val_loss`.
     """
     dataset, slash, metric = name.rpartition("/")
     is_training_loss = "loss" in metric and not metric.startswith(("val", "test", "eval"))
@@ -93,16 +93,16 @@ class _OnEvaluations(HookBase):
         self._acted_after = -1
 
     def after_step(self) -> None:
-        """Act, where it is due; what is due after the last step is left to `after_train`."""
+        """Act if the period ends with this step; after the last step, `after_train` acts."""
         done = self.trainer.iter + 1
         if self._period > 0 and done % self._period == 0 and done != self.trainer.max_iter:
-            # First, so that a loss that stops the training is never followed by a best checkpoint.
+            # Read the losses first: if one stops the training, no best checkpoint is written.
             self.trainer.losses.read_into(self.trainer.storage)
             self._act()
             self._acted_after = done
 
     def after_train(self) -> None:
-        """Act a last time, unless the training ended early after it did."""
+        """Act a last time, unless this hook has already acted after the last step of a training that ended early."""
         if self._acted_after != self.trainer.iter:
             self._act()
 
@@ -113,7 +113,7 @@ class _OnEvaluations(HookBase):
 class EvalHook(_OnEvaluations):
     """Runs an evaluation every `eval_period` steps and after the last step, and puts its results. On every rank.
 
-    Each result is put by its `validation_name`.
+    Each result is put into the storage under its `validation_name`.
 
     Args:
         eval_period: in steps; 0 to evaluate only at the end.
@@ -148,7 +148,7 @@ class BestCheckpointer(_OnEvaluations):
         eval_period: the same as that of `EvalHook`.
         val_metric: name of the metric, e.g. "Acc@1"; "loss" is the loss of the evaluation.
         mode: "max" if larger is better, otherwise "min".
-        file_prefix: its name.
+        file_prefix: name of the checkpoint.
     """
 
     def __init__(
@@ -181,7 +181,7 @@ class BestCheckpointer(_OnEvaluations):
                 self.best_metric, self.best_iter = best["value"], best["iteration"]
 
     def _act(self) -> None:
-        # Rank 0's word counts, so that all ranks save, or none.
+        # Rank 0 decides, so that all ranks save, or none.
         value, iteration = broadcast_py_object(self._latest())
         if value is None or not math.isfinite(value):
             return
@@ -204,7 +204,7 @@ class BestCheckpointer(_OnEvaluations):
             f"train.evaluation.eval_metric is {self._metric!r}, but the evaluation has no such result; there are "
             f"{sorted(latest)}.{nearest(self._metric, latest)}"
         )
-        # LiBai's configs of language models leave its default as it is. After the last step all else is saved.
+        # LiBai's configs of language models keep the default. After the last step, everything else is saved already.
         if self._metric != DEFAULT_METRIC and self.trainer.iter < self.trainer.max_iter:
             raise ConfigError(found)
         if not self._has_told:

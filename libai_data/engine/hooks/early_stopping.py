@@ -1,4 +1,4 @@
-"""A training that no longer gets better ends."""
+"""Ends a training that no longer improves."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class EarlyStopping(HookBase):
         done = self.trainer.iter + 1
         if done % self._period or done == self.trainer.max_iter:
             return
-        # Rank 0's word counts, so that all ranks end, or none.
+        # Rank 0 decides, so that all ranks end, or none.
         self._note(broadcast_py_object(self._latest()))
         if self.evaluations_since_best >= self._patience:
             self._tell("The training ends early")

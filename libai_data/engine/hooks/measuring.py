@@ -1,4 +1,4 @@
-"""What a training measures: its speed, its place in the data, its learning rate."""
+"""What a training measures: its speed, its position in the data, its learning rate."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class IterationTimer(HookBase):
     Args:
         steps: samples of one step, over all ranks, or a schedule of them.
         period: number of steps to measure together.
-        warmup_iter: number of first steps that the summary does not count, because they compile and fill caches.
+        warmup_iter: number of first steps that the summary does not count, because they include compilation.
     """
 
     def __init__(self, steps: int | StepSchedule, period: int = 20, warmup_iter: int = 3) -> None:
@@ -99,17 +99,17 @@ class IterationTimer(HookBase):
 class DataProgress(HookBase):
     """Logs the position in the stream after each logging step; the numbers are the same on every mesh.
 
-    It logs "epoch" (with its fraction that is done), "position" (the place in the order after the last sample, which
+    It logs "epoch" (with a fraction), "position" (the place in the order after the last sample, which
     counts skipped samples too; of a filter or packer in lanes that of the lane that has come furthest),
     "consumed_tokens", "tokens_per_second", and "consumed_tokens/<dataset>" for each dataset of a blend, if they are
     known. `IterationTimer`, which runs before this hook, logs "consumed_samples".
 
     Args:
-        global_batch_size: of a step, for loaders without steps.
+        global_batch_size: samples of a step, for loaders without a schedule.
         period: in steps.
-        tokens: called with the samples of the whole training and those since the last call; returns their tokens, 0 if
-            they are not known. `TokenCounter.take` also lets rank 0 know the starts of all lanes, without which "epoch"
-            and "position" are not logged.
+        tokens: called with the samples of the whole training and those since the last call; returns the tokens of both,
+            0 if they are not known. `TokenCounter.take` also lets rank 0 know the starts of all lanes, without which
+            "epoch" and "position" are not logged.
         sources: called after `tokens`; returns the tokens of each dataset so far.
     """
 
@@ -154,9 +154,9 @@ class DataProgress(HookBase):
 
 
 class LRScheduler(HookBase):
-    """Puts the learning rate of the step just done as "lr", and steps the schedule; by default, those of the trainer.
+    """Puts the learning rate of the finished step as "lr", and steps the schedule; by default, that of the trainer.
 
-    In graph mode the graph counts its own steps, and this eager copy of the schedule serves to show the rate.
+    In graph mode, the graph counts its own steps, and this eager copy of the schedule only shows the rate.
     """
 
     def __init__(self, optimizer: Any = None, scheduler: Any = None) -> None:
@@ -174,9 +174,7 @@ class LRScheduler(HookBase):
 
     @staticmethod
     def get_best_param_group_id(optimizer: Any) -> int:
-        """The parameter group whose learning rate is logged: the one with the most parameters, or the most common
-        rate.
-        """
+        """Index of the group whose learning rate is logged: the largest group, or one with the most common rate."""
         sizes = [len(group.parameters) for group in optimizer.param_groups]
         if max(sizes) > 1:
             return sizes.index(max(sizes))

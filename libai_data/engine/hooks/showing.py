@@ -1,4 +1,4 @@
-"""Where what a training measures is shown: by writers, and by a live bar on a terminal."""
+"""Shows what a training measures: by writers, and by a live bar on a terminal."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class PeriodicWriter(HookBase):
                 writer.write()
                 self._failing.discard(writer)
             except Exception as error:
-                # Once: a disk that is full stays so for a while.
+                # Report only the first failure: a full disk often stays full for a while.
                 if writer not in self._failing:
                     traceback = None if isinstance(error, OSError) else error
                     name = type(writer).__name__
@@ -63,7 +63,7 @@ class PeriodicWriter(HookBase):
 
 
 class ProgressBar(HookBase):
-    """Shows, live: steps done, loss, samples/s, the share of time spent waiting for data, time left. For rank 0."""
+    """Live bar on rank 0: finished steps, loss, samples/s, the share of time spent waiting for data, time left."""
 
     def __init__(self) -> None:
         self._bar: Any = None

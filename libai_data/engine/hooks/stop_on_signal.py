@@ -24,11 +24,11 @@ class StopOnSignal(HookBase):
     """Ends the training at the next step boundary after a signal, with a checkpoint and exit code 85.
 
     It is enough that one rank gets the signal: the ranks agree on the step (`StopAgreement`). If the training reaches
-    its last step first, it ends as usual. The checkpoint is written by `PeriodicCheckpointer.on_stop`; this hook comes
+    its last step first, it ends as usual. `PeriodicCheckpointer.on_stop` writes the checkpoint; register this hook
     after it.
 
     Args:
-        signals: names of signals that the launcher forwards, such as "SIGTERM"; others are a ConfigError.
+        signals: names of signals that the launcher forwards, such as "SIGTERM"; other names raise ConfigError.
     """
 
     def __init__(self, signals: Sequence[str] = ("SIGTERM", "SIGUSR1")) -> None:
@@ -57,7 +57,7 @@ class StopOnSignal(HookBase):
             raise TrainingStopped
 
     def on_stop(self) -> None:
-        """Wait until all ranks are here. From now on the signals are ignored, because the process ends."""
+        """Wait until all ranks have stopped. From now on, the signals are ignored, because the process ends."""
         for signum in self._signals:
             if signum in self._before:
                 signal.signal(signum, signal.SIG_IGN)
@@ -72,7 +72,7 @@ class StopOnSignal(HookBase):
 
     def close(self) -> None:
         for signum, handler in self._before.items():
-            # None: it was not installed from Python, and cannot be put back.
+            # None: the handler was not installed from Python, so it cannot be restored.
             signal.signal(signum, signal.SIG_DFL if handler is None else handler)
         self._before.clear()
 

@@ -1,4 +1,4 @@
-"""How long, how much and how often: the `train` section. What each key means is said at its default."""
+"""The `train` section: how long, how much and how often. `default_train` describes each key."""
 
 from libai_data.config import LazyCall, default_train
 from libai_data.engine.evaluation import ClsEvaluator

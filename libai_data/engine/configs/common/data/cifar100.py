@@ -1,4 +1,4 @@
-"""CIFAR-100 for an image classifier: `root` holds `cifar-100-binary`; download=True fetches it."""
+"""CIFAR-100 for an image classifier: `root` contains `cifar-100-binary`; download=True downloads it."""
 
 from omegaconf import DictConfig
 

@@ -1,4 +1,4 @@
-"""ImageNet for an image classifier: `root` holds the folders `train` and `val`, or the published archives."""
+"""ImageNet for an image classifier: `root` contains the folders `train` and `val`, or the published archives."""
 
 from omegaconf import DictConfig
 
