@@ -1,6 +1,6 @@
-"""Whether all ranks run the same: versions of packages, this package's code, the config.
+"""Whether all ranks run the same versions of packages, the same code of this package, and the same config.
 
-Compared once, when the ranks have met and nothing is built yet; what differs is named with the ranks that differ.
+The ranks compare these once, before they build anything. The error names each difference, and the ranks that differ.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ABSENT = "absent"
 
 
 def needed_versions() -> dict[str, str]:
-    """Versions of Python, of what this package needs at least, and of its own code, which a checkout may change."""
+    """Versions of Python, of the packages that this package requires, and of its own code."""
     versions = {"python": platform.python_version(), "libai_data": own_version()}
     for requirement in _requirements():
         name = re.match(r"[A-Za-z0-9._-]+", requirement)
@@ -53,7 +53,7 @@ def own_version() -> str:
 def _requirements() -> list[str]:
     try:
         return importlib.metadata.requires("libai_data") or []
-    except importlib.metadata.PackageNotFoundError:  # run from a checkout that nobody has installed
+    except importlib.metadata.PackageNotFoundError:  # run from a checkout that is not installed
         return ["oneflow", "numpy"]
 
 
@@ -67,7 +67,7 @@ def _version(name: str) -> str:
 def config_values(cfg: Any) -> dict[str, str]:
     """The values of a config by their dotted keys, as text that is the same in every process.
 
-    Interpolations are left as they stand, and what `train.may_differ` names is left out.
+    Interpolations are not resolved. The keys in `train.may_differ` are left out.
     """
     plain = OmegaConf.to_container(cfg, resolve=False) if isinstance(cfg, (DictConfig, ListConfig)) else cfg
     values = dict(flat_text("", plain))
@@ -85,7 +85,11 @@ def hash_of_values(values: Mapping[str, str]) -> str:
 
 
 def check_same_start(cfg: Any) -> float:
-    """Compare versions and config between all ranks; returns the seconds that it took. Collective."""
+    """Compare versions and config between all ranks; returns the seconds that this took. Collective.
+
+    Raises:
+        ConfigError: Versions or config differ between ranks.
+    """
     mesh = get_mesh()
     start = time.perf_counter()
     if mesh.world_size > 1:
@@ -111,7 +115,7 @@ def _told(everyone: Sequence[Mapping[str, Mapping[str, str]]]) -> str:
 
 
 def mesh_warnings(mesh: ParallelMesh) -> list[str]:
-    """What of a mesh fits its nodes badly."""
+    """Warnings about a mesh that fits its nodes badly."""
     width = mesh.tensor_parallel_size
     if mesh.num_nodes == 1 or width == 1:
         return []

@@ -1,4 +1,4 @@
-"""From a loader of any kind to the keyword arguments of the model."""
+"""Turn the batches of any loader into the keyword arguments of the model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class StepInputs:
         loader: any iterable; its batches may be of any kind, also None.
 
     Attributes:
-        seconds: that `joined` took; the trainer sets it back.
+        seconds: time that `joined` has taken; the trainer resets it.
     """
 
     def __init__(self, loader: Iterable[Any]) -> None:
@@ -34,7 +34,7 @@ class StepInputs:
     def next(self) -> Any:
         """The next batch."""
         if self._batches is None:
-            # Not before the first step: by then, a checkpoint has told the loader where to start.
+            # Not before the first step, because a checkpoint may restore the loader until then.
             self._batches = iter(self.loader)
         for _ in range(2):
             try:
@@ -52,7 +52,7 @@ class StepInputs:
         self._batches = None
 
     def joined(self, count: int, get_batch: Callable[..., dict[str, Any]], device: str) -> dict[str, Any]:
-        """The inputs made of `count` consecutive batches, joined along dim 0; `seconds` grows by the time it took."""
+        """Make the inputs from `count` consecutive batches, joined along dim 0, and add the time to `seconds`."""
         start = time.perf_counter()
         batches = [self.next() for _ in range(count)]
         mixup_func = getattr(self.loader, "mixup_func", None)
@@ -67,7 +67,7 @@ class StepInputs:
 def call_get_batch(
     get_batch: Callable[..., dict[str, Any]], data: Any, device: str, mixup_func: Callable | None = None
 ) -> dict[str, Any]:
-    """Call a `get_batch` with as many of LiBai's arguments as it takes.
+    """Call a `get_batch` with those of LiBai's arguments that it accepts.
 
     LiBai calls it with (data, input_placement_device, mixup_func), and documents (data, mixup_func=None) for overriding
     it.
@@ -92,7 +92,7 @@ def call_get_batch(
 
 
 def mixed_up(data: Any, mixup_func: Callable[..., Any] | None, device: str) -> Any:
-    """A batch whose images and labels a mixup function, if there is one, has mixed on `device`, this rank's alone."""
+    """Let a mixup function, if there is one, mix the images and labels of this rank's batch on `device`."""
     if mixup_func is not None:
         images, labels = data.get("images"), data.get("labels")
         images.tensor, labels.tensor = mixup_func(images.tensor.to(device), labels.tensor.to(device))
@@ -100,7 +100,7 @@ def mixed_up(data: Any, mixup_func: Callable[..., Any] | None, device: str) -> A
 
 
 def join_micro_batches(batches: Sequence[Any]) -> Any:
-    """Join the local tensors of consecutive batches along dim 0, field by field; a single batch of any kind stays."""
+    """Join the local tensors of consecutive batches along dim 0, by field; a single batch of any kind is unchanged."""
     if len(batches) == 1:
         return batches[0]
     first = batches[0]
@@ -117,17 +117,17 @@ def join_micro_batches(batches: Sequence[Any]) -> Any:
 
 
 def join_inputs(inputs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Join model inputs along dim 0, each rank its own part: row i of each comes before row 0 of the next."""
+    """Join model inputs along dim 0. Each rank joins its own rows: those of one input come before those of the next."""
     return {name: _join_global([each[name] for each in inputs]) for name in tuple(inputs[0].keys())}
 
 
 def name_inputs(micro_batches: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One dict of the inputs of several micro-batches, as a graph's `build` takes them."""
+    """One dict of the inputs of several micro-batches, with numbers in the names, for a graph's `build`."""
     return {f"{name}_{number}": value for number, each in enumerate(micro_batches) for name, value in each.items()}
 
 
 def part_inputs(inputs: dict[str, Any], count: int) -> list[dict[str, Any]]:
-    """The inputs of each micro-batch again; the inverse of `name_inputs`."""
+    """Split one dict into the inputs of `count` micro-batches; the inverse of `name_inputs`."""
     names = [name[: -len("_0")] for name in inputs][: len(inputs) // count]
     return [{name: inputs[f"{name}_{number}"] for name in names} for number in range(count)]
 

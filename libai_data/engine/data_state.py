@@ -1,4 +1,4 @@
-"""The train loader's place in its stream, as the trainer keeps and shows it."""
+"""The state of the train loader: how the trainer saves, restores and shows it."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ _STATE = {"round": EPOCH, "batches": whole(0), "digest": TEXT, "rank": whole(0)}
 
 
 class DataState:
-    """What a checkpoint keeps of a train loader.
+    """The state of a train loader, for checkpoints.
 
     Args:
         loader: any iterable; one without `state_dict` and `load_state_dict` is counted.
         override: what may differ from the checkpoint on purpose (`train.resume_override`).
 
     Attributes:
-        loader: what the trainer is to take batches from.
-        may_be_absent: the data begin anew on purpose, so that a checkpoint need not know of them.
+        loader: the iterable from which the trainer must take batches.
+        may_be_absent: the data restart on purpose, so a checkpoint need not have their state.
     """
 
     def __init__(self, loader: Any, override: Collection[str] = ()) -> None:
@@ -49,7 +49,15 @@ class DataState:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Restore the loader; not again, if it stands there already. None: the checkpoint holds no state."""
+        """Restore the loader, unless it already has this state.
+
+        Args:
+            state: None if the checkpoint has no state of the loader.
+
+        Raises:
+            CheckpointError: The checkpoint has no state.
+            ConfigError: An override is set, but the loader's `load_state_dict` does not accept it.
+        """
         if self.may_be_absent:
             logger.warning("The train loader restarts its data, or resumes by itself: %s.", OVERRIDE_KEY)
             return
@@ -72,9 +80,9 @@ class DataState:
         self._restored = self._as_text(state)
 
     def _as_text(self, state: Mapping[str, Any]) -> str | None:
-        """A state and the loader's own, to be compared: arrays have no single ==, and loaders change what they gave.
+        """Text to compare a state and the loader's own: == of arrays is no bool, and loaders change returned objects.
 
-        None if a checkpoint could not hold them, so that the state is restored again.
+        None if a checkpoint cannot store them; then the state is restored again.
         """
         try:
             return encoded([dict(state), self.state_dict()])
@@ -82,7 +90,7 @@ class DataState:
             return None
 
     def check_step(self, step: int) -> None:
-        """Refuse a loader that does not stand where `step` begins."""
+        """Raise CheckpointError if the loader is not at the position where `step` begins."""
         stream = stream_state_of(self.loader)
         if stream is not None and stream.schedule is not None and stream.schedule.position_of(step) != stream.position:
             raise CheckpointError(
@@ -93,7 +101,7 @@ class DataState:
 
 
 def has_state(thing: Any) -> bool:
-    """Whether something can be saved and restored."""
+    """Whether an object has a state that can be saved and restored."""
     return has_attribute(thing, "state_dict") and has_attribute(thing, "load_state_dict")
 
 
@@ -101,7 +109,7 @@ class CountedLoader:
     """A train loader without a state: its batches are counted, and a resume reads them again.
 
     A resume also reads the epochs before, unless the loader knows its epoch (`knows_its_rounds`). A digest shows
-    whether the batches are the same as before. Attributes of the loader are also attributes of this one.
+    whether the batches are the same as before. Attributes of the loader are also attributes of this object.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -141,7 +149,7 @@ class CountedLoader:
 
     def _noted(self, batch: Any) -> Any:
         self._batches += 1
-        if is_main_process():  # Whose state the checkpoint keeps; the others may have other batches.
+        if is_main_process():  # The checkpoint stores rank 0's state; other ranks may have other batches.
             self._digest = running_digest(self._digest, batch)
         return batch
 
@@ -154,9 +162,7 @@ class CountedLoader:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """The epoch, the number of its batches that were used, a digest of them, and the rank whose batches they
-        are.
-        """
+        """The epoch, the number of its batches that were used, their digest, and the rank that used them."""
         if self._restored is not None:
             return dict(self._restored)
         return {"round": self._round, "batches": self._batches, "digest": self._digest, "rank": get_rank()}
@@ -164,10 +170,11 @@ class CountedLoader:
     def load_state_dict(self, state: Mapping[str, Any], override: Collection[str] = ()) -> None:
         """Continue where `state` was saved; takes effect with the next iterator.
 
-        With the override "seed", the batches before the place may be others than before.
+        If `override` has "seed", the batches that are read again may differ from those before the checkpoint.
 
         Raises:
-            ConfigError: `override` names something unknown.
+            ConfigError: `override` has an unknown name.
+            CheckpointError: `state` is not a state of this class.
         """
         check_overrides(override)
         check_state(state, Keys({}, _STATE, others=True), "the trainer")
@@ -184,13 +191,13 @@ def _bar(batches: Any, what: str) -> Any:
 
 
 def stream_state_of(loader: Any) -> StreamState | None:
-    """Where a loader of this package stands in its endless stream; None for any other."""
+    """The state of the endless stream of a loader of this package; None for any other loader."""
     state = attribute_of(attribute_of(loader, "stream"), "state")
     return state if isinstance(state, StreamState) else None
 
 
 def schedule_of(loader: Any, global_batch_size: int) -> StepSchedule:
-    """The schedule that a loader follows; steps of equal size where it follows none."""
+    """The schedule that a loader follows; if it follows none, steps of `global_batch_size` samples."""
     state = stream_state_of(loader)
     if state is not None and state.schedule is not None:
         return state.schedule

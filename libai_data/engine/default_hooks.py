@@ -1,4 +1,4 @@
-"""The hooks of a `DefaultTrainer`, by its config."""
+"""The hooks of a `DefaultTrainer`, as its config describes them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def default_hooks(owner: Any) -> list[HookBase | None]:
     """Hooks for timing, learning rate, checkpoints, evaluation, best checkpoint, early stopping, writing, stopping on a
     signal."""
     cfg, train = owner.cfg, owner.cfg.train
-    # Weakly, for the sake of graphs: with a cycle, the garbage collector would end a trainer's graphs at another moment
-    # on each rank, in which they would wait for each other.
+    # A weak reference, to avoid a cycle: the garbage collector would end the trainer's graphs at another time on each
+    # rank, and the ranks would wait for each other.
     trainer = weakref.proxy(owner)
     schedule = schedule_of(owner.train_loader, owner.global_batch_size)
     built: list[HookBase | None] = [
@@ -41,8 +41,8 @@ def default_hooks(owner: Any) -> list[HookBase | None]:
     )
     evaluations = _evaluation_hooks(owner, trainer) if train.evaluation.enabled and owner.test_loader else []
     early_stopping = _early_stopping(train, has_evaluations=bool(evaluations))
-    # If an evaluation may end the training, the checkpoint of the same step has to know its result. Otherwise the
-    # checkpoint comes first, since an evaluation may fail.
+    # If an evaluation may end the training, the checkpoint of the same step must store its result. Otherwise the
+    # checkpoint comes first, because an evaluation may fail.
     built += [checkpoints, *evaluations] if early_stopping is None else [*evaluations, early_stopping, checkpoints]
     if is_main_process():
         built.append(hooks.PeriodicWriter(owner.build_writers(), train.log_period))

@@ -1,4 +1,4 @@
-"""The trainer that a config describes: everything is built by a method that a subclass can override."""
+"""The trainer that a config describes: a subclass can override the method that builds each part."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 
 
 class DefaultTrainer(RunsStages, TrainerBase):
-    """Trains what a config describes, as LiBai's does.
+    """Trains what a config describes, as LiBai's `DefaultTrainer` does.
 
     ::
 
@@ -99,7 +99,7 @@ class DefaultTrainer(RunsStages, TrainerBase):
         self.start_iter = saved["iteration"] + 1 if saved else 0
         require(cfg, "train.start_iter", self.start_iter, "the checkpoint that it resumes from", default=0)
         self._plan = step_plan(cfg)
-        # What LiBai's overridden `build_train_loader`s look at; our own loader is told more exactly, by its state.
+        # LiBai's overridden `build_train_loader`s read this; loaders of this package are restored by their state.
         consumed = self._plan.schedule.position_of(self.start_iter)
         require(cfg, "dataloader.consumed_samples", consumed, "the checkpoint that it resumes from", default=0)
 
@@ -116,7 +116,7 @@ class DefaultTrainer(RunsStages, TrainerBase):
         follows = self._plan.followed_by(self.train_loader)
         self._data_state = DataState(self.train_loader, try_get_key(cfg, OVERRIDE_KEY) or ())
         if saved:
-            # Before anything costly is built: a checkpoint of another stream is refused here.
+            # Before anything costly is built, because a checkpoint of another stream raises an error here.
             self._data_state.load_state_dict(saved["stateful"].get("train_loader"))
             if follows:
                 self._data_state.check_step(self.start_iter)
@@ -176,10 +176,10 @@ class DefaultTrainer(RunsStages, TrainerBase):
         return self._last_eval_results
 
     def register_hooks(self, hooks: Iterable[HookBase | None]) -> None:
-        """Add hooks. Checkpoints store the state of hooks with `state_dict` and `load_state_dict`, by their class.
+        """Add hooks. Checkpoints store the state of hooks with `state_dict` and `load_state_dict`, under their class.
 
         Raises:
-            TypeError: One of them is no hook, or JSON cannot store its state.
+            TypeError: An item is not a hook, or JSON cannot store its state.
         """
         hooks = list(hooks)
         super().register_hooks(hooks)
@@ -207,7 +207,7 @@ class DefaultTrainer(RunsStages, TrainerBase):
         return default_hooks(self)
 
     def build_writers(self) -> list[EventWriter]:
-        """Writers of rank 0: log lines (where no live bar is shown), `metrics.json`, TensorBoard events."""
+        """Writers of rank 0: log lines (if no live bar is shown), `metrics.json`, TensorBoard events."""
         output_dir = self.cfg.train.output_dir
         files = [
             JSONWriter(os.path.join(output_dir, "metrics.json"), self.start_iter),
@@ -235,12 +235,12 @@ class DefaultTrainer(RunsStages, TrainerBase):
 
     @classmethod
     def build_tokenizer(cls, cfg: Any) -> Any:
-        """Build `cfg.tokenization.tokenizer`, and pad the model's vocabulary to it; None without that section."""
+        """Build `cfg.tokenization.tokenizer`, and set the model's padded vocabulary size; None without this section."""
         return build_configured_tokenizer(cfg)
 
     @classmethod
     def build_model(cls, cfg: Any) -> Any:
-        """Build `cfg.model`, its parameters global tensors."""
+        """Build `cfg.model`, with global tensors as parameters."""
         return build_configured_model(cfg)
 
     @classmethod
@@ -296,10 +296,10 @@ class DefaultTrainer(RunsStages, TrainerBase):
 
         Args:
             cfg: the whole config.
-            test_loaders: loaders of one round each.
+            test_loaders: loaders that end after one pass.
             model: a module, or a graph for evaluation.
-            evaluator: by default `build_evaluator`'s.
-            data: the stages of the data module whose loaders they are; by default `get_batch` makes the inputs.
+            evaluator: by default, what `build_evaluator` returns.
+            data: the stages of the data module that has the loaders; by default, `get_batch` makes the inputs.
 
         Returns:
             The results, on every rank; with several loaders, by the name of each dataset.
@@ -325,7 +325,7 @@ class DefaultTrainer(RunsStages, TrainerBase):
 
     @classmethod
     def _check_loaders_are_known(cls, cfg: Any) -> None:
-        """Refuse keys of `dataloader` that nothing reads; a subclass may read more than this class."""
+        """Raise ConfigError for unknown keys of `dataloader`, unless a subclass overrides a method that reads them."""
         methods = ("build_train_loader", "build_test_loader")
         if all(inspect.getattr_static(cls, name) is vars(DefaultTrainer)[name] for name in methods):
             known = dict.fromkeys(("train", "test", "consumed_samples"))
@@ -346,7 +346,7 @@ class DefaultTrainer(RunsStages, TrainerBase):
             trainer = EagerTrainer(self.model, loader, self.optimizer, steps, check_inputs)
         train = self.cfg.train
         trainer.on_inputs = self.tokens.add
-        # The hooks read them before each checkpoint and evaluation, too.
+        # Hooks also read the losses before each checkpoint and evaluation.
         trainer.losses.period = train.log_period
         trainer.losses.stop_on_nonfinite = train.stop_on_nonfinite_loss
         trainer.losses.samples_of = partial(samples_in_words, loader)

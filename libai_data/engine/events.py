@@ -11,7 +11,7 @@ _open_storages: list[EventStorage] = []
 
 
 def get_event_storage() -> EventStorage:
-    """Return the storage of the training that runs now; a RuntimeError outside `TrainerBase.train`."""
+    """Return the storage of the training that runs now; raises RuntimeError outside `TrainerBase.train`."""
     if not _open_storages:
         raise RuntimeError("no training is running: call get_event_storage() from within TrainerBase.train()")
     return _open_storages[-1]
@@ -20,8 +20,8 @@ def get_event_storage() -> EventStorage:
 class ScalarHistory:
     """The last values of one scalar, at most 1,000, each with the iteration it belongs to.
 
-    `count` is how often it was put: how a writer knows what is new to it. `smoothing_hint` says whether writers should
-    average the values between two writings.
+    `count` is the number of values put so far; a writer computes from it which values are new. `smoothing_hint` says
+    whether writers should average the values between two writings.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class ScalarHistory:
         return self._values[-1][0]
 
     def values(self) -> list[tuple[float, int]]:
-        """All values still held, as (value, iteration), oldest first."""
+        """All values that are kept, as (value, iteration), oldest first."""
         return list(self._values)
 
     def since(self, iteration: int) -> list[float]:
@@ -65,7 +65,7 @@ class EventStorage:
             name: e.g. "lr"; names with "loss" are shown on the console.
             value: a number, or a value that `float` accepts.
             smoothing_hint: whether writers should average the values between two writings.
-            iteration: the iteration it belongs to; by default the current one.
+            iteration: the iteration to which the value belongs; by default the current one.
         """
         history = self._histories.setdefault(name, ScalarHistory())
         history.update(float(value), self.iter if iteration is None else iteration)
@@ -77,7 +77,7 @@ class EventStorage:
             self.put_scalar(name, value, smoothing_hint=smoothing_hint)
 
     def history(self, name: str) -> ScalarHistory:
-        """The values of scalar `name`; a KeyError if it was never put."""
+        """The values of scalar `name`; raises KeyError if it was never put."""
         if name not in self._histories:
             raise KeyError(f"no scalar '{name}' was put; there are {sorted(self._histories)}")
         return self._histories[name]
@@ -87,7 +87,7 @@ class EventStorage:
         return self._histories
 
     def latest(self) -> dict[str, tuple[float, int]]:
-        """For each scalar its last value and the iteration of that."""
+        """For each scalar, its last value and the iteration of this value."""
         return {name: history._values[-1] for name, history in self._histories.items()}
 
     def __enter__(self) -> EventStorage:

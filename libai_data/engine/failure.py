@@ -1,4 +1,4 @@
-"""Nobody waits for the dead: a rank that fails ends at once, so that the launcher ends the others."""
+"""A rank that fails ends at once, so that the launcher ends the other ranks and none waits."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _RANK0_SPEAKS_FIRST_SECONDS = 2.0
 
 @contextmanager
 def end_job_on_failure(rank: int, world_size: int) -> Iterator[None]:
-    """Print the traceback of what is raised within, once, and end the process with code 1.
+    """If the block raises an exception, print its traceback once, and end the process with code 1.
 
-    Of a mistake in the config or the data, which has its place there and not in the code, print the message, after the
-    traceback of the user's own code if that raised it.
+    For a mistake in the config or the data, print only the message. If the user's own code raised the error, print the
+    traceback of that code before the message.
 
-    An ordinary exit would not do: OneFlow's shutdown waits for the other ranks, which wait for this one in a
-    collective, for ONEFLOW_TIMEOUT_SECONDS (hours). A job of one rank has nobody to wait for, and there the exception
-    just goes on; if nobody catches it, it is printed likewise.
+    An ordinary exit would hang: OneFlow's shutdown waits for the other ranks, which wait for this rank in a
+    collective, for ONEFLOW_TIMEOUT_SECONDS (hours). In a job of one rank, the exception is raised as usual. If it is
+    not caught, it is printed in the same way.
     """
     try:
         yield
@@ -38,14 +38,14 @@ def end_job_on_failure(rank: int, world_size: int) -> Iterator[None]:
             raise
         end_process(130, f"rank {rank} was interrupted")
     except SystemExit as exit_request:
-        # A training that was asked to stop ends on all ranks, so that OneFlow's shutdown need not wait long.
+        # A training that was asked to stop ends on all ranks, so OneFlow's shutdown does not wait long.
         if world_size == 1 or exit_request.code in (0, None, STOPPED):
             raise
         end_process(exit_request.code if isinstance(exit_request.code, int) else 1, str(exit_request))
     except PeerError as error:
         if world_size == 1:
             raise
-        # The rank that it names prints the traceback.
+        # The rank that the PeerError names prints the traceback.
         end_process(1, f"rank {rank} ends: {error}")
     except Exception as error:
         if world_size == 1:
@@ -53,13 +53,13 @@ def end_job_on_failure(rank: int, world_size: int) -> Iterator[None]:
                 sys.excepthook = partial(_print_message, error, sys.excepthook)
             raise
         if rank != 0 and isinstance(error, _SAME_ON_ALL_RANKS):
-            # Rank 0 says it too: let it be said once, by the one that is listened to.
+            # Rank 0 has the same error: it prints first, and the launcher then ends this rank before it prints too.
             time.sleep(_RANK0_SPEAKS_FIRST_SECONDS)
         end_process(1, f"rank {rank} of {world_size} failed\n{_described(error)}")
 
 
 def _print_message(expected: Exception, print_exception: Callable[..., Any], *exception: Any) -> None:
-    """The hook for exceptions that nobody catches: print an expected one in short."""
+    """The hook for uncaught exceptions: of the `expected` exception, print the message without our traceback."""
     if exception[1] is expected:
         print(_described(expected), end="", file=sys.stderr)
     else:
@@ -73,9 +73,9 @@ def _described(error: Exception) -> str:
 
 
 def _of_the_users_code(error: BaseException | None) -> str:
-    """The traceback of what caused an error of ours, from the call on that the config describes.
+    """The traceback of the user's exception that caused an error of this package, from the call in the config on.
 
-    It is "" if the message says it all: the call itself failed, or there is no cause that is not ours.
+    It is "" if the message is sufficient: the call itself failed, or no exception of other code is the cause.
     """
     while isinstance(error, _SAID_BY_THE_MESSAGE):
         error = error.__cause__

@@ -25,13 +25,13 @@ class GraphBase(nn.Graph):
     Every input must keep its shape from call to call.
 
     Args:
-        model: returns a dict; in training, what it names "...loss..." is summed and minimised.
+        model: returns a dict; in training, the sum of the outputs with "loss" in their names is minimised.
         lr_scheduler: for training; the graph steps it.
         fp16: mixed precision with dynamic loss scaling; on GPUs only.
         activation_checkpoint: recompute activations in the backward pass; the model's class must have LiBai's
             `set_activation_checkpoint(model)`.
-        grad_acc_steps: micro-batches of a step. On GPUs the graph cuts its inputs into as many along dim 0; on the
-            CPU it takes the inputs of each by themselves (`takes_micro_batches`).
+        grad_acc_steps: micro-batches of a step. On GPUs, the graph splits its inputs into micro-batches along dim 0.
+            On the CPU, each micro-batch has its own arguments (`takes_micro_batches`).
         zero_optim: shard the optimizer's state over the data axis; on GPUs only.
         zero_stage: 1, 2 or 3.
         auto_parallel_conf: `cfg.graph.auto_parallel`.
@@ -59,8 +59,8 @@ class GraphBase(nn.Graph):
         self.is_train = is_train
         self.global_mode = global_mode
         self.device = device or get_mesh().device_type
-        # On the CPU, OneFlow 0.9 accumulates wrong gradients, others from run to run. One backward pass of the mean
-        # loss is right, but keeps the activations of all micro-batches.
+        # On the CPU, OneFlow 0.9 accumulates wrong gradients, different ones in each run. One backward pass of the mean
+        # loss is correct, but keeps the activations of all micro-batches in memory.
         self.takes_micro_batches = is_train and grad_acc_steps > 1 and self.device != "cuda"
         self._grad_acc_steps = grad_acc_steps
         if is_train:
@@ -82,7 +82,7 @@ class GraphBase(nn.Graph):
         self.config.allow_fuse_cast_scale(True)
         mesh = get_mesh()
         if self.device == "cuda" and mesh.tensor_parallel_size * mesh.pipeline_parallel_size > 1:
-            # One stream for computing and communicating takes less memory.
+            # One stream for both computation and communication needs less memory.
             flow.boxing.nccl.enable_use_compute_stream(True)
         if auto_parallel_conf is not None and auto_parallel_conf.enabled:
             self._enable_auto_parallel(auto_parallel_conf)
@@ -126,7 +126,7 @@ class GraphBase(nn.Graph):
         return True
 
     def _let_model(self, method: str) -> None:
-        """Call a static method of the model's class on the graph's proxy of it, as LiBai's models want it."""
+        """Call a static method of the model's class with the graph's proxy of the model, as LiBai's models require."""
         model_class = type(self.model.to(nn.Module))
         if hasattr(model_class, method):
             getattr(model_class, method)(self.model)
@@ -145,11 +145,11 @@ class GraphBase(nn.Graph):
 
 @contextmanager
 def _new_threads_preempt_nobody() -> Iterator[None]:
-    """Let threads that start meanwhile run when a core is free, instead of in the place of the thread that woke them.
+    """Let threads that start in the block wait for a free core, instead of preempting the thread that wakes them.
 
-    OneFlow 0.9 starts a graph's job, and only then notes in a queue that it did; the job's end takes the note out. A
-    job that is over before takes from an empty queue, and the process crashes, then or later: 5 of 6 runs of 5,000
-    calls of a tiny graph did on 2 idle cores, and 1 of 6 with this. A step of some milliseconds is not in danger.
+    OneFlow 0.9 starts a graph's job, and only then adds an entry to a queue; the job's end removes the entry. If the
+    job ends earlier, the queue is empty, and the process crashes, then or later. Of 6 runs of 5,000 calls of a tiny
+    graph on 2 idle cores, 5 crashed, and 1 with this function. A step of some milliseconds is not affected.
     """
     before = os.sched_getscheduler(0)
     if before != os.SCHED_OTHER:

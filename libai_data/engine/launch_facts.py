@@ -1,8 +1,8 @@
-"""Tells the launcher what it has to know of a training to start it again; see `launch/restarts.py`.
+"""Prints what the launcher must know about a training to restart it; see `launch/restarts.py`.
 
     python -m libai_data.engine.launch_facts RANKS_PER_NODE NODES [arguments of the training]
 
-prints a line of JSON: the folder of the checkpoints, and for 1 to NODES nodes why the config does not run on so many.
+prints a line of JSON: the folder of the checkpoints, and for each of 1 to NODES nodes why the config cannot run there.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from libai_data.mesh.parallel_mesh import ParallelMesh
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the line; `argv` are the arguments above."""
+    """Print the line of JSON; `argv` are the arguments above."""
     ranks_per_node, nodes = int(argv[0]), int(argv[1])
-    # A program may have arguments of its own beside these.
+    # The user's program may have other arguments, too.
     args, _ = default_argument_parser().parse_known_intermixed_args(list(argv[2:]))
     facts: dict[str, Any] = {"checkpoints": "", "problems": {}}
     if args.config_file.endswith((".py", ".yaml", ".yml")):
@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def problem_on(cfg: Any, nodes: int, nodes_before: int, ranks_per_node: int) -> str:
-    """Why a training that ran on `nodes_before` nodes cannot go on, with the same stream, on `nodes`; "" if it can."""
+    """Why a training on `nodes_before` nodes cannot continue with the same stream on `nodes` nodes; "" if it can."""
     try:
         meshes = [
             ParallelMesh.from_config(cfg.train.dist, world_size=count * ranks_per_node, num_nodes=count)

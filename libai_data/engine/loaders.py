@@ -1,4 +1,4 @@
-"""From the `dataloader` section of a config to train and test loaders."""
+"""Build train and test loaders from the `dataloader` section of a config."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from libai_data.mesh.current import get_data_parallel_size
 
 logger = logging.getLogger(__name__)
 
-# LiBai's number of evaluation batches that stands for all.
+# The number of evaluation batches that means "all" in LiBai.
 _ALL = 10**9
 
 
 def build_configured_train_loader(cfg: Any, tokenizer: Any = None) -> Any:
-    """Build what `cfg.dataloader.train` describes, batch sizes, seed and tokenizer filled in.
+    """Fill batch sizes, seed and tokenizer into `cfg.dataloader.train`, and build what it describes.
 
-    That is (train, validation, test) loaders, or a train loader alone.
+    This is a tuple of (train, validation, test) loaders, or only a train loader.
     """
     section = required_section(cfg, "dataloader.train", "build_train_loader")
     rows, key = step_plan(cfg).first.micro_batch_size, "dataloader.train"
@@ -55,7 +55,7 @@ def build_configured_train_loader(cfg: Any, tokenizer: Any = None) -> Any:
 
 
 def build_configured_test_loaders(cfg: Any, tokenizer: Any = None) -> list[Any]:
-    """Build the list of loaders that `cfg.dataloader.test` describes; an empty one without such a section."""
+    """Build the list of loaders that `cfg.dataloader.test` describes; an empty list without this section."""
     sections = try_get_key(cfg, "dataloader.test")
     if sections is None:
         return []
@@ -73,7 +73,7 @@ def build_configured_test_loaders(cfg: Any, tokenizer: Any = None) -> list[Any]:
 
 
 def as_three_loaders(built: Any) -> tuple[Any, Any, Any]:
-    """(train, validation, test) of what `build_train_loader` returned: these three, or a train loader alone."""
+    """The result of `build_train_loader` as (train, validation, test); None if it returned only a train loader."""
     if isinstance(built, (tuple, list)) and len(built) == 3:
         train, validation, test = built
         return train, validation, test
@@ -81,16 +81,16 @@ def as_three_loaders(built: Any) -> tuple[Any, Any, Any]:
 
 
 def scale_to_epochs(cfg: Any, data_loader: Any) -> None:
-    """Convert the epochs and ratios of the config into steps: `LiBai`'s automatic scaling.
+    """Convert the epochs and ratios of the config into steps, as LiBai's automatic scaling does.
 
-    `train.train_iter` becomes the larger of itself and `train.train_epoch` epochs; warm-up, milestones, evaluation and
-    checkpoint periods follow.
+    `train.train_iter` becomes the larger of itself and `train.train_epoch` epochs. Warm-up, milestones, and the periods
+    of evaluations and checkpoints are computed from it.
     """
     train = cfg.train
     epochs = try_get_key(cfg, "train.train_epoch", default=0) or 0
     samples = _samples_per_epoch(data_loader)
     schedule = schedule_of(data_loader, train.global_batch_size)
-    # With several batch sizes, periods are those of the last one.
+    # If there are several batch sizes, the last one decides the periods.
     per_epoch = samples / schedule.sizes[-1][1]
     if epochs:
         _require_epochs(per_epoch, "train.train_epoch", "train.train_iter")
@@ -112,7 +112,7 @@ def scale_to_epochs(cfg: Any, data_loader: Any) -> None:
 
 
 def _steps_of(places: int, data_loader: Any, schedule: StepSchedule) -> int:
-    """Steps until the stream has come so far."""
+    """Number of steps until the stream has passed `places` places."""
     state = stream_state_of(data_loader)
     left_out = state.left_out.count_before(places) if state is not None else 0
     return schedule.step_at(places - left_out - 1) + 1
@@ -156,7 +156,7 @@ def _scale_period(cfg: Any, period_key: str, epochs_key: str, per_epoch: float) 
 def _samples_per_epoch(data_loader: Any) -> int:
     state = stream_state_of(data_loader)
     if state is not None:
-        # What a stream transform makes of an epoch is not known in advance.
+        # It is not known in advance how many samples a stream transform makes of an epoch.
         return state.order.epoch_size if state.start is None else 0
     dataset = indexed_dataset_of(data_loader)
     return len(dataset) if dataset is not None and has_attribute(dataset, "__len__") else 0
@@ -170,7 +170,7 @@ def _require_epochs(per_epoch: float, key: str, instead: str) -> None:
 
 
 def _num_samples(cfg: Any) -> list[int]:
-    """LiBai's hint to datasets that lay out samples for the whole training: for train, validation and test."""
+    """Numbers of train, validation and test samples of the whole training, which some of LiBai's datasets need."""
     evaluation = cfg.train.evaluation
     period = evaluation.eval_period or cfg.train.train_iter + 1  # 0: only after the last step
     rounds = cfg.train.train_iter // period + 1 if evaluation.enabled else 0
@@ -180,13 +180,13 @@ def _num_samples(cfg: Any) -> list[int]:
 
 
 def _fill_in(cfg: Any, key: str, name: str, value: Any) -> None:
-    """Set an argument of a LazyCall, if its target takes it and the config does not give it."""
+    """If the target of a LazyCall has this parameter, and the config does not set it, set it."""
     if _takes(cfg, key, name) and given(cfg, f"{key}.{name}") is None:
         fill_in(cfg, f"{key}.{name}", value)
 
 
 def _require(cfg: Any, key: str, name: str, value: Any, source: str, default: Any = None) -> None:
-    """Set an argument of a LazyCall, if its target takes it; the config may not give another value."""
+    """If the target of a LazyCall has this parameter, set it; raise ConfigError if the config has another value."""
     if _takes(cfg, key, name):
         require(cfg, f"{key}.{name}", value, source, default)
 
@@ -197,7 +197,7 @@ def _takes(cfg: Any, key: str, name: str) -> bool:
 
 
 def _give_tokenizer(cfg: Any, dataset: Any, tokenizer: Any) -> None:
-    """Give a dataset, and those within it, the config's tokenizer, unless it takes none or has its own."""
+    """Set the config's tokenizer in a dataset and its inner datasets, if they have this parameter and no own value."""
     if tokenizer is not None:
         _fill_in(cfg, path_of(dataset), "tokenizer", tokenizer)
         for inner in _datasets(dataset):
@@ -205,13 +205,13 @@ def _give_tokenizer(cfg: Any, dataset: Any, tokenizer: Any) -> None:
 
 
 def _is_of_iterable(section: Any) -> bool:
-    """Whether a section is that of `from_iterable`, or of a builder that names its batch size as that does."""
+    """Whether a section calls `from_iterable`, or another builder with the parameter `micro_batch_size`."""
     target = target_of(section, "")
     return target is not None and "micro_batch_size" in parameters_of(target).names
 
 
 def _datasets(section: Any) -> Iterator[Any]:
-    """The configs of the datasets of a loader's config, or of a dataset's."""
+    """The configs of the datasets in the config of a loader or dataset."""
     for name in ("dataset", "datasets"):
         dataset = try_get_key(section, name)
         for each in dataset if OmegaConf.is_list(dataset) else [dataset]:

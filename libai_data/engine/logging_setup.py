@@ -15,21 +15,21 @@ _DATES = "%m/%d %H:%M:%S"
 
 
 ON_BAR = {"is_on_bar": True}
-"""`extra` of log lines that say what the live progress bar shows already."""
+"""`extra` of log lines whose contents the live progress bar already shows."""
 
 
 def has_progress_bar() -> bool:
-    """Whether somebody watches: the bar is for a terminal that has a size."""
+    """Whether to show a progress bar: only if stderr is a terminal whose size is above 0."""
     if not sys.stderr.isatty():
         return False
-    # Terminals of build servers may be 0 columns wide and 0 lines high, and a bar would be too.
+    # Terminals of build servers may be 0 columns wide and 0 lines high, so they cannot show a bar.
     with suppress(OSError, ValueError):
         return min(os.get_terminal_size(sys.stderr.fileno())) > 0
     return True
 
 
 class _KeepsQuiet(logging.Handler):
-    """Says once that lines cannot be written (a full disk, a closed pipe), and not for every line anew."""
+    """Reports only once that lines cannot be written (a full disk, a closed pipe), and not for each line."""
 
     _target = "the output"
     _has_told = False
@@ -65,7 +65,7 @@ class _FileHandler(_KeepsQuiet):
 
 
 class _ConsoleHandler(_KeepsQuiet, logging.StreamHandler):
-    """Writes above a live progress bar, if there is one, instead of through it, and leaves out what it shows."""
+    """If there is a live progress bar, writes above it, and leaves out lines whose contents the bar shows."""
 
     has_bar = False
 
@@ -79,18 +79,18 @@ class _ConsoleHandler(_KeepsQuiet, logging.StreamHandler):
 
 
 def set_bar(is_shown: bool) -> None:
-    """Say whether a live progress bar is shown, so that the console leaves out log lines that it makes superfluous."""
+    """Set whether a live progress bar is shown; if so, the console leaves out log lines whose contents it shows."""
     for handler in logging.getLogger(_NAME).handlers:
         if isinstance(handler, _ConsoleHandler):
             handler.has_bar = is_shown
 
 
 def setup_logger(output_dir: str | None = None, rank: int = 0, name: str = "log.txt") -> logging.Logger:
-    """Send the log lines of this package, and of code that logs below its name, to console and file.
+    """Send the log lines of this package, and of loggers below `libai_data`, to console and file.
 
     Args:
         output_dir: rank 0 appends to `<name>` there, rank n to `<name>.rank<n>`; None for no file.
-        rank: rank 0 shows all from INFO on on the console, others only what is at least an ERROR.
+        rank: on the console, rank 0 shows lines of level INFO and above, and other ranks only ERROR and above.
     """
     logger = logging.getLogger(_NAME)
     logger.setLevel(logging.INFO)

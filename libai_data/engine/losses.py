@@ -1,5 +1,4 @@
-"""Losses stay on their devices until somebody looks: OneFlow computes asynchronously, and reading a value waits for
-it."""
+"""Losses stay on their devices until they are read: OneFlow computes asynchronously, and reading a value waits."""
 
 from __future__ import annotations
 
@@ -19,7 +18,11 @@ _MOST_SAMPLES = 256
 
 
 def total_loss(outputs: Any) -> Any:
-    """Sum those outputs of a model whose name contains "loss"."""
+    """Sum the outputs of a model whose names contain "loss".
+
+    Raises:
+        SchemaError: `outputs` is not a dict, has no loss, or has a loss with more than one number.
+    """
     if not isinstance(outputs, Mapping):
         raise SchemaError(
             f"model.forward returned a {type(outputs).__name__}; in training it must return a dict of losses, such as "
@@ -51,7 +54,7 @@ class LossBuffer:
 
     Attributes:
         stop_on_nonfinite: raise an error when a loss that is read is NaN or infinite.
-        samples_of: a step -> its samples, in words for the error.
+        samples_of: function from a step to a description of its samples, for the error.
     """
 
     def __init__(self, period: int = 1) -> None:
@@ -69,7 +72,11 @@ class LossBuffer:
         self._unread.append((iteration, {name: value.detach() for name, value in losses.items()}))
 
     def read_into(self, storage: EventStorage, prefix: str = "") -> None:
-        """Wait for the losses and put them on rank 0, each with its step, and their sum as "total_loss". Collective."""
+        """Wait for the losses; rank 0 puts them with their steps, and each step's sum as "total_loss". Collective.
+
+        Raises:
+            NonFiniteLossError: A loss is NaN or infinite, and `stop_on_nonfinite` is True.
+        """
         if not self._unread:
             return
         problem = ""
@@ -96,7 +103,7 @@ class LossBuffer:
 
 
 def samples_in_words(loader: Any, step: int) -> str:
-    """Which samples made up a step, and how to leave them out; "" for a loader of another make."""
+    """A description of a step's samples, and how to leave them out; "" if the loader is not of this package."""
     state = stream_state_of(loader)
     if state is None or state.schedule is None:
         return ""

@@ -1,4 +1,4 @@
-"""From the `model`, `tokenization` and `graph` sections of a config to tokenizer, model and graphs."""
+"""Build model, tokenizer and graphs from the `model`, `tokenization` and `graph` sections of a config."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TOKENIZATION_KEYS = ("tokenizer", "append_eod", "make_vocab_size_divisible_by")
 
 
 def required_section(cfg: Any, key: str, method: str) -> Any:
-    """The LazyCall at a key of the config, without which the trainer's `method` would have to be overridden."""
+    """The LazyCall at a key of the config; without it, raise ConfigError, which names the trainer's `method`."""
     section = try_get_key(cfg, key)
     if section is None:
         raise ConfigError(
@@ -46,7 +46,7 @@ def build_configured_tokenizer(cfg: Any) -> Any:
 
 
 def build_configured_model(cfg: Any) -> Any:
-    """Build `cfg.model`, its parameters global tensors; those that it made local are the same on all ranks."""
+    """Build `cfg.model`. Its local parameters become global tensors, with the same values on all ranks."""
     section = required_section(cfg, "model", "build_model")
     amp = try_get_key(cfg, "train.amp.enabled", default=False) and try_get_key(cfg, "graph.enabled", default=False)
     for key in ("model.cfg.amp_enabled", "model.amp_enabled"):
@@ -71,7 +71,7 @@ def build_configured_graph(cfg: Any, model: Any, optimizer: Any, lr_scheduler: A
             zero_optim=try_get_key(cfg, "train.zero_optimization.enabled", default=False),
             zero_stage=try_get_key(cfg, "train.zero_optimization.stage", default=1),
             grad_acc_steps=try_get_key(cfg, "train.num_accumulation_steps", default=1),
-            global_mode=try_get_key(cfg, "graph.global_mode") or None,  # An empty section is none.
+            global_mode=try_get_key(cfg, "graph.global_mode") or None,  # An empty section counts as no section.
         )
     graph = instantiate(section, **settings)
     debug = try_get_key(cfg, "graph.debug", default=-1)

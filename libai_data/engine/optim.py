@@ -1,4 +1,4 @@
-"""Which parameter is optimized how."""
+"""Build the optimizer, and group parameters by their options."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def get_default_optimizer_params(
         weight_decay_bias: for parameters called "bias".
         clip_grad_max_norm: the norm of each group's gradients is clipped to this.
         clip_grad_norm_type: the norm's power; both or neither must be given.
-        overrides: for parameters whose own name (the last part) is the key, other options, such as
+        overrides: other options for the parameters with this own name (the last part of the whole name), such as
             ``{"pos_embed": {"weight_decay": 0.0}}``.
 
     Raises:
-        ConfigError: Biases are overridden twice, or no parameter is trainable.
+        ConfigError: An argument is out of range, biases are overridden twice, or no parameter is trainable.
     """
     check(_RULES, **locals())
     special = {name: dict(options) for name, options in (overrides or {}).items()}
@@ -85,7 +85,7 @@ def get_default_optimizer_params(
 
 
 def is_normalization(module: Any) -> bool:
-    """Whether a module normalizes: OneFlow's own layers, and whatever class is called ...Norm, or RMSLayerNorm."""
+    """Whether a module is a normalization layer: one of OneFlow's, or a class with "norm" in its name."""
     from oneflow import nn
 
     own: tuple[type, ...] = (nn.LayerNorm, nn.GroupNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)

@@ -1,4 +1,4 @@
-"""The output folder of a training: one training at a time writes to it, and it holds the results of one.
+"""The output folder of a training: only one training at a time writes to it, and it has the results of one run.
 
 Rank 0 locks `run.json` in the folder, which names the job. The lock ends with rank 0's process.
 """
@@ -35,39 +35,42 @@ CONFIG = "config.yaml"
 _LOGS = ("log.txt", "log_eval.txt")
 _FILES = (LAST, "metrics.json")
 _PREFIXES = (*_LOGS, "events.out.tfevents.")
-# A training that was just killed may take a moment to end, and a file server longer to notice that its machine is gone.
+# A killed training may take a moment to end, and a file server needs longer to notice that a machine is gone.
 _SECONDS_TO_END = 2.0
 _SECONDS_TO_END_OF_SAME_JOB = 120.0
 
 _locked: dict[str, int] = {}
-"""Folder -> descriptor of the locked file: a lock lives as long as it is open in this process."""
+"""Folder -> descriptor of the locked file. The lock ends when this process closes the descriptor."""
 
 _taken_before: set[str] = set()
 """Folders that this process has trained in: another training of the same process is no restart."""
 
 
 class Taken(NamedTuple):
-    """A folder that this run has taken: whether to continue from its checkpoint, and where an earlier run went."""
+    """A folder that this run has locked: whether the run resumes from it, and where an earlier run was moved, or ""."""
 
     resume: bool
     moved_to: str
 
 
 def user_resumes(args: Any) -> bool:
-    """Whether the user gave `--resume`, rather than who started the job again."""
+    """Whether the user gave `--resume`; False if the launcher restarted the job and added it."""
     return bool(getattr(args, "resume", False)) and not os.environ.get(RESTARTED_VARIABLE)
 
 
 def take_output_folder(folder: str, resume: bool, weights: str = "", is_trial: bool = False) -> Taken:
-    """Lock the folder for this run, and move what another run left there aside unless this one resumes. Collective.
+    """Lock the folder for this run. Unless the run resumes, move aside what an earlier run left there. Collective.
 
-    What this job itself wrote, before a failure, is resumed without being asked: `LIBAI_DATA_JOB` names the job.
+    If this job itself wrote there before a failure, the run resumes without `--resume`: `LIBAI_DATA_JOB` names the job.
 
     Args:
-        folder: `train.output_dir`; made if needed.
+        folder: `train.output_dir`; created if needed.
         resume: the user wants to continue from a checkpoint in the folder.
         weights: checkpoint whose weights the run starts with, if any.
-        is_trial: delete what is there; for `--fast-dev-run`.
+        is_trial: delete the results in the folder; for `--fast-dev-run`.
+
+    Raises:
+        ConfigError: Another training uses the folder, it cannot be written, or `weights` is in a folder to be moved.
     """
     found: tuple[str, Any] = ("", None)
     if is_main_process():
@@ -84,18 +87,18 @@ def take_output_folder(folder: str, resume: bool, weights: str = "", is_trial: b
 
 
 def release_output_folder(folder: str) -> None:
-    """Let other trainings have the folder."""
+    """Unlock the folder for other trainings."""
     descriptor = _locked.pop(os.path.realpath(folder), None)
     if descriptor is not None:
         os.close(descriptor)
 
 
 def save_config(folder: str, cfg: Any) -> str:
-    """Write `config.yaml`. If it is another one than that of the attempt before, that one stays as `config.1.yaml`, or
-    the first free number: whoever is refused to resume with other values needs the old ones.
+    """Write `config.yaml`. If the earlier config differs, rename it to `config.1.yaml`, or the first free number,
+    because a user who cannot resume with other values needs the old values.
 
     Returns:
-        Where the config of the attempt before is now; "" if it is the same, or there is none.
+        The new path of the earlier config; "" if it is the same, or there is none.
     """
     path, kept = Path(folder, CONFIG), ""
     if path.exists() and path.read_bytes() != to_yaml(cfg).encode():
@@ -106,7 +109,7 @@ def save_config(folder: str, cfg: Any) -> str:
 
 
 def clear_trial(folder: str) -> None:
-    """Delete what a trial (`--fast-dev-run`) wrote into its folder, but for its log."""
+    """Delete what a trial (`--fast-dev-run`) wrote into its folder, except its log."""
     if is_main_process() and os.path.basename(folder) == FAST_DEV_RUN:
         _delete_results(Path(folder))
         (Path(folder) / _RECORD).unlink(missing_ok=True)
@@ -129,7 +132,7 @@ def _take(folder: Path, resume: bool, weights: str, is_trial: bool) -> Taken:
         _delete_results(folder)
         taken = Taken(False, "")
     elif is_own or resume:
-        # A restart before the first checkpoint begins at step 0, in place: the log of the failed attempt stays.
+        # Before the first checkpoint, a restart begins at step 0 in the same folder, so the failed attempt's log stays.
         taken = Taken(has_checkpoint or resume, "")
     else:
         taken = Taken(False, _moved_aside(folder, weights))
@@ -139,7 +142,7 @@ def _take(folder: Path, resume: bool, weights: str, is_trial: bool) -> Taken:
 
 
 def _lock(folder: Path, job: str) -> dict[str, Any]:
-    """Lock the folder's record; returns what it said of the run before."""
+    """Lock the folder's record; returns its contents, which describe the run before."""
     path = folder / _RECORD
     key = os.path.realpath(folder)
     if key in _locked:
@@ -175,7 +178,7 @@ def _lock(folder: Path, job: str) -> dict[str, Any]:
 
 
 def _unlock_in_child() -> None:
-    # The lock belongs to whoever has the open file: a worker that outlives this process must not keep it.
+    # A forked process that has the file open keeps the lock. A worker may outlive this process, so it closes the file.
     for descriptor in _locked.values():
         os.close(descriptor)
     _locked.clear()
@@ -193,14 +196,14 @@ def _read(descriptor: int) -> dict[str, Any]:
 def _write_record(descriptor: int, job: str) -> None:
     process = [socket.gethostname(), os.getpid()]
     record = {"job": job, "process": process, "since": time.strftime("%Y-%m-%d %H:%M:%S")}
-    # Always as long: a restart on a full disk can still write it.
+    # The record always has the same length, so a restart on a full disk can still write it.
     os.pwrite(descriptor, json.dumps(record).encode().ljust(_RECORD_BYTES - 1) + b"\n", 0)
 
 
 def _moved_aside(folder: Path, weights: str) -> str:
-    """Move what an earlier run left to the first free one of FOLDER.1, FOLDER.2, ...; returns that, or ""."""
+    """Move what an earlier run left to the first free name of FOLDER.1, FOLDER.2, ...; returns this name, or ""."""
     found = [entry for entry in folder.iterdir() if _is_of_a_run(entry)]
-    # Logs of attempts that came to nothing stay, and the next one is appended.
+    # Logs of attempts without results stay, and the next attempt appends to them.
     if all(_is_log(entry) or _is_config(entry.name) for entry in found):
         return ""
     real = Path(os.path.realpath(folder))
@@ -212,7 +215,7 @@ def _moved_aside(folder: Path, weights: str) -> str:
     target = next(path for number in range(1, 10**6) if not (path := real.with_name(f"{real.name}.{number}")).exists())
     try:
         target.mkdir()
-        # `last_checkpoint` first: without it, nothing that is left behind counts as the newest.
+        # `last_checkpoint` first, so that it never names a checkpoint that was already moved.
         for entry in sorted(found, key=lambda entry: entry.name != LAST):
             os.rename(entry, target / entry.name)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""How a trainer uses a data module: where its loaders, its batches and its predictions come from."""
+"""How a trainer uses a data module: for its loaders, batches, evaluations and predictions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GetBatch = Callable[..., dict[str, Any]]
 def stages_of(cfg: Any, datamodule: Any = None) -> DataStages | None:
     """The stages of a data module, by default `cfg.datamodule`, with the batch sizes and the model of a config.
 
-    None if there is no data module; a ConfigError if what is given is none.
+    None if there is no data module. Raises ConfigError if `datamodule` is not a data module.
     """
     if datamodule is None:
         datamodule = instantiate(try_get_key(cfg, "datamodule"))
@@ -47,7 +47,7 @@ def _argument_names(cfg: Any) -> list[str]:
 
 
 def get_batch_of(stages: DataStages, dataloader_idx: int = 0) -> GetBatch:
-    """The `get_batch` of a loader of a data module: its hooks make the model's arguments."""
+    """A `get_batch` for loader number `dataloader_idx`: the hooks of the data module make the model's arguments."""
 
     def get_batch(data: Any, input_placement_device: str = "cpu", mixup_func: Any = None) -> dict[str, Any]:
         return stages.inputs(mixed_up(data, mixup_func, input_placement_device), input_placement_device, dataloader_idx)
@@ -81,8 +81,8 @@ class RunsStages:
     """The part of a trainer that evaluates and predicts with the loaders of its data module.
 
     Attributes:
-        training, validating, testing, predicting: what the model is used for now; hooks of data modules ask for these,
-            as of Lightning's trainer.
+        training, validating, testing, predicting: whether the model is used for this now. Hooks of data modules read
+            these attributes, as they do with Lightning's trainer.
     """
 
     cfg: Any
@@ -106,12 +106,12 @@ class RunsStages:
         return self.graph_eval if self.graph_eval is not None else self.model
 
     def _test_on(self, loaders: list[Any]) -> dict[str, Any]:
-        # Without a data module, by the arguments of LiBai's `test`, which may be overridden.
+        # Without a data module, only the arguments of LiBai's `test`, because a subclass may override it.
         given: dict[str, Any] = {} if self.data is None else {"data": self.data}
         return self.test(self.cfg, loaders, self.eval_model(), **given)
 
     def evaluate(self, stage: str = "validate") -> dict[str, Any]:
-        """Evaluate on the validation or test loaders of the data module; returns what `test` does.
+        """Evaluate on the validation or test loaders of the data module; returns the results of `test`.
 
         Raises:
             ConfigError: There is no data module, no such stage, or no loader for it.
@@ -152,7 +152,7 @@ class RunsStages:
         return predictions[0] if len(predictions) == 1 else predictions
 
     def _entered(self, stage: str, kind: str) -> tuple[DataStages, list[Any]]:
-        """The data module's stages, of which one was just entered, and the loaders for it."""
+        """Enter a stage of the data module; returns the stages, and the loaders of `kind`."""
         if self.data is None:
             raise ConfigError(f"stage {stage!r} needs a data module: DefaultTrainer(cfg, datamodule=...)")
         self.data.enter(stage)

@@ -1,4 +1,4 @@
-"""The data state within a checkpoint on disk: read in plain words, and changed with a backup."""
+"""The data state in a checkpoint on disk: described in words, and edited with a backup."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SHOWN = 8
 
 @dataclass(frozen=True)
 class SavedState:
-    """What a checkpoint says of itself (all of its `state.json`) and of its place in the stream."""
+    """The contents of a checkpoint's `state.json`, and the state of its stream."""
 
     path: Path
     content: dict[str, Any]
@@ -30,7 +30,11 @@ class SavedState:
 
     @staticmethod
     def read(path: str) -> SavedState:
-        """Read a sound checkpoint from its directory, or from a run's output folder, whose last one is taken."""
+        """Read an intact checkpoint from its directory, or the last checkpoint of a run's output folder.
+
+        Raises:
+            CheckpointError: It is missing or damaged, or has no data state of this package's endless stream.
+        """
         directory = Path(path)
         if (directory / LAST).is_file():
             directory = directory / (directory / LAST).read_text().strip()
@@ -54,13 +58,13 @@ class SavedState:
 
     @property
     def schedule(self) -> StepSchedule:
-        """The sizes of the steps; a CheckpointError where they are not known."""
+        """The sizes of the steps; raises CheckpointError if they are not known."""
         if self.stream.schedule is None:
             raise CheckpointError(f"the data state of {self.path} knows of no steps: {self.data}")
         return self.stream.schedule
 
     def check_step(self) -> None:
-        """Refuse a checkpoint whose step and position do not belong together."""
+        """Raise CheckpointError if the checkpoint's step does not begin at its position."""
         position = self.schedule.position_of(self.step)
         if position != self.stream.position:
             raise CheckpointError(
@@ -70,7 +74,7 @@ class SavedState:
 
 
 def in_words(saved: SavedState) -> list[str]:
-    """What a checkpoint would continue with, a line each."""
+    """Lines that describe where a run would continue from a checkpoint."""
     stream, order, mesh = saved.stream, saved.stream.order, saved.content.get("mesh", {})
     epoch, offset = divmod(stream.place, order.epoch_size)
     shown = " x ".join(f"{axis} {size}" for axis, size in mesh.items())
@@ -134,7 +138,7 @@ def _dataset_in_words(data: Mapping[str, Any]) -> str:
 
 
 def sources_of(data: Mapping[str, Any]) -> list[tuple[str, int]]:
-    """Name and length of each dataset that a concatenated one is made of, as far as its fingerprint tells; else one."""
+    """Name and length of each part of a concatenated dataset, if the fingerprint has them; else of the dataset."""
     fingerprint = data.get("dataset") or {}
     content = fingerprint.get("content")
     if isinstance(content, list) and all(
@@ -145,7 +149,7 @@ def sources_of(data: Mapping[str, Any]) -> list[tuple[str, int]]:
 
 
 def source_of(sources: Sequence[tuple[str, int]], index: int) -> tuple[str, int]:
-    """The source that holds a sample, numbered where there are several, and the sample's index in it."""
+    """The name of a sample's source (with a number if there are several), and the sample's index in this source."""
     start = 0
     for number, (name, length) in enumerate(sources):
         if index < start + length:
@@ -161,13 +165,16 @@ def edited(
     skips: Sequence[tuple[int, int]] = (),
     forget_skips: bool = False,
 ) -> StreamState:
-    """A changed data state. The next step stays. After a change of position or seed, the ledger begins anew.
+    """Make a changed data state, with the same next step. After a change of position or seed, the ledger begins there.
 
     Args:
-        position: samples taken so far; the stream goes on there.
-        seed: decides the order from here on.
-        skips: (first step, last step), both included, whose samples are left out as well.
-        forget_skips: leave nothing out any more of what is still to come.
+        position: samples used so far; the stream continues there.
+        seed: seed of the order from the next sample on.
+        skips: (first step, last step), both included, whose samples are also left out.
+        forget_skips: remove the skips that are still to come.
+
+    Raises:
+        ConfigError: The state cannot be edited in this way, or `skips` names steps that do not exist or are done.
     """
     state, schedule = saved.stream, saved.schedule
     if state.start is not None and (skips or seed is not None or position is not None):
@@ -199,9 +206,9 @@ def edited(
 
 
 def write_edited(saved: SavedState, stream: StreamState) -> Path:
-    """Replace a checkpoint's data state; returns the directory in which the checkpoint as it was stays, whole.
+    """Replace a checkpoint's data state; returns the directory of the backup, a complete checkpoint.
 
-    Files that do not change are shared by both, where the file system can.
+    If the file system has hard links, both directories share the files that do not change.
     """
     backup = _new_name(saved.path)
     names = list(json.loads((saved.path / MANIFEST).read_text())["files"])

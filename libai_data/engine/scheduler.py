@@ -1,7 +1,7 @@
 """Learning rates over the steps of a training, made of OneFlow's own schedules. LiBai's names and arguments.
 
-All are warmed up: over the first `warmup_iter` steps the rate goes linearly from `warmup_factor` times the base to
-where the schedule is by then (`warmup_method="linear"`), or stays at `warmup_factor` times the base ("constant").
+All begin with a warm-up of `warmup_iter` steps. It begins at `warmup_factor` times the base rate. The rate changes
+linearly to the schedule's rate after the warm-up (`warmup_method="linear"`), or stays the same ("constant").
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def WarmupStepLR(
     gamma: float = 0.1,
     warmup_method: str = "linear",
 ) -> Any:
-    """The rate times `gamma` every `step_size` steps."""
+    """Multiplies the rate by `gamma` every `step_size` steps."""
     return _warmed_up("StepLR", locals(), step_size=step_size, gamma=gamma)
 
 
@@ -78,7 +78,7 @@ def WarmupMultiStepLR(
     gamma: float = 0.1,
     warmup_method: str = "linear",
 ) -> Any:
-    """The rate times `gamma` at each of the steps `milestones`."""
+    """Multiplies the rate by `gamma` at each of the steps `milestones`."""
     return _warmed_up("MultiStepLR", locals(), milestones=list(milestones), gamma=gamma)
 
 
@@ -90,7 +90,7 @@ def WarmupExponentialLR(
     warmup_iter: int,
     warmup_method: str = "linear",
 ) -> Any:
-    """The rate times `gamma` each step."""
+    """Multiplies the rate by `gamma` in each step."""
     return _warmed_up("ExponentialLR", locals(), gamma=gamma)
 
 
@@ -111,7 +111,7 @@ def WarmupPolynomialLR(
 
 
 def _warmed_up(schedule: str, given: Mapping[str, Any], **arguments: Any) -> Any:
-    """OneFlow's schedule of this name and with these arguments, behind the warm-up that is given."""
+    """OneFlow's schedule of this name and with these arguments, after the warm-up that `given` describes."""
     check(_RULES, **given)
     max_iter, warmup_iter = given["max_iter"], given["warmup_iter"]
     if not 0 <= warmup_iter <= max_iter:
@@ -128,9 +128,9 @@ def _warmed_up(schedule: str, given: Mapping[str, Any], **arguments: Any) -> Any
 
 
 class ScheduleState:
-    """A schedule's place, for checkpoints: the step alone. What the schedule looks like, the config says.
+    """The state of a schedule for checkpoints: only the step, because the config describes the schedule.
 
-    So eager and graph mode agree after a resume, and a training can be prolonged by a larger `train.train_iter`.
+    So eager and graph mode agree after a resume, and a larger `train.train_iter` can prolong a training.
     """
 
     def __init__(self, scheduler: Any) -> None:

@@ -28,24 +28,24 @@ logger = logging.getLogger(__name__)
 
 
 def default_setup(cfg: Any, args: Any = None) -> None:
-    """Set up the job that a config describes: check it, set the mesh, complete the batch sizes, take the output folder,
-    log, save `config.yaml`.
+    """Set up the job that a config describes: check it, set the mesh, complete the batch sizes, lock the output folder,
+    start logging, save `config.yaml`.
 
     Args:
-        cfg: the whole config; what it leaves open (sizes of the mesh and of batches) is written into it.
+        cfg: the whole config; sizes of the mesh and of batches that it does not set are written into it.
         args: the command line: `resume`, `eval_only`, `fast_dev_run`, and `opts`, overrides (`key=value`) that are
             applied if `LazyConfig.apply_overrides` was not called for this config. `cfg.train.resume` then says whether
             the run continues from a checkpoint in its output folder.
 
     Raises:
         ConfigError: Unknown keys, sizes that contradict each other, ranks with other versions or another config, or an
-            output folder that a live training owns.
+            output folder that another running training uses.
         MeshError: Sizes that do not fit the ranks.
     """
     overrides = getattr(args, "opts", None)
     if overrides and not has_overrides(cfg):
         LazyConfig.apply_overrides(cfg, list(overrides))
-    # To the console alone, until the output folder is known to be this run's.
+    # Log only to the console until this run has locked the output folder.
     setup_logger(rank=get_rank())
     check_values(cfg)
     users = try_get_key(cfg, "train.resume") if args is None else given(cfg, "train.resume")
@@ -106,13 +106,13 @@ def default_setup(cfg: Any, args: Any = None) -> None:
 
 
 def complete_train_config(cfg: Any) -> None:
-    """Write open sizes of batches, and the number of samples, into `cfg.train`; a ConfigError if they contradict."""
+    """Write missing batch sizes and the number of samples into `cfg.train`; raises ConfigError if they contradict."""
     check_values(cfg)
     check_overrides(try_get_key(cfg, OVERRIDE_KEY) or ())
     plan = step_plan(cfg)
     sizes = list(plan.sizes.values())
     set_key(cfg, "train.global_batch_size", plan.schedule.sizes[-1][1])
-    # With several global batch sizes, what differs between them stays open.
+    # If there are several global batch sizes, values that differ between them are not written.
     if len({each.micro_batch_size for each in sizes}) == 1:
         set_key(cfg, "train.train_micro_batch_size", sizes[0].micro_batch_size)
     if len({each.num_accumulation_steps for each in sizes}) == 1:
@@ -138,7 +138,7 @@ def seed_all(seed: int) -> None:
 
 
 def set_key(cfg: Any, key: str, value: Any) -> None:
-    """Set a dotted key of a config, also one that it does not have yet."""
+    """Set a dotted key of a config, also if the config does not have it yet."""
     OmegaConf.update(cfg, key, value, force_add=True)
 
 

@@ -1,4 +1,4 @@
-"""The steps that a config describes: their global batch sizes, how each is cut into batches, which are skipped."""
+"""The steps that a config describes: their global batch sizes, how each is split into batches, which are skipped."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class StepPlan:
     """The steps of a training."""
 
     schedule: StepSchedule  # global batch size of each step
-    sizes: dict[int, BatchSizes]  # of each global batch size in it, how a step is cut into batches
+    sizes: dict[int, BatchSizes]  # global batch size -> how a step of this size is split into batches
     skip_steps: Ranges = ()  # (first step, last step), both included, whose samples are left out
 
     @property
@@ -47,7 +47,11 @@ class StepPlan:
         return self.sizes[self.schedule.size_of(step)].num_accumulation_steps
 
     def followed_by(self, loader: Any) -> bool:
-        """Let a train loader follow the plan, if it can; False if it is of another make or has other batch sizes."""
+        """Let a train loader follow the plan; False if it is of another kind, or has other batch sizes.
+
+        Raises:
+            ConfigError: The loader cannot follow, and the plan has several sizes or skips.
+        """
         stream = attribute_of(loader, "stream")
         rows = self.first.micro_batch_size * get_data_parallel_size()
         problem = ""
@@ -64,9 +68,12 @@ class StepPlan:
 
 
 def step_plan(cfg: Any, data_parallel_size: int | None = None) -> StepPlan:
-    """Read the plan from a config; `train.global_batch_size` and the like may still be open.
+    """Read the plan from a config, in which batch sizes may be missing.
 
-    Of micro-batch size and accumulation steps, the one that the config gives holds for all steps; the other follows.
+    If the config sets the micro-batch size or the accumulation steps, all steps use it, and the other one is computed.
+
+    Raises:
+        ConfigError: The sizes contradict each other, or a graph is used with several global batch sizes.
     """
     ranks = get_data_parallel_size() if data_parallel_size is None else data_parallel_size
     micro, accumulation = (
@@ -101,7 +108,11 @@ def complete_batch_sizes(
     num_accumulation_steps: int | None,
     data_parallel_size: int,
 ) -> BatchSizes:
-    """Fill in what is missing: global = micro x accumulation x data-parallel size."""
+    """Compute the missing sizes: global = micro x accumulation x data-parallel size.
+
+    Raises:
+        ConfigError: A size is no whole number of at least 1, the sizes contradict each other, or too many are missing.
+    """
     for key, value in (
         ("train_micro_batch_size", micro_batch_size),
         ("global_batch_size", global_batch_size),

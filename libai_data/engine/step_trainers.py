@@ -13,9 +13,9 @@ from libai_data.errors.argument_rules import check, whole
 
 
 class _StepTrainer(TrainerBase):
-    """What both trainers do.
+    """The common part of both trainers.
 
-    They call `on_inputs` with the model's inputs of each micro-batch, or of several that are joined, and how many.
+    They call `on_inputs` with the model's inputs, and the number of micro-batches that are joined in these inputs.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class _StepTrainer(TrainerBase):
     def run_step(  # type: ignore[override]
         self, get_batch: Callable[..., dict[str, Any]], input_placement_device: str = "cuda"
     ) -> None:
-        """Run one step; `get_batch` makes the model's arguments of a batch and a device, "cuda" or "cpu"."""
+        """Run one step; `get_batch` makes the model's arguments from a batch and a device, "cuda" or "cpu"."""
         self.inputs.seconds = 0.0
 
         def take(batches: int) -> dict[str, Any]:
@@ -49,18 +49,18 @@ class _StepTrainer(TrainerBase):
         self.write_metrics(self._step(take), self.inputs.seconds)
 
     def _step(self, take: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
-        """Update the weights; returns the losses. `take` makes the model's inputs of as many consecutive batches."""
+        """Update the weights; returns the losses. `take(n)` makes the model's inputs from the next n batches."""
         raise NotImplementedError
 
 
 class EagerTrainer(_StepTrainer):
     """One loss, one optimizer, one loader, in OneFlow's eager mode.
 
-    A step adds up the gradients of `grad_acc_steps` consecutive batches and updates the weights once, so that the
-    gradient is that of the mean loss over all their samples.
+    A step adds up the gradients of `grad_acc_steps` consecutive batches and updates the weights once. So the gradient
+    is that of the mean loss over the samples of all these batches.
 
     Args:
-        model: a `oneflow.nn.Module` that takes a batch's fields as keyword arguments and returns a dict of losses.
+        model: a `oneflow.nn.Module` with a batch's fields as keyword arguments, which returns a dict of losses.
         data_loader: any iterable of batches.
         optimizer: a `oneflow.optim.Optimizer`.
         grad_acc_steps: batches in a step.
@@ -91,7 +91,7 @@ class EagerTrainer(_StepTrainer):
                 mean_outputs[name] = mean_outputs[name] + share if name in mean_outputs else share
         if any(self._clips):
             with warnings.catch_warnings():
-                # OneFlow warns at every step about each group that does not ask for clipping.
+                # In every step, OneFlow warns about each group without clipping.
                 warnings.simplefilter("ignore")
                 self.optimizer.clip_grad()
         self.optimizer.step()
@@ -100,10 +100,10 @@ class EagerTrainer(_StepTrainer):
 
 
 class GraphTrainer(_StepTrainer):
-    """One graph that holds model, optimizer and schedule, and one loader: a step is one launch.
+    """One graph with model, optimizer and schedule, and one loader: a step is one call of the graph.
 
-    A step hands the graph `grad_acc_steps` consecutive batches: joined along dim 0 if the graph cuts them into
-    micro-batches itself, else side by side (`GraphBase.takes_micro_batches`).
+    A step passes `grad_acc_steps` consecutive batches to the graph. If the graph itself splits its inputs into
+    micro-batches, they are joined along dim 0, else they are separate arguments (`GraphBase.takes_micro_batches`).
 
     Args:
         graph: a `oneflow.nn.Graph` with an attribute `model`.

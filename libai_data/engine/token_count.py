@@ -21,8 +21,8 @@ from libai_data.iterables.iterable_loader import indexed_dataset_of
 from libai_data.mesh.current import broadcast_py_object, get_data_parallel_size, is_main_process, tensor_to_rank0
 
 _TOKEN_FIELDS = ("input_ids", "tokens", "token_ids", "encoder_input_ids")
-# Nonzero for real tokens. The first two have the shape of the tokens; the last is a matrix for each sample, whose
-# first row is that of the first token, which sees all.
+# Inputs that are nonzero for real tokens. The first two have the shape of the tokens. The last has a matrix for each
+# sample; the row of the first token is first, and this token sees all tokens.
 _MASKS = ("attention_mask", "segment_ids", "encoder_attn_mask")
 
 
@@ -32,15 +32,15 @@ _NONE = np.empty(0, np.int64)
 class TokenCounter:
     """Counts the tokens of a training.
 
-    Where the model's inputs have a mask of real tokens, its sum counts; of `cu_seqlens`, the last bound. It is computed
-    where the inputs lie, and read when somebody asks. Without a mask, all tokens of samples of equal length count. If a
-    collator may pad and there is no mask, the number is not known.
+    If the model's inputs have a mask of real tokens, the number is its sum; of `cu_seqlens`, the last bound. The sum is
+    computed on the inputs' devices, and read when the number is needed. Without a mask, all tokens of samples of equal
+    length count. If a collator may pad and there is no mask, the number is not known.
 
     Attributes:
-        sources: on rank 0, the tokens of each dataset of a blend, or of several datasets one behind the other.
+        sources: on rank 0, the tokens of each dataset of a blend or concatenation.
     """
 
-    may_be_absent = True  # From checkpoints of earlier versions.
+    may_be_absent = True  # Checkpoints of earlier versions do not have this state.
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
@@ -57,7 +57,7 @@ class TokenCounter:
         """Count the tokens of a micro-batch: the model's inputs by name, global tensors [samples, ...].
 
         Args:
-            batches: that were joined along dim 0, each rank its own part.
+            batches: number of batches that each rank has joined along dim 0.
         """
         rows = _real_tokens(inputs)
         if rows is None:
@@ -71,14 +71,19 @@ class TokenCounter:
             self._rows.append((rows, batches))
 
     def _has_sources(self) -> bool:
-        """Whether the tokens of several datasets are counted apart. The first call is collective."""
+        """Whether the tokens of several datasets are counted separately. The first call is collective."""
         if self._is_combined is None:
             # A rank that does not read has no dataset.
             self._is_combined = bool(broadcast_py_object(bool(parts_of(indexed_dataset_of(self._loader)))))
         return self._is_combined
 
     def take(self, samples: int, new_samples: int) -> tuple[int, int]:
-        """Tokens of the whole training and those since the last call, on rank 0; 0 if not known. Collective."""
+        """Tokens of the whole training and tokens since the last call, on rank 0; 0 if not known. Collective.
+
+        Args:
+            samples: samples of the whole training.
+            new_samples: samples since the last call.
+        """
         self._read()
         new, self._new = self._new, 0
         if self._counted:
@@ -86,12 +91,12 @@ class TokenCounter:
         return samples * (self._per_sample or 0), new_samples * (self._per_sample or 0)
 
     def state_dict(self) -> dict[str, Any]:
-        """What was counted by masks, and of each source. Collective."""
+        """The tokens that masks have counted, and those of each source. Collective."""
         self._read()
         return {"tokens": self._counted, "sources": dict(self.sources)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue to count."""
+        """Continue to count from a state of `state_dict`."""
         self._counted, self._new, self._unread = int(state["tokens"]), 0, None
         self.sources, self._mark, self._rows = dict(state.get("sources", {})), None, []
 
@@ -127,7 +132,7 @@ class TokenCounter:
     def _tokens_since(
         self, before: StreamState, now: StreamState, rows: list[np.ndarray]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The samples between two states, and the tokens of each, int64 [n] each; none where they are not known."""
+        """Indices of the samples between two states, and their tokens, int64 [n] each; empty if they are not known."""
         if before.start is not None and now.start is not None:
             dataset = self._loader.dataset
             starts = np.hstack([before.start, now.start])
@@ -154,7 +159,7 @@ def _sums(parts: list[tuple[str, int]], indices: np.ndarray, tokens: np.ndarray)
 
 
 def parts_of(dataset: Any) -> list[tuple[str, int]]:
-    """Name and length of each dataset of a blend, or of several one behind the other; [] for any other dataset."""
+    """Name and length of each dataset of a blend or concatenation; [] for any other dataset."""
     whole = dataset.dataset if isinstance(dataset, StreamTransform) else dataset
     if not isinstance(whole, ConcatDataset) or len(whole.datasets) < 2:
         return []
@@ -166,20 +171,20 @@ def parts_of(dataset: Any) -> list[tuple[str, int]]:
 
 
 def _in_stream_order(rows: Any, batches: int) -> np.ndarray:
-    """A number for each row of joined batches, on rank 0, in the order of the stream. Collective."""
+    """The numbers of the rows of joined batches, on rank 0, in the order of the stream. Collective."""
     local = tensor_to_rank0(rows, device="cpu", to_local=True)
     if not is_main_process():
         return _NONE
-    # Each rank has its own rows of all these batches one behind the other.
+    # Each rank has its own rows of all these batches, batch after batch.
     by_rank = local.numpy().reshape(get_data_parallel_size(), batches, -1)
     return np.asarray(by_rank.transpose(1, 0, 2).ravel())
 
 
 def tokens_per_sample(loader: Any, inputs: Mapping[str, Any]) -> int:
-    """Tokens of one sample, where all have equally many; 0 where it is not known.
+    """Tokens of one sample, if all samples have the same number; 0 if this is not known.
 
-    The dataset's attribute `tokens_per_sample`, or else the length of the model's input that is called like tokens.
-    With a collator, lengths may change from batch to batch and from mesh to mesh.
+    This is the dataset's attribute `tokens_per_sample`, or else the length of the model's input of tokens, such as
+    `input_ids`. With a collator it is not known: lengths may differ between batches, and between meshes.
     """
     declared = getattr(indexed_dataset_of(loader), "tokens_per_sample", None)
     if isinstance(declared, int):
@@ -191,8 +196,8 @@ def tokens_per_sample(loader: Any, inputs: Mapping[str, Any]) -> int:
 
 
 def _real_tokens(inputs: Mapping[str, Any]) -> Any:
-    """The number of real tokens of each sample, a tensor [samples], or None if the inputs do not say."""
-    # Of pairs of answers, both are tokens.
+    """The number of real tokens of each sample, a tensor [samples], or None if the inputs do not have it."""
+    # If samples are pairs of answers, the tokens of both answers count.
     found = [_of_one_kind(inputs, prefix) for prefix in ("", "chosen_", "rejected_")]
     known = [counts for counts in found if counts is not None]
     return sum(known[1:], known[0]) if known else None

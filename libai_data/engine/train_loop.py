@@ -1,4 +1,4 @@
-"""The training loop: a trainer runs steps, hooks do everything around them."""
+"""The training loop: a trainer runs the steps, and hooks do all other work before and after them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class TrainingStopped(SystemExit):
 
 
 class HookBase:
-    """Something done around training steps.
+    """Base of hooks, which do something before or after training steps.
 
     The trainer calls its hooks in the order in which they were registered::
 
@@ -34,7 +34,7 @@ class HookBase:
         hook.after_train()          # or hook.on_stop(), when a hook's before_step raised TrainingStopped
         hook.close()
 
-    Do time-consuming work in `after_step`, so that hooks which measure the step measure nothing else. If a step fails,
+    Do time-consuming work in `after_step`, so that hooks that measure the step measure nothing else. If a step fails,
     only `close` is called, and not `after_train`, because the other ranks may never reach it.
 
     Attributes:
@@ -47,7 +47,7 @@ class HookBase:
         """Called before the first step."""
 
     def after_train(self) -> None:
-        """Called after the last step, if none failed; `self.trainer.iter` is `max_iter` then."""
+        """Called after the last step, if no step failed; then `self.trainer.iter` is `max_iter`."""
 
     def on_stop(self) -> None:
         """Called instead of `after_train` when all ranks stop before step `self.trainer.iter`, by `TrainingStopped`."""
@@ -67,11 +67,11 @@ class TrainerBase:
 
     Attributes:
         iter: index of the current step. A step is one update of the weights, in eager and in graph mode, whatever the
-            number of micro-batches in it. After a training that ended well it equals `max_iter`.
+            number of micro-batches in it. After a complete training, `iter` equals `max_iter`.
         start_iter: index of the first step.
-        max_iter: index after that of the last step.
+        max_iter: index of the last step, plus one.
         storage: the scalars measured during `train`.
-        losses: losses not read from their devices yet.
+        losses: losses that were not read from their devices yet.
     """
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class TrainerBase:
         self.losses = LossBuffer()
 
     def register_hooks(self, hooks: Iterable[HookBase | None]) -> None:
-        """Add hooks after those already registered; None is skipped, and what is no `HookBase` a TypeError."""
+        """Add hooks after those already registered; skips None, and raises TypeError for other objects."""
         for hook in hooks:
             if hook is None:
                 continue
@@ -96,7 +96,7 @@ class TrainerBase:
         """Run the steps [start_iter, max_iter) and the hooks around them.
 
         Raises:
-            TrainingStopped: A hook stopped it before a step, on all ranks the same one.
+            TrainingStopped: A hook stopped the training, before the same step on all ranks.
         """
         logger.info("Training from iteration %d to %d.", start_iter, max_iter)
         self.iter = self.start_iter = start_iter
@@ -137,7 +137,7 @@ class TrainerBase:
             hook.after_step()
 
     def end_after_step(self) -> None:
-        """End the training as planned after the current step. For hooks, on all ranks at the same step."""
+        """End the training normally after the current step. Hooks call this, on all ranks at the same step."""
         self.max_iter = self.iter + 1
 
     def ends_period(self, period: int) -> bool:
@@ -145,19 +145,19 @@ class TrainerBase:
         return (self.iter + 1) % period == 0 or self.iter == self.max_iter - 1
 
     def run_step(self) -> None:
-        """One step; to be written by subclasses."""
+        """Run one step; subclasses must implement this."""
         raise NotImplementedError(f"{type(self).__name__} must implement run_step()")
 
     def write_metrics(self, loss_dict: Mapping[str, Any], data_time: float, prefix: str = "") -> None:
-        """Note the losses of this step, without waiting for the devices that still compute them.
+        """Record the losses of this step, without waiting for the devices that still compute them.
 
-        They are read on logging steps (`LossBuffer.period`), which is when they appear in the storage. Collective:
-        every rank calls it at every step.
+        On logging steps (`LossBuffer.period`), the losses are read and put into the storage. Collective: every rank
+        calls this method in every step.
 
         Args:
             loss_dict: scalar tensors, global or local.
             data_time: seconds this rank waited for the step's data.
-            prefix: put before the names.
+            prefix: prefix of the names.
         """
         storage = get_event_storage()
         storage.put_scalar(prefix + "data_time", data_time, iteration=self.iter)
@@ -166,7 +166,7 @@ class TrainerBase:
             self.losses.read_into(storage, prefix)
 
     def _close_hooks(self) -> None:
-        """Close every hook; one that fails keeps neither the others from it, nor an earlier failure from being seen."""
+        """Close every hook. Log the error of one that fails, to close the others too and to keep an earlier error."""
         for hook in self._hooks:
             try:
                 hook.close()

@@ -18,13 +18,13 @@ from libai_data.engine.logging_setup import ON_BAR
 from libai_data.errors.argument_rules import OUTPUT, OUTPUT_FILE, check
 
 SOURCE = "consumed_tokens/"
-"""Begins the names of numbers that are the tokens of one dataset."""
+"""Prefix of the names of numbers that are the tokens of one dataset."""
 
 logger = logging.getLogger(__name__)
 
 
 class EventWriter:
-    """Takes what is new in the `EventStorage` of the running training."""
+    """Writes the new scalars of the running training's `EventStorage`."""
 
     def write(self) -> None:
         """Write what is new since the last call."""
@@ -35,7 +35,7 @@ class EventWriter:
 
 
 class NewScalars:
-    """Finds what a storage got since the last look; a scalar with the smoothing hint is averaged over that time."""
+    """Finds the scalars put since the last call; averages the new values of a scalar with the smoothing hint."""
 
     def __init__(self) -> None:
         self._seen: dict[str, int] = {}
@@ -56,7 +56,7 @@ class NewScalars:
 
 
 class _FileWriter(EventWriter):
-    """Appends to a file what is new."""
+    """Appends new scalars to a file."""
 
     def __init__(self, path: str, start_iter: int) -> None:
         self._file = AppendFile(path)
@@ -68,13 +68,13 @@ class _FileWriter(EventWriter):
 
 
 class JSONWriter(_FileWriter):
-    """One line of JSON for each iteration at which something was written; losses are means since the line before.
+    """Writes a line of JSON for each iteration with new scalars; losses are means since the line before.
 
     Non-finite numbers are written as null, so that every line is JSON.
 
     Args:
-        json_file: path. Lines of iterations from `start_iter` on, and a torn last line, are removed first: a resumed
-            training takes those steps again, and a new one begins a new file.
+        json_file: path. Lines of iterations from `start_iter` on, and an incomplete last line, are removed first: a
+            resumed training repeats these steps, and a new training begins a new file.
     """
 
     def __init__(self, json_file: str, start_iter: int = 0) -> None:
@@ -114,7 +114,7 @@ def _lines_before(path: str, start_iter: int) -> list[str]:
 
 
 class TensorboardXWriter(_FileWriter):
-    """TensorBoard events of all scalars. What an earlier run wrote from `start_iter` on, TensorBoard hides."""
+    """Writes TensorBoard events of all scalars. TensorBoard hides what an earlier run wrote from `start_iter` on."""
 
     def __init__(self, log_dir: str, start_iter: int = 0) -> None:
         check({"log_dir": OUTPUT}, log_dir=log_dir)
@@ -124,7 +124,7 @@ class TensorboardXWriter(_FileWriter):
     def write(self) -> None:
         """Append the new scalars, and return when they are written.
 
-        tensorboardX's own writer does not do: its thread dies of a full disk, and its queue then blocks the training.
+        tensorboardX's own writer is not used: a full disk ends its thread, and then its queue blocks the training.
         """
         from tensorboardX.proto.event_pb2 import Event, SessionLog
         from tensorboardX.summary import scalar
@@ -153,7 +153,7 @@ def _record(event: Any) -> bytes:
 
 
 class CommonMetricPrinter(EventWriter):
-    """One log line with what one wants to see of a training that ends before step `max_iter`."""
+    """Writes a log line with the main numbers of a training that ends before step `max_iter`."""
 
     def __init__(self, max_iter: int) -> None:
         self._max_iter = max_iter
