@@ -103,7 +103,7 @@ def setup_logger(output_dir: str | None = None, rank: int = 0, name: str = "log.
     console.setFormatter(logging.Formatter(_FORMAT if rank == 0 else f"[rank {rank}] {_FORMAT}", _DATES))
     logger.addHandler(console)
     if output_dir:
-        # If the folder cannot be made, the handler says that lines are lost.
+        # If the folder cannot be created, the handler reports that lines are lost.
         with suppress(OSError):
             os.makedirs(output_dir, exist_ok=True)
         file = _FileHandler(os.path.join(output_dir, name if rank == 0 else f"{name}.rank{rank}"))

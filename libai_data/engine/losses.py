@@ -50,7 +50,7 @@ class LossBuffer:
     """The losses of the steps since they were last read.
 
     Args:
-        period: the losses are read after every so many steps.
+        period: number of steps after which the losses are read.
 
     Attributes:
         stop_on_nonfinite: raise an error when a loss that is read is NaN or infinite.
@@ -72,7 +72,7 @@ class LossBuffer:
         self._unread.append((iteration, {name: value.detach() for name, value in losses.items()}))
 
     def read_into(self, storage: EventStorage, prefix: str = "") -> None:
-        """Wait for the losses; rank 0 puts them with their steps, and each step's sum as "total_loss". Collective.
+        """Wait for the losses; rank 0 puts each step's losses, and their sum "total_loss", into `storage`. Collective.
 
         Raises:
             NonFiniteLossError: A loss is NaN or infinite, and `stop_on_nonfinite` is True.

@@ -122,7 +122,7 @@ def first_leaf(values: Any) -> Any:
 
 
 def as_flow_tensor(tensor: Any) -> Any:
-    """Make a OneFlow tensor over an array's memory; an array that is not contiguous is copied.
+    """Make a OneFlow tensor over an array's memory, or of a copy if it is not contiguous; return a tensor as it is.
 
     Raises:
         SchemaError: The array is masked, or OneFlow lacks its dtype.

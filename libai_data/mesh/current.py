@@ -112,7 +112,7 @@ def get_layer_placement(layer_idx: int, device_type: str | None = None) -> Any:
         device_type: `"cuda"` or `"cpu"`; the mesh's own by default, and `"cpu"` if there is no GPU.
 
     Returns:
-        A `oneflow.placement` of shape `(data, tensor)` if both axes exist, otherwise a flat one.
+        A `oneflow.placement` of shape `(data, tensor)` if both axes are larger than 1, otherwise of shape `(ranks,)`.
 
     Raises:
         MeshError: The mesh has no such layer, or `device_type` is not allowed.

@@ -111,12 +111,12 @@ def local_to_global(
 
 @dataclass(frozen=True)
 class _Way:
-    """How the local tensors of a field become global ones."""
+    """How the local tensors of a field become global tensors."""
 
     shape: tuple[int, ...]
     placement: Any
     device_type: str
-    sbp: list[Any]  # with which each rank fills its own part
+    sbp: list[Any]  # SBP with which each rank fills its own part
     taken_over: bool  # OneFlow uses the local part as it is
     # Dim, start and length of the rank's part of its shard; None if the part is the whole shard.
     narrow: tuple[int, int, int] | None = None

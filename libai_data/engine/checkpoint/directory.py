@@ -121,7 +121,7 @@ def write_small_file(path: Path, text: str) -> None:
 
 
 def recover(folder: Path) -> None:
-    """Clean up after a writer that was killed: remove what is unfinished, restore a directory that was not replaced.
+    """Clean up after a killed writer: remove unfinished directories, and restore one whose replacement is missing.
 
     No other process may write in the folder.
     """

@@ -40,7 +40,7 @@ def own_part(
 
 
 def split_dims_of(tensor: Any) -> tuple[int | None, ...]:
-    """For each axis of a global tensor's placement, the dim that it splits, or None. Raises for a partial sum."""
+    """The dim that each axis of a global tensor's placement splits, or None; CheckpointError for a partial sum."""
     import oneflow as flow
 
     splits = {flow.sbp.split(dim): dim for dim in range(len(tensor.shape))}

@@ -278,7 +278,7 @@ def _by_hooks(datamodule: Any, batch: Any, device: Any, dataloader_idx: int) -> 
 def changed_by_hooks(datamodule: Any, batch: Instance, dataloader_idx: int, names: Sequence[str] | None) -> Instance:
     """Call the hooks of a LightningDataModule on this rank's rows, in the order in which Lightning calls them.
 
-    The hooks get what the module's loader yields, of torch tensors in the memory of the host: a tuple or list, a bare
+    The hooks get what the module's loader yields, as torch tensors in the memory of the host: a tuple or list, a bare
     tensor, or a dict for any mapping. Their argument `device` is the CPU. Fields that the batch had before keep their
     layouts.
     """

@@ -125,7 +125,7 @@ def inference_context(model: Any) -> Iterator[None]:
 def _in_step(data_loader: Iterable[Any]) -> Iterator[Any]:
     """The batches; all ranks raise ContractError if the loaders of some ranks end before those of other ranks.
 
-    With this package's samplers, all ranks end together. Otherwise they exchange before each batch if they have one.
+    With this package's samplers, all ranks end together. Else they exchange before each batch whether they have one.
     """
     ours = isinstance(data_loader, SharedLoader) or isinstance(getattr(data_loader, "stream", None), StreamSampler)
     if get_world_size() == 1 or ours:

@@ -114,7 +114,7 @@ class PerplexityEvaluator(MeanLossEvaluator):
 def correct_in_top_k(scores: np.ndarray, labels: np.ndarray, k: int) -> int:
     """Count the samples whose label [samples] is among the k classes with the highest scores [samples, classes].
 
-    Of equal scores, the lower class number comes first.
+    If scores are equal, the lower class number comes first.
     """
     # Classes that rank before the label: those with a higher score, or with the same and a lower number.
     own = np.take_along_axis(scores, labels[:, None], axis=1)

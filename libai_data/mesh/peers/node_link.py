@@ -50,7 +50,7 @@ def open_node_link(name: str) -> socket.socket:
 
 
 def accept_followers(listener: socket.socket, ranks: Sequence[int]) -> dict[int, Channel]:
-    """Wait until `ranks`, all of the node but its leader, have connected; then close the listener.
+    """Wait until `ranks`, all ranks of this node except its leader, have connected; then close the listener.
 
     Raises:
         PeerError: A rank does not connect within `seconds_to_meet()`.

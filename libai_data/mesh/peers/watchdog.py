@@ -72,7 +72,7 @@ SECONDS_FOR_THE_CAUSE = 2.0
 """Seconds that a rank waits before it ends because a peer is gone. If it fails itself, its own error explains more."""
 
 _SECONDS_LATER_THAN_FOLLOWERS = 0.3
-"""A rank that others connect to ends later by this, so that they print their message before OneFlow aborts them."""
+"""A rank that others connect to ends so much later, so that they print their message before OneFlow aborts them."""
 
 _SECONDS_TO_FLUSH = 2.0
 _SECONDS_FOR_PREDECESSOR = 10.0
