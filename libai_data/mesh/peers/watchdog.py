@@ -78,7 +78,7 @@ _SECONDS_TO_FLUSH = 2.0
 _SECONDS_FOR_PREDECESSOR = 10.0
 _SECONDS_BETWEEN_LOOKS = 1.0
 
-_LEFT, _WAITS, _STANDS, _AT, _GO, _END = "left ", "waits ", "stands ", "at ", "go ", "end: "
+_LEFT, _WAITS, _PLACE, _AT, _RELEASE, _END = "left ", "waits ", "stands ", "at ", "go ", "end: "
 
 
 class Liveness:
@@ -103,7 +103,7 @@ class Liveness:
         self._leaving = Leaving(world_size)
         self._is_at_meeting = False
         self._arrived: dict[int, tuple[Place, str, list[Any]]] = {}
-        self._told: list[Any] = []
+        self._gathered: list[Any] = []
         self._main = MainThread(has_gpus)
         self._place = OwnPlace()
         self._report_at = 0.0
@@ -153,7 +153,7 @@ class Liveness:
             self._is_at_meeting = bool(what)
             problem = self._leaving.problem_of(self._rank, self._collectives, self._is_at_meeting)
         if problem:
-            self._tell(f"{_END}{problem}")
+            self._send_to_all(f"{_END}{problem}")
             raise PeerError(problem)
         if not what:
             return {}
@@ -162,12 +162,12 @@ class Liveness:
             self._arrive(self._rank, (self._collectives, COLLECTIVE, what), line_of_program(), [own])
             with self._changed:
                 self._changed.wait_for(lambda: not self._is_at_meeting)
-        return dict(self._told)
+        return dict(self._gathered)
 
-    def _arrive(self, rank: int, place: Place, line: str, told: list[Any]) -> None:
+    def _arrive(self, rank: int, place: Place, line: str, gathered: list[Any]) -> None:
         """Record the place that a rank and all ranks below it have reached. After the last one, all can continue."""
         with self._changed:
-            self._arrived[rank] = cast(Place, tuple(place)), line, told
+            self._arrived[rank] = cast(Place, tuple(place)), line, gathered
             # Not the number of connections: this rank may still wait for some connections.
             if len(self._arrived) <= len(self._followers) + (self._nodes - 1 if self._rank == 0 else 0):
                 return
@@ -175,19 +175,19 @@ class Liveness:
         if len({place for place, _, _ in arrived.values()}) > 1:
             places = by_rank({each: in_words(place, at) for each, (place, at, _) in sorted(arrived.items())})
             self._end(f"the ranks have come to different collectives: {places}. {SAME_COLLECTIVES}")
-        told = [each for _, _, below in arrived.values() for each in below]
+        gathered = [each for _, _, below in arrived.values() for each in below]
         if self._above is None:
-            self._go(json.dumps(told))
+            self._release(json.dumps(gathered))
         else:
-            send_word(self._above, _AT + json.dumps((self._rank, place, line, told)))
+            send_word(self._above, _AT + json.dumps((self._rank, place, line, gathered)))
 
-    def _go(self, told: str) -> None:
+    def _release(self, gathered: str) -> None:
         """Let this rank and those below continue: all ranks have arrived, and have sent these words."""
         for connection in list(self._connections.values()):
             if connection is not self._above:
-                send_word(connection, _GO + told)
+                send_word(connection, _RELEASE + gathered)
         with self._changed:
-            self._told = json.loads(told)
+            self._gathered = json.loads(gathered)
             self._is_at_meeting = False
             self._changed.notify_all()
 
@@ -256,11 +256,11 @@ class Liveness:
                     if b"s" in os.read(self._heard, 64):
                         self.stop.ask()
                 elif listener is not None and descriptor == listener.fileno():
-                    self._let_in(listener)
-                elif not self._obey(descriptor):
+                    self._accept(listener)
+                elif not self._handle(descriptor):
                     events.unregister(descriptor)
             if self._leaving.after:
-                self._look()
+                self._report_wait()
             else:
                 self._report_place()
 
@@ -278,48 +278,48 @@ class Liveness:
                     )
                 time.sleep(0.1)
 
-    def _let_in(self, listener: socket.socket) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         rank, channel = let_in(listener.accept()[0])
         if rank not in self._followers or f"rank {rank}" in self._names.values():
             channel.close()
             return
         self._add(channel, f"rank {rank}")
 
-    def _obey(self, descriptor: int) -> bool:
+    def _handle(self, descriptor: int) -> bool:
         """Handle a word; returns False if no more words will arrive over this connection."""
         word = receive_word(self._connections[descriptor])
         if word.startswith(PREFIX):
             self.stop.hear(word)
         elif word.startswith(_END):
-            self._end(word[len(_END) :], told_by=descriptor)
+            self._end(word[len(_END) :], received_from=descriptor)
         elif word.startswith(_LEFT):
             rank, collectives = map(int, word[len(_LEFT) :].split())
             with self._changed:
                 self._leaving.after[rank] = collectives
                 problem = self._leaving.problem_of(self._rank, self._collectives, self._is_at_meeting)
-            self._tell(word, but=descriptor)
+            self._send_to_all(word, but=descriptor)
             if problem:
                 self._end(problem)
         elif word.startswith(_WAITS):
-            said, seconds = word[len(_WAITS) :].split()
-            self._note(int(said), float(seconds))
+            sender, seconds = word[len(_WAITS) :].split()
+            self._note(int(sender), float(seconds))
         elif word.startswith(_AT):
             self._arrive(*json.loads(word[len(_AT) :]))
-        elif word.startswith(_GO):
-            self._go(word[len(_GO) :])
-        elif word.startswith(_STANDS):
-            said, _, report = word[len(_STANDS) :].partition(" ")
-            self._note_place(int(said), Report.unpacked(report))
+        elif word.startswith(_RELEASE):
+            self._release(word[len(_RELEASE) :])
+        elif word.startswith(_PLACE):
+            sender, _, report = word[len(_PLACE) :].partition(" ")
+            self._note_place(int(sender), Report.unpacked(report))
         else:
             name = self._names[descriptor]
             rank = int(name.split()[1].rstrip(","))
             if rank not in self._leaving.after:
-                self._end(f"{name} is gone; see its output", told_by=descriptor)
+                self._end(f"{name} is gone; see its output", received_from=descriptor)
             self._note(rank, SECONDS_IDLE)
             return False
         return True
 
-    def _look(self) -> None:
+    def _report_wait(self) -> None:
         """After a rank has left, report whether this rank waits; rank 0 ends the job if no rank can continue."""
         seconds = self._main.seconds_to_wait(has_left=self._rank in self._leaving.after)
         if seconds != self._leaving.waits(self._rank):
@@ -346,7 +346,7 @@ class Liveness:
         if self._rank == 0:
             self._standstill.note(rank, report, time.monotonic())
         elif self._above is not None:
-            send_word(self._above, f"{_STANDS}{rank} {report.packed()}")
+            send_word(self._above, f"{_PLACE}{rank} {report.packed()}")
 
     def _note(self, rank: int, seconds: float) -> None:
         """Record whether a rank waits for others, and send it to rank 0, which decides whether the job ends."""
@@ -354,15 +354,15 @@ class Liveness:
         if self._above is not None:
             send_word(self._above, f"{_WAITS}{rank} {seconds}")
 
-    def _tell(self, word: str, but: int = -1) -> None:
+    def _send_to_all(self, word: str, but: int = -1) -> None:
         for descriptor, connection in list(self._connections.items()):
             if descriptor != but:
                 send_word(connection, word)
 
-    def _end(self, why: str, told_by: int = -1) -> None:
+    def _end(self, why: str, received_from: int = -1) -> None:
         """End all ranks. The thread that watches calls this, or the main thread at its end."""
         self._is_ending = True
-        self._tell(f"{_END}{why}", but=told_by)
+        self._send_to_all(f"{_END}{why}", but=received_from)
         leads, has_left = len(self._connections) > 1, self._rank in self._leaving.after
         # After its farewell, this rank cannot fail itself, and its main thread soon ends the process with code 0.
         seconds = 0.0 if has_left else SECONDS_FOR_THE_CAUSE
@@ -401,7 +401,7 @@ class Liveness:
                 return
             self._leaving.after[self._rank] = self._collectives
             problems = [self._leaving.problem_of(*each, False) for each in self._leaving.after.items()]
-        self._tell(f"{_LEFT}{self._rank} {self._collectives}")
+        self._send_to_all(f"{_LEFT}{self._rank} {self._collectives}")
         os.write(self._ask, b"c")
         if any(problems):
             # The ranks that have left have not all begun the same number of collectives.
