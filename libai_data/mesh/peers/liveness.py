@@ -99,17 +99,17 @@ def _joining_within_limits() -> Iterator[None]:
     if rank == 0:
         with reserve_port(port, RANK_0):  # until OneFlow listens on it
             refuse_rank0_of_another_job(rank, port)
-            with _ending_after(seconds, late, port), _telling_the_launcher():
+            with _ending_after(seconds, late, port), _reporting_to_launcher():
                 yield
     else:
-        with _ending_after(seconds, late), _telling_the_launcher():
+        with _ending_after(seconds, late), _reporting_to_launcher():
             wait_for_own_rank0(rank, port)
             yield
     begin_to_watch()
 
 
 @contextmanager
-def _telling_the_launcher() -> Iterator[None]:
+def _reporting_to_launcher() -> Iterator[None]:
     tell_that_it_waits()
     has_joined = False
     try:
@@ -135,39 +135,39 @@ def _ending_after(seconds: float, message: str, port: int | None = None) -> Iter
     If there is a `port`, this is rank 0: the child answers for it, because no other thread of this process can run.
     """
     parent = os.getpid()
-    heard, told = os.pipe()
+    end_read, end_write = os.pipe()
     answers = None if port is None else Rank0Answers(port, has_joined=False)
     child = os.fork()
     if child == 0:
         # Only system calls: at the fork, other threads of the parent may have held any lock.
         try:
-            os.close(told)
+            os.close(end_write)
             # The pipe is readable after the end of the block, and after the end of the parent.
-            if not _hears(heard, seconds, answers) and os.getppid() == parent:
+            if not _is_readable(end_read, seconds, answers) and os.getppid() == parent:
                 if select.select([], [2], [], _SECONDS_TO_WRITE)[1]:  # A stopped terminal (Ctrl-S) is not writable.
                     os.write(2, message.encode())
                 os.kill(parent, signal.SIGKILL)
         finally:
             os._exit(0)
-    os.close(heard)
+    os.close(end_read)
     if answers is not None:
         answers.close()
     try:
         yield
     finally:
         # Closing the pipe is not enough: a process that was forked in the block also has it open.
-        os.write(told, b".")
-        os.close(told)
+        os.write(end_write, b".")
+        os.close(end_write)
         os.waitpid(child, 0)
 
 
-def _hears(heard: int, seconds: float, answers: Rank0Answers | None) -> bool:
-    """Whether `heard` becomes readable within `seconds`; meanwhile, `answers` answers questions."""
+def _is_readable(end_read: int, seconds: float, answers: Rank0Answers | None) -> bool:
+    """Whether `end_read` becomes readable within `seconds`; meanwhile, `answers` answers questions."""
     end = time.monotonic() + seconds
     questions = [] if answers is None else answers.filenos()
     while (left := end - time.monotonic()) > 0:
-        ready, _, _ = select.select([heard, *questions], [], [], left)
-        if heard in ready:
+        ready, _, _ = select.select([end_read, *questions], [], [], left)
+        if end_read in ready:
             return True
         if ready and answers is not None:
             with suppress(OSError):  # The sender cannot be reached.
