@@ -73,13 +73,13 @@ def refuse_rank0_of_another_job(rank: int, port: int) -> None:
     """
     host = os.environ.get("MASTER_ADDR", "")
     deadline = time.monotonic() + _SECONDS_FOR_PREDECESSOR
-    while (told := _ask(host, port)) is not None:
-        if rank > 0 and told["job"] == job_id() and not told["has_joined"]:
+    while (answer := _ask(host, port)) is not None:
+        if rank > 0 and answer["job"] == job_id() and not answer["has_joined"]:
             return
         if time.monotonic() > deadline:
-            state = "has met all its ranks" if told["has_joined"] else "waits for its ranks"
+            state = "has met all its ranks" if answer["has_joined"] else "waits for its ranks"
             raise ConfigError(
-                f"rank {rank} cannot join: rank 0 of another job ({told['job']}) uses port {port} at {host} and "
+                f"rank {rank} cannot join: rank 0 of another job ({answer['job']}) uses port {port} at {host} and "
                 f"{state}; give each job its own --master_port (MASTER_PORT)"
             )
         time.sleep(_SECONDS_BETWEEN_TRIES)
@@ -90,23 +90,23 @@ def _ask(host: str, port: int) -> dict[str, Any] | None:
     with suppress(OSError):
         found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM) if host else []
         for family, *_, address in found:
-            with socket.socket(family, socket.SOCK_DGRAM) as asking:
-                asking.settimeout(_SECONDS_TO_ANSWER)
-                asking.connect(address)
-                told = _answer_to(asking)
-                if told is not None:
-                    return told
+            with socket.socket(family, socket.SOCK_DGRAM) as client:
+                client.settimeout(_SECONDS_TO_ANSWER)
+                client.connect(address)
+                answer = _answer_to(client)
+                if answer is not None:
+                    return answer
     return None
 
 
-def _answer_to(asking: socket.socket) -> dict[str, Any] | None:
+def _answer_to(client: socket.socket) -> dict[str, Any] | None:
     for _ in range(_TRIES):
         try:
-            asking.send(_QUESTION)
-            told = json.loads(asking.recv(_LONGEST))
+            client.send(_QUESTION)
+            answer = json.loads(client.recv(_LONGEST))
         except socket.timeout:
             continue
         except (OSError, ValueError):  # No program has the port, or another program.
             return None
-        return told if isinstance(told, dict) and told.keys() == {"job", "has_joined"} else None
+        return answer if isinstance(answer, dict) and answer.keys() == {"job", "has_joined"} else None
     return None
