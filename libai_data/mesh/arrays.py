@@ -35,16 +35,16 @@ def as_array(value: Any, field_name: str = "") -> np.ndarray:
     Raises:
         SchemaError: The value is ragged, masked or not numeric, or a number of it fits neither int64 nor float32.
     """
-    whose = f"field '{field_name}'" if field_name else "the value"
+    subject = f"field '{field_name}'" if field_name else "the value"
     if isinstance(value, np.ndarray):
         # np.matrix always has two dims, so it cannot be stacked.
         array = np.asarray(value) if isinstance(value, np.matrix) else value
     elif type(value) is float:
         if _LARGEST < abs(value) < inf:
-            raise _beyond_float32(value, whose)
+            raise _beyond_float32(value, subject)
         return np.asarray(value, dtype=np.float32)
     elif isinstance(value, (list, tuple)):
-        array = _array_of_list(value, whose)
+        array = _array_of_list(value, subject)
     elif hasattr(value, "numpy") and callable(value.numpy):
         try:
             if hasattr(value, "detach"):  # A tensor may have a gradient, or be on a device.
@@ -52,16 +52,16 @@ def as_array(value: Any, field_name: str = "") -> np.ndarray:
             array = np.asarray(value.numpy())
         except (TypeError, RuntimeError) as error:
             raise SchemaError(
-                f"{whose} ({type(value).__name__}) cannot become an array: {error}; return a dense tensor of a dtype "
+                f"{subject} ({type(value).__name__}) cannot become an array: {error}; return a dense tensor of a dtype "
                 "that numpy has, such as value.float()"
             ) from error
     else:
         array = np.asarray(value)
     if type(array) is not np.ndarray and np.ma.is_masked(array):
-        raise SchemaError(f"{whose} is a masked array, but a tensor has no mask; return value.filled(...)")
+        raise SchemaError(f"{subject} is a masked array, but a tensor has no mask; return value.filled(...)")
     if array.dtype.kind not in "biufc":
         raise SchemaError(
-            f"{whose} holds {type(value).__name__} (dtype {array.dtype}), which cannot become a tensor; return "
+            f"{subject} holds {type(value).__name__} (dtype {array.dtype}), which cannot become a tensor; return "
             f"{as_dict(value) or 'numbers, lists of numbers, numpy arrays, OneFlow tensors, or a dict of these'}"
         )
     return _native(array)
@@ -81,30 +81,30 @@ def _native(array: np.ndarray) -> np.ndarray:
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
-def _array_of_list(values: Sequence[Any], whose: str) -> np.ndarray:
+def _array_of_list(values: Sequence[Any], subject: str) -> np.ndarray:
     try:
         array = np.asarray(values)
     except ValueError as error:
         raise SchemaError(
-            f"{whose} is a ragged list: {error}; pad it, or use a padding collator, such as PadCollator"
+            f"{subject} is a ragged list: {error}; pad it, or use a padding collator, such as PadCollator"
         ) from error
     if array.dtype == object:
-        raise SchemaError(f"{whose} is a list of unequal or non-numeric items; pad it, or convert its items")
+        raise SchemaError(f"{subject} is a list of unequal or non-numeric items; pad it, or convert its items")
     if array.dtype != np.float64 or type(first_leaf(values)) not in (bool, int, float):
         return array
     sizes = np.abs(array)
     # If no integer dtype fits all ints of the list, numpy converts them to floats.
     if (sizes >= _TOO_LARGE).any() and _holds_large_ints(values):
-        raise SchemaError(f"{whose} is a list with integers beyond int64, which would become inexact floats")
+        raise SchemaError(f"{subject} is a list with integers beyond int64, which would become inexact floats")
     beyond = array[(sizes > _LARGEST) & (sizes < inf)]
     if beyond.size:
-        raise _beyond_float32(beyond[0], whose)
+        raise _beyond_float32(beyond[0], subject)
     return array.astype(np.float32)
 
 
-def _beyond_float32(value: float, whose: str) -> SchemaError:
+def _beyond_float32(value: float, subject: str) -> SchemaError:
     return SchemaError(
-        f"{whose} holds {value}, but Python floats become float32, which ends at 3.4e38; return values of np.float64"
+        f"{subject} holds {value}, but Python floats become float32, which ends at 3.4e38; return values of np.float64"
     )
 
 
