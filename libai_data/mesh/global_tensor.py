@@ -102,22 +102,22 @@ def local_to_global(
     tensor = as_flow_tensor(local)
     if tensor.is_global:
         return tensor.to_global(sbp=nd_sbp(sbp_list), placement=get_layer_placement(placement_idx, device_type))
-    way = _way(get_mesh(), tuple(tensor.shape), tuple(map(str, sbp_list)), placement_idx, device_type, is_part)
-    if way.narrow is not None:
-        tensor = tensor.narrow(*way.narrow)
-    whole = _fill(tensor, way)
-    return whole if way.moved_to is None else whole.to_global(sbp=way.moved_to, placement=way.placement)
+    plan = _plan(get_mesh(), tuple(tensor.shape), tuple(map(str, sbp_list)), placement_idx, device_type, is_part)
+    if plan.narrow is not None:
+        tensor = tensor.narrow(*plan.narrow)
+    whole = _fill(tensor, plan)
+    return whole if plan.moved_to is None else whole.to_global(sbp=plan.moved_to, placement=plan.placement)
 
 
 @dataclass(frozen=True)
-class _Way:
+class _Plan:
     """How the local tensors of a field become global tensors."""
 
     shape: tuple[int, ...]
     placement: Any
     device_type: str
     sbp: list[Any]  # SBP with which each rank fills its own part
-    taken_over: bool  # OneFlow uses the local part as it is
+    uses_part: bool  # OneFlow uses the local part as it is
     # Dim, start and length of the rank's part of its shard; None if the part is the whole shard.
     narrow: tuple[int, int, int] | None = None
     moved_to: list[Any] | None = None  # sbp to which OneFlow moves the data afterwards; None if no move is needed
@@ -125,14 +125,14 @@ class _Way:
 
 # Cached: layouts repeat in each batch, and making a placement is slower than making the global tensor.
 @lru_cache(maxsize=512)
-def _way(
+def _plan(
     mesh: ParallelMesh,
     shape: tuple[int, ...],
     sbp_list: tuple[str, ...],
     placement_idx: int,
     device_type: str | None,
     is_part: bool,
-) -> _Way:
+) -> _Plan:
     placement = get_layer_placement(placement_idx, device_type)
     data_dim, tensor_dim = split_dims(sbp_list)
     shard = list(shape)
@@ -147,8 +147,8 @@ def _way(
         narrow = (tensor_dim, mesh.tensor_parallel_rank * length, length)
     # If all axes split, `to_global` without the metadata check uses the local part as it is. If an axis broadcasts,
     # `to_global` would send rank 0's bytes, although each rank already has the same bytes.
-    taken_over = np.size(placement.ranks) == 1 or all("split" in str(entry) for entry in sbp)
-    return _Way(whole, placement, str(placement.type), sbp, taken_over, narrow, moved_to)
+    uses_part = np.size(placement.ranks) == 1 or all("split" in str(entry) for entry in sbp)
+    return _Plan(whole, placement, str(placement.type), sbp, uses_part, narrow, moved_to)
 
 
 def _packed(tensor: Any) -> Any:
@@ -162,14 +162,14 @@ def _packed(tensor: Any) -> Any:
     return tensor.clone() if tensor.storage_offset() else tensor
 
 
-def _fill(part: Any, way: _Way) -> Any:
+def _fill(part: Any, plan: _Plan) -> Any:
     """Make the global tensor whose part on this rank is `part`, without communication."""
-    if way.taken_over:
-        on_device = part.to(way.device_type) if way.device_type != "cpu" or part.is_cuda else part
-        return _packed(on_device).to_global(placement=way.placement, sbp=way.sbp, check_meta=False)
+    if plan.uses_part:
+        on_device = part.to(plan.device_type) if plan.device_type != "cpu" or part.is_cuda else part
+        return _packed(on_device).to_global(placement=plan.placement, sbp=plan.sbp, check_meta=False)
     import oneflow as flow
 
-    whole = flow.empty(way.shape, dtype=part.dtype, placement=way.placement, sbp=way.sbp)
+    whole = flow.empty(plan.shape, dtype=part.dtype, placement=plan.placement, sbp=plan.sbp)
     own = whole.to_local()
     if own.numel():
         own.copy_(_packed(part))
