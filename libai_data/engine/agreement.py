@@ -96,15 +96,15 @@ def check_same_start(cfg: Any) -> float:
         own = {"version": needed_versions(), "config": config_values(cfg)}
         digest = digest_of(json.dumps(own, sort_keys=True).encode())
         if len(np.unique(gather_words(np.array([digest])))) > 1:
-            raise ConfigError(_told([broadcast_py_object(own, src=rank) for rank in range(mesh.world_size)]))
+            raise ConfigError(_problem([broadcast_py_object(own, src=rank) for rank in range(mesh.world_size)]))
     return time.perf_counter() - start
 
 
-def _told(everyone: Sequence[Mapping[str, Mapping[str, str]]]) -> str:
+def _problem(of_each_rank: Sequence[Mapping[str, Mapping[str, str]]]) -> str:
     found = [
         f"the {what} of {difference}"
         for what in ("version", "config")
-        for difference in differences({rank: each[what] for rank, each in enumerate(everyone)})
+        for difference in differences({rank: each[what] for rank, each in enumerate(of_each_rank)})
     ]
     return (
         "the ranks do not run the same: "
@@ -120,14 +120,14 @@ def mesh_warnings(mesh: ParallelMesh) -> list[str]:
     if mesh.num_nodes == 1 or width == 1:
         return []
     plan = ReadPlan(mesh, "every_rank")
-    torn = [
+    spanning = [
         first for first in range(0, mesh.world_size, width) if plan.node_of(first) != plan.node_of(first + width - 1)
     ]
-    if not torn:
+    if not spanning:
         return []
-    first, last = torn[0], torn[0] + width - 1
+    first, last = spanning[0], spanning[0] + width - 1
     return [
-        f"{len(torn)} tensor-parallel group(s) span nodes, such as ranks {first} to {last} on nodes "
+        f"{len(spanning)} tensor-parallel group(s) span nodes, such as ranks {first} to {last} on nodes "
         f"{plan.node_of(first)} to {plan.node_of(last)}: each layer then waits for the network several times a step. "
         f"Let train.dist.tensor_parallel_size ({width}) divide the {mesh.ranks_per_node} ranks of a node."
     ]
