@@ -126,7 +126,7 @@ class CountedLoader:
     def __iter__(self) -> Iterator[Any]:
         restored, self._restored = self._restored, None
         if restored is None:
-            return map(self._noted, self._begin(self._rounds))
+            return map(self._recorded, self._begin(self._rounds))
         first = restored["round"] if knows_its_rounds(self.counted) else self._rounds
         for number in range(first, restored["round"]):
             for _ in _bar(self._begin(number), f"Going through round {number} of the train loader again"):
@@ -134,12 +134,12 @@ class CountedLoader:
         batches = self._begin(restored["round"])
         for _ in _bar(range(restored["batches"]), "Fast-forwarding the train loader"):
             try:
-                self._noted(next(batches))
+                self._recorded(next(batches))
             except StopIteration:
-                raise self._differs(f"it ends after {self._batches} batches") from None
+                raise self._mismatch(f"it ends after {self._batches} batches") from None
         if restored["rank"] == get_rank() and restored["digest"] not in ("", self._digest):
-            raise self._differs("they are not those from before the checkpoint")
-        return map(self._noted, batches)
+            raise self._mismatch("they are not those from before the checkpoint")
+        return map(self._recorded, batches)
 
     def _begin(self, number: int) -> Iterator[Any]:
         self._round, self._batches, self._digest = number, 0, ""
@@ -147,13 +147,13 @@ class CountedLoader:
         call_if_there(self.counted, "set_epoch", number)
         return iter(self.counted)
 
-    def _noted(self, batch: Any) -> Any:
+    def _recorded(self, batch: Any) -> Any:
         self._batches += 1
         if is_main_process():  # The checkpoint stores rank 0's state; other ranks may have other batches.
             self._digest = running_digest(self._digest, batch)
         return batch
 
-    def _differs(self, what: str) -> CheckpointError:
+    def _mismatch(self, what: str) -> CheckpointError:
         return CheckpointError(
             f"the train loader ({type(self.counted).__name__}) has no state_dict, so its batches of round "
             f"{self._round} were read again, but {what}. Seed its shuffling, or give it state_dict and "
