@@ -16,8 +16,8 @@ from libai_data.launch.launcher import STOPPED
 from libai_data.mesh.peers.liveness import end_process
 
 _SAME_ON_ALL_RANKS = (CheckpointError, ConfigError, MeshError, SchemaError)
-_SAID_BY_THE_MESSAGE = (*_SAME_ON_ALL_RANKS, FormatError, StorageError)
-_RANK0_SPEAKS_FIRST_SECONDS = 2.0
+_MESSAGE_IS_ENOUGH = (*_SAME_ON_ALL_RANKS, FormatError, StorageError)
+_SECONDS_AFTER_RANK0 = 2.0
 
 
 @contextmanager
@@ -49,12 +49,12 @@ def end_job_on_failure(rank: int, world_size: int) -> Iterator[None]:
         end_process(1, f"rank {rank} ends: {error}")
     except Exception as error:
         if world_size == 1:
-            if isinstance(error, _SAID_BY_THE_MESSAGE):
+            if isinstance(error, _MESSAGE_IS_ENOUGH):
                 sys.excepthook = partial(_print_message, error, sys.excepthook)
             raise
         if rank != 0 and isinstance(error, _SAME_ON_ALL_RANKS):
             # Rank 0 has the same error: it prints first, and the launcher then ends this rank before it prints too.
-            time.sleep(_RANK0_SPEAKS_FIRST_SECONDS)
+            time.sleep(_SECONDS_AFTER_RANK0)
         end_process(1, f"rank {rank} of {world_size} failed\n{_described(error)}")
 
 
@@ -67,7 +67,7 @@ def _print_message(expected: Exception, print_exception: Callable[..., Any], *ex
 
 
 def _described(error: Exception) -> str:
-    if not isinstance(error, _SAID_BY_THE_MESSAGE):
+    if not isinstance(error, _MESSAGE_IS_ENOUGH):
         return traceback.format_exc()
     return f"{_of_the_users_code(error)}{type(error).__name__}: {error}\n"
 
@@ -77,7 +77,7 @@ def _of_the_users_code(error: BaseException | None) -> str:
 
     It is "" if the message is sufficient: the call itself failed, or no exception of other code is the cause.
     """
-    while isinstance(error, _SAID_BY_THE_MESSAGE):
+    while isinstance(error, _MESSAGE_IS_ENOUGH):
         error = error.__cause__
     if error is None:
         return ""
