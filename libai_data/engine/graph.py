@@ -73,10 +73,10 @@ class GraphBase(nn.Graph):
             if grad_acc_steps > 1 and not self.takes_micro_batches:
                 self.config.set_gradient_accumulation_steps(grad_acc_steps)
             if activation_checkpoint:
-                self._let_model("set_activation_checkpoint")
+                self._call_on_model("set_activation_checkpoint")
             if zero_optim and self._needs_gpu("train.zero_optimization"):
                 self.config.enable_zero(True, stage=zero_stage)
-            self._let_model("set_pipeline_stage_id")
+            self._call_on_model("set_pipeline_stage_id")
         self.config.allow_fuse_add_to_output(True)
         self.config.allow_fuse_model_update_ops(True)
         self.config.allow_fuse_cast_scale(True)
@@ -91,7 +91,7 @@ class GraphBase(nn.Graph):
         """Run the graph; the first call compiles it, and starts the threads that will run it."""
         if self._is_compiled or self.device == "cuda":
             return super().__call__(*args, **kwargs)
-        with _new_threads_preempt_nobody():
+        with _without_preemption():
             return super().__call__(*args, **kwargs)
 
     def build(self, **inputs: Any) -> dict[str, Any]:
@@ -125,7 +125,7 @@ class GraphBase(nn.Graph):
             raise ConfigError(f"{what}.enabled is True, but it works on GPUs only. Set {what}.enabled=False.")
         return True
 
-    def _let_model(self, method: str) -> None:
+    def _call_on_model(self, method: str) -> None:
         """Call a static method of the model's class with the graph's proxy of the model, as LiBai's models require."""
         model_class = type(self.model.to(nn.Module))
         if hasattr(model_class, method):
@@ -144,7 +144,7 @@ class GraphBase(nn.Graph):
 
 
 @contextmanager
-def _new_threads_preempt_nobody() -> Iterator[None]:
+def _without_preemption() -> Iterator[None]:
     """Let threads that start in the block wait for a free core, instead of preempting the thread that wakes them.
 
     OneFlow 0.9 starts a graph's job, and only then adds an entry to a queue; the job's end removes the entry. If the
