@@ -50,7 +50,7 @@ def build_configured_train_loader(cfg: Any, tokenizer: Any = None) -> Any:
     for dataset in _datasets(section):
         if "seed" in dataset:
             _fill_in(cfg, path_of(dataset), "seed", cfg.train.seed)
-        _give_tokenizer(cfg, dataset, tokenizer)
+        _set_tokenizer(cfg, dataset, tokenizer)
     return instantiate(section, _recursive_=False)
 
 
@@ -68,7 +68,7 @@ def build_configured_test_loaders(cfg: Any, tokenizer: Any = None) -> list[Any]:
         _require(cfg, key, name, cfg.train.test_micro_batch_size, "train.test_micro_batch_size")
         _fill_in(cfg, key, "seed", cfg.train.seed)
         for dataset in _datasets(section):
-            _give_tokenizer(cfg, dataset, tokenizer)
+            _set_tokenizer(cfg, dataset, tokenizer)
     return [instantiate(section, _recursive_=False) for section in sections]
 
 
@@ -120,12 +120,12 @@ def _steps_of(places: int, data_loader: Any, schedule: StepSchedule) -> int:
 
 def _set_warmup(cfg: Any) -> None:
     steps, ratio = cfg.train.train_iter, try_get_key(cfg, "train.warmup_ratio", default=0) or 0
-    warmup, users = math.ceil(steps * ratio), given(cfg, "train.warmup_iter")
-    if users is None:
+    warmup, value = math.ceil(steps * ratio), given(cfg, "train.warmup_iter")
+    if value is None:
         fill_in(cfg, "train.warmup_iter", warmup)
-    elif users > steps or (ratio and users != warmup):
+    elif value > steps or (ratio and value != warmup):
         raise ConfigError(
-            f"train.warmup_iter is {users}, but train.warmup_ratio is {ratio} and train.train_iter {steps}: set one of "
+            f"train.warmup_iter is {value}, but train.warmup_ratio is {ratio} and train.train_iter {steps}: set one of "
             f"warmup_iter (at most {steps}) and warmup_ratio, and leave the other out"
         )
 
@@ -181,27 +181,27 @@ def _num_samples(cfg: Any) -> list[int]:
 
 def _fill_in(cfg: Any, key: str, name: str, value: Any) -> None:
     """If the target of a LazyCall has this parameter, and the config does not set it, set it."""
-    if _takes(cfg, key, name) and given(cfg, f"{key}.{name}") is None:
+    if _accepts(cfg, key, name) and given(cfg, f"{key}.{name}") is None:
         fill_in(cfg, f"{key}.{name}", value)
 
 
 def _require(cfg: Any, key: str, name: str, value: Any, source: str, default: Any = None) -> None:
     """If the target of a LazyCall has this parameter, set it; raise ConfigError if the config has another value."""
-    if _takes(cfg, key, name):
+    if _accepts(cfg, key, name):
         require(cfg, f"{key}.{name}", value, source, default)
 
 
-def _takes(cfg: Any, key: str, name: str) -> bool:
+def _accepts(cfg: Any, key: str, name: str) -> bool:
     target = target_of(try_get_key(cfg, key), key)
     return target is None or parameters_of(target).accepts(name)
 
 
-def _give_tokenizer(cfg: Any, dataset: Any, tokenizer: Any) -> None:
+def _set_tokenizer(cfg: Any, dataset: Any, tokenizer: Any) -> None:
     """Set the config's tokenizer in a dataset and its inner datasets, if they have this parameter and no own value."""
     if tokenizer is not None:
         _fill_in(cfg, path_of(dataset), "tokenizer", tokenizer)
         for inner in _datasets(dataset):
-            _give_tokenizer(cfg, inner, tokenizer)
+            _set_tokenizer(cfg, inner, tokenizer)
 
 
 def _is_of_iterable(section: Any) -> bool:
