@@ -28,23 +28,23 @@ def has_progress_bar() -> bool:
     return True
 
 
-class _KeepsQuiet(logging.Handler):
+class _ReportsOnce(logging.Handler):
     """Reports only once that lines cannot be written (a full disk, a closed pipe), and not for each line."""
 
     _target = "the output"
-    _has_told = False
+    _has_reported = False
 
     def handleError(self, record: logging.LogRecord) -> None:
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             super().handleError(record)
-        elif not self._has_told:
-            self._has_told = True
+        elif not self._has_reported:
+            self._has_reported = True
             with suppress(OSError, ValueError):
                 sys.stderr.write(f"libai_data: log lines cannot be written to {self._target}: {error}\n")
 
 
-class _FileHandler(_KeepsQuiet):
+class _FileHandler(_ReportsOnce):
     """Appends whole lines to a file."""
 
     def __init__(self, path: str) -> None:
@@ -64,7 +64,7 @@ class _FileHandler(_KeepsQuiet):
         super().close()
 
 
-class _ConsoleHandler(_KeepsQuiet, logging.StreamHandler):
+class _ConsoleHandler(_ReportsOnce, logging.StreamHandler):
     """If there is a live progress bar, writes above it, and leaves out lines whose contents the bar shows."""
 
     has_bar = False
