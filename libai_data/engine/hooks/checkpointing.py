@@ -168,7 +168,7 @@ class BestCheckpointer(_OnEvaluations):
         self._name = file_prefix
         self.best_metric: float | None = None
         self.best_iter: int | None = None
-        self._has_told = False
+        self._has_warned = False
 
     def before_train(self) -> None:
         if self.trainer.start_iter > 0:
@@ -207,7 +207,7 @@ class BestCheckpointer(_OnEvaluations):
         # LiBai's configs of language models keep the default. After the last step, everything else is saved already.
         if self._metric != DEFAULT_METRIC and self.trainer.iter < self.trainer.max_iter:
             raise ConfigError(found)
-        if not self._has_told:
+        if not self._has_warned:
             logger.warning("%s So no best checkpoint is kept.", found)
-        self._has_told = True
+        self._has_warned = True
         return None, 0
