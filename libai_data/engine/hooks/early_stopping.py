@@ -65,7 +65,7 @@ class EarlyStopping(HookBase):
 
     def before_train(self) -> None:
         if self.evaluations_since_best >= self._patience:
-            self._tell("The run has ended early")
+            self._log("The run has ended early")
             self.trainer.max_iter = self.trainer.start_iter
 
     def after_step(self) -> None:
@@ -75,7 +75,7 @@ class EarlyStopping(HookBase):
         # Rank 0 decides, so that all ranks end, or none.
         self._note(broadcast_py_object(self._latest()))
         if self.evaluations_since_best >= self._patience:
-            self._tell("The training ends early")
+            self._log("The training ends early")
             self.trainer.end_after_step()
 
     def _note(self, value: float) -> None:
@@ -94,7 +94,7 @@ class EarlyStopping(HookBase):
             )
         return float(latest[self._metric][0])
 
-    def _tell(self, what: str) -> None:
+    def _log(self, what: str) -> None:
         best = "no finite value" if self.best is None else f"{self.best:.4f} after iteration {self.best_iter}"
         logger.info(
             "%s: %s has not improved for %d evaluations (train.early_stopping.patience); the best is %s.",
