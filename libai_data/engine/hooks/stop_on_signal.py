@@ -39,7 +39,7 @@ class StopOnSignal(HookBase):
                 )
         self._signals = [_KNOWN[name] for name in signals]
         self._before: dict[int, Any] = {}
-        self._got: int | None = None
+        self._received: int | None = None
 
     def before_train(self) -> None:
         self._liveness = watch_over_ranks()
@@ -50,7 +50,7 @@ class StopOnSignal(HookBase):
             )
             return
         for signum in self._signals:
-            self._before[signum] = signal.signal(signum, self._take)
+            self._before[signum] = signal.signal(signum, self._handle)
 
     def before_step(self) -> None:
         if self._liveness.stop.reaches(self.trainer.iter):
@@ -66,7 +66,7 @@ class StopOnSignal(HookBase):
         logger.info(
             "Stopped before step %d, on %s; ends with exit code %d. Resume to continue.",
             self.trainer.iter,
-            signal.Signals(self._got).name if self._got else "another rank's signal",
+            signal.Signals(self._received).name if self._received else "another rank's signal",
             STOPPED,
         )
 
@@ -76,6 +76,6 @@ class StopOnSignal(HookBase):
             signal.signal(signum, signal.SIG_DFL if handler is None else handler)
         self._before.clear()
 
-    def _take(self, signum: int, frame: FrameType | None) -> None:
-        self._got = signum
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        self._received = signum
         self._liveness.ask_to_stop()
