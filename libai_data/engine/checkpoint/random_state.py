@@ -35,7 +35,7 @@ class RandomStates:
         if self._first_seeds is None:
             self._first_seeds = _seeds_of(self._model)
         own = {**_python_and_numpy(), "oneflow": self._first_seeds}
-        self._begin_anew(iteration)
+        self._reseed(iteration)
         return [broadcast_py_object(own, src=rank) for rank in range(get_world_size())]
 
     def restore(self, states: list[dict[str, Any]], iteration: int) -> None:
@@ -56,9 +56,9 @@ class RandomStates:
         own = states[get_rank()]
         _set_python_and_numpy(own)
         self._first_seeds = own["oneflow"]
-        self._begin_anew(iteration)
+        self._reseed(iteration)
 
-    def _begin_anew(self, iteration: int) -> None:
+    def _reseed(self, iteration: int) -> None:
         """Seed OneFlow's generators.
 
         Generators with equal seeds on several ranks get equal new seeds. Broadcast tensors require this, because each
