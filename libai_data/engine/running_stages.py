@@ -119,7 +119,7 @@ class RunsStages:
         kinds = {"validate": "val", "test": "test"}
         check({"stage": one_of(*kinds)}, stage=stage)
         with self._running(stage):
-            data, loaders = self._entered(stage, kinds[stage])
+            data, loaders = self._enter(stage, kinds[stage])
             results = self._test_on(loaders)
         data.leave(stage)
         return results
@@ -135,7 +135,7 @@ class RunsStages:
         """
         train = self.cfg.train
         with self._running("predict"):
-            data, loaders = self._entered("predict", "predict")
+            data, loaders = self._enter("predict", "predict")
             predictions = [
                 inference_on_dataset(
                     self.eval_model(),
@@ -151,7 +151,7 @@ class RunsStages:
         data.leave("predict")
         return predictions[0] if len(predictions) == 1 else predictions
 
-    def _entered(self, stage: str, kind: str) -> tuple[DataStages, list[Any]]:
+    def _enter(self, stage: str, kind: str) -> tuple[DataStages, list[Any]]:
         """Enter a stage of the data module; returns the stages, and the loaders of `kind`."""
         if self.data is None:
             raise ConfigError(f"stage {stage!r} needs a data module: DefaultTrainer(cfg, datamodule=...)")
