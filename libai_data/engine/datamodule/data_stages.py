@@ -145,7 +145,7 @@ class DataStages:
         """
         check({"kind": one_of("train", "val", "test", "predict")}, kind=kind)
         if kind not in self._loaders:
-            made = self._made(f"{kind}_dataloader")
+            made = self._call_dataloader_method(f"{kind}_dataloader")
             if kind == "train" and isinstance(made, abc.Mapping):
                 self._loaders[kind] = [self._combined(made, None)]
                 return self._loaders[kind]
@@ -157,13 +157,13 @@ class DataStages:
             if kind == "train" and len(several) > 1:
                 self._loaders[kind] = [self._combined(self._by_argument(several), list)]
             else:
-                self._loaders[kind] = [self._dealt_out(loader, kind) for loader in several]
+                self._loaders[kind] = [self._wrapped(loader, kind) for loader in several]
         return self._loaders[kind]
 
     def _combined(self, loaders: Mapping[str, Any], unnamed: type | None) -> CombinedLoader:
         if not loaders:
             raise ConfigError(f"train_dataloader of {type(self.datamodule).__name__} returned no loader")
-        return CombinedLoader({name: self._dealt_out(each, "train") for name, each in loaders.items()}, unnamed)
+        return CombinedLoader({name: self._wrapped(each, "train") for name, each in loaders.items()}, unnamed)
 
     def _by_argument(self, loaders: Sequence[Any]) -> dict[str, Any]:
         names = self._names or ()
@@ -175,7 +175,7 @@ class DataStages:
             )
         return dict(zip(names, loaders))
 
-    def _made(self, method: str) -> Any:
+    def _call_dataloader_method(self, method: str) -> Any:
         """What a method of the module returns; None if the module has only Lightning's own method, which raises."""
         # Lightning's `from_datasets` sets the methods on the object.
         defined = vars(self.datamodule).get(method) or getattr(type(self.datamodule), method, None)
@@ -183,27 +183,27 @@ class DataStages:
             return None
         return getattr(self.datamodule, method)()
 
-    def _dealt_out(self, loader: Any, kind: str) -> Any:
+    def _wrapped(self, loader: Any, kind: str) -> Any:
         if isinstance(loader, _OURS):
             return loader
         size = self._sizes.get(kind, self._test_batch_size)
         ends = "cycle" if kind == "train" else "pad"
         # Each loader has its own ArgumentNames, because these store the type to which they were given (`given_to`).
         names = None if self._names is None else ArgumentNames(self._names)
-        whose = f"{kind}_dataloader of {type(self.datamodule).__name__}"
+        label = f"{kind}_dataloader of {type(self.datamodule).__name__}"
         if isinstance(loader, type):
-            raise ConfigError(f"{whose} returned the class {loader.__name__}; return an object of it")
+            raise ConfigError(f"{label} returned the class {loader.__name__}; return an object of it")
         found = type(loader).__name__
         if has_attribute(loader, "__getitem__") and not has_attribute(loader, "__iter__"):
             raise ConfigError(
-                f"{whose} returned the dataset {found}; return a loader of it: DataLoader(dataset, batch_size=...), or "
+                f"{label} returned the dataset {found}; return a loader of it: DataLoader(dataset, batch_size=...), or "
                 "batch_size=None if each item is a batch"
             )
         try:
             made = from_iterable(loader, size, fields=names, batches=True, ends=ends)
         except ConfigError as error:
-            raise ConfigError(f"{whose} returned {found}, not a loader or a list of loaders: {error}") from error
-        made.name_source(f"what {whose} returned ({found})")
+            raise ConfigError(f"{label} returned {found}, not a loader or a list of loaders: {error}") from error
+        made.name_source(f"what {label} returned ({found})")
         return made
 
     def inputs(self, batch: Any, device: str = "cpu", dataloader_idx: int = 0) -> dict[str, Any]:
