@@ -38,7 +38,7 @@ class _StepTrainer(TrainerBase):
         """Run one step; `get_batch` makes the model's arguments from a batch and a device, "cuda" or "cpu"."""
         self.inputs.seconds = 0.0
 
-        def take(batches: int) -> dict[str, Any]:
+        def next_inputs(batches: int) -> dict[str, Any]:
             inputs = self.inputs.joined(batches, get_batch, input_placement_device)
             if self._check_inputs is not None:
                 self._check_inputs(inputs)
@@ -46,10 +46,10 @@ class _StepTrainer(TrainerBase):
             self.on_inputs(inputs, batches)
             return inputs
 
-        self.write_metrics(self._step(take), self.inputs.seconds)
+        self.write_metrics(self._step(next_inputs), self.inputs.seconds)
 
-    def _step(self, take: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
-        """Update the weights; returns the losses. `take(n)` makes the model's inputs from the next n batches."""
+    def _step(self, next_inputs: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
+        """Update the weights; returns the losses. `next_inputs(n)` makes the model's inputs from the next n batches."""
         raise NotImplementedError
 
 
@@ -81,10 +81,10 @@ class EagerTrainer(_StepTrainer):
         self.optimizer = optimizer
         self._clips = [group._enable_clip_grad for group in optimizer.param_groups]
 
-    def _step(self, take: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
+    def _step(self, next_inputs: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
         mean_outputs: dict[str, Any] = {}
         for _ in range(self.grad_acc_steps):
-            outputs = self.model(**take(1))
+            outputs = self.model(**next_inputs(1))
             (total_loss(outputs) / self.grad_acc_steps).backward()
             for name, value in outputs.items():
                 share = value.detach() / self.grad_acc_steps
@@ -123,10 +123,10 @@ class GraphTrainer(_StepTrainer):
         graph.model.train()
         self.graph = graph
 
-    def _step(self, take: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
+    def _step(self, next_inputs: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
         if getattr(self.graph, "takes_micro_batches", False):
-            inputs = name_inputs([take(1) for _ in range(self.grad_acc_steps)])
+            inputs = name_inputs([next_inputs(1) for _ in range(self.grad_acc_steps)])
         else:
-            inputs = take(self.grad_acc_steps)
+            inputs = next_inputs(self.grad_acc_steps)
         # With gradient accumulation, each output has one value per micro-batch.
         return {name: value.mean() for name, value in self.graph(**inputs).items()}
