@@ -308,8 +308,8 @@ class DefaultTrainer(RunsStages, TrainerBase):
         forward = _module_of(model).forward
         results: dict[str, Any] = OrderedDict()
         for number, loader in enumerate(test_loaders):
-            whose = getattr(loader, "dataset_name", None) or type(getattr(loader, "dataset", loader)).__name__
-            name = _new_name(whose, results)
+            loader_name = getattr(loader, "dataset_name", None) or type(getattr(loader, "dataset", loader)).__name__
+            name = _new_name(loader_name, results)
             results[name] = inference_on_dataset(
                 model,
                 loader,
