@@ -75,7 +75,7 @@ def inference_on_dataset(
     samples, inputs_without, outputs_without = 0, _WithoutPadding(), _WithoutPadding()
     has_its_rows = True
     with inference_context(model), flow.no_grad():
-        for step, batch in enumerate(_in_step(data_loader)):
+        for step, batch in enumerate(_in_lockstep(data_loader)):
             if step >= eval_iter:
                 break
             inputs = call_get_batch(get_batch, batch, input_placement_device)
@@ -122,7 +122,7 @@ def inference_context(model: Any) -> Iterator[None]:
         module.train(was_training)
 
 
-def _in_step(data_loader: Iterable[Any]) -> Iterator[Any]:
+def _in_lockstep(data_loader: Iterable[Any]) -> Iterator[Any]:
     """The batches; all ranks raise ContractError if the loaders of some ranks end before those of other ranks.
 
     With this package's samplers, all ranks end together. Else they exchange before each batch whether they have one.
