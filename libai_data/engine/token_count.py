@@ -49,7 +49,7 @@ class TokenCounter:
         self._new = 0
         self._unread: Any = None
         self._rows: list[tuple[Any, int]] = []
-        self._mark: StreamState | None = None
+        self._counted_until: StreamState | None = None
         self.sources: dict[str, int] = {}
         self._is_combined: bool | None = None
 
@@ -98,7 +98,7 @@ class TokenCounter:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue to count from a state of `state_dict`."""
         self._counted, self._new, self._unread = int(state["tokens"]), 0, None
-        self.sources, self._mark, self._rows = dict(state.get("sources", {})), None, []
+        self.sources, self._counted_until, self._rows = dict(state.get("sources", {})), None, []
 
     def _read(self) -> None:
         if self._unread is not None:
@@ -107,15 +107,15 @@ class TokenCounter:
             self._new += count
         rows = [_in_stream_order(tensor, batches) for tensor, batches in self._rows]
         self._rows = []
-        before, parts = self._mark, parts_of(indexed_dataset_of(self._loader))
+        before, parts = self._counted_until, parts_of(indexed_dataset_of(self._loader))
         of_lanes = self._exchange_tokens(before, parts)
-        self._mark = stream_state_of(self._loader)
-        if before is None or self._mark is None or not is_main_process():
+        self._counted_until = stream_state_of(self._loader)
+        if before is None or self._counted_until is None or not is_main_process():
             return
         for sums in of_lanes:
             self._add_sources(parts, sums)
-        if not of_lanes and parts and before.order.size == self._mark.order.size:
-            self._add_sources(parts, _sums(parts, *self._tokens_since(before, self._mark, rows)))
+        if not of_lanes and parts and before.order.size == self._counted_until.order.size:
+            self._add_sources(parts, _sums(parts, *self._tokens_since(before, self._counted_until, rows)))
 
     def _exchange_tokens(self, before: StreamState | None, parts: list[tuple[str, int]]) -> list[list[int]]:
         """For each lane the tokens of each dataset since a state, if each rank knows those of its own lanes only."""
