@@ -29,17 +29,21 @@ def is_whole_batch(first: BatchRow, last: BatchRow, count: int) -> bool:
 
 
 class PieceCollator:
-    """Makes batches of samples, by default by `default_collate`, or of rows of other batches."""
+    """Collates samples, by default with `default_collate`, or joins rows of batches that the iterable yielded."""
 
     def __init__(self, names: Sequence[str] | None, collate_fn: Any | None = None) -> None:
         self.names = names
         self._collate_fn = collate_fn
-        self.needs_no_copy = collate_fn is None  # Nothing writes into its batches later.
+        self.needs_no_copy = collate_fn is None  # Nothing overwrites such a batch later.
         made_by = collate_fn or default_collate
-        self.__name__ = attribute_of(made_by, "__name__", type(made_by).__name__)  # what errors name
+        self.__name__ = attribute_of(made_by, "__name__", type(made_by).__name__)  # for error messages
 
     def __call__(self, pieces: Sequence[Any]) -> dict[str, Any]:
-        """Make a batch: name -> value, nested as the samples are; a SchemaError if pieces differ."""
+        """Make a batch, name -> value, nested like the samples.
+
+        Raises:
+            SchemaError: The pieces have different fields, shapes or dtypes.
+        """
         first = pieces[0]
         if isinstance(first, BatchRow):
             joined = _joined(pieces)
@@ -52,7 +56,7 @@ class PieceCollator:
 
 
 def _joined(pieces: Sequence[BatchRow]) -> dict[str, Any]:
-    """Rows of batches as one batch; a view if the rows are consecutive rows of one batch."""
+    """Join rows of batches; the result has views if all rows are consecutive rows of one batch."""
     runs: list[list[BatchRow]] = []
     for piece in pieces:
         if runs and runs[-1][-1].leaves is piece.leaves and runs[-1][-1].row + 1 == piece.row:

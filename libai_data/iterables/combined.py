@@ -1,4 +1,4 @@
-"""Several loaders side by side: a batch of each makes one batch."""
+"""One loader over several: each of its batches contains one batch of each loader."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from libai_data.structures import Instance, NamedBatch
 
 
 class CombinedLoader:
-    """Iterates over several loaders at once, without end. A loader that ends begins its next pass.
+    """Iterates endlessly over several loaders at once. When a loader ends, its next pass begins.
 
     A batch is an Instance with one field for each loader: this loader's batch, also an Instance. `to_global` returns
     {name of the loader: {field: global tensor}}.
 
     Args:
-        loaders: name, an argument of `model.forward` -> loader.
-        unnamed: `list`, if they had no names of their own.
+        loaders: name of an argument of `model.forward` -> loader.
+        unnamed: `list` if the user gave a list of loaders, without names.
     """
 
     mixup_func: None = None
@@ -32,13 +32,13 @@ class CombinedLoader:
         self.loaders = dict(loaders)
         self._unnamed = unnamed
         self._taken: dict[str, Any] = {}
-        """Parts of the next batch; what interrupts the taking of the others loses none of these."""
+        """Parts of the next batch that were read. They are kept if reading the other parts is interrupted."""
 
     def __iter__(self) -> Iterator[Instance]:
         return _CombinedPass(self)
 
     def take(self, passes: dict[str, Iterator[Any]]) -> Instance:
-        """The next batch, of a pass of each loader."""
+        """The next batch: one batch of each loader, from the loader's pass in `passes`."""
         for name, loader in self.loaders.items():
             if name in self._taken:
                 continue
@@ -87,7 +87,7 @@ class CombinedLoader:
 
 
 class _CombinedPass:
-    """What `iter` of a `CombinedLoader` returns; an error would end a generator silently."""
+    """The iterator of a `CombinedLoader`. It is not a generator, because an error ends a generator silently."""
 
     def __init__(self, loader: CombinedLoader) -> None:
         self._loader = loader

@@ -1,4 +1,4 @@
-"""`DataLoader`: the arguments of PyTorch's, on any mesh."""
+"""`DataLoader`: a loader with the arguments of PyTorch's DataLoader, on any mesh."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _KEPT = (
 )
 _DRAWING = ("weights", "num_samples", "replacement", "lanes", "block")
 
-if TYPE_CHECKING:  # For type checkers it has the methods of what it makes.
+if TYPE_CHECKING:  # Type checkers see the methods of the loader that `__new__` returns.
     from libai_data.loader.batch_loader import BatchLoader as _Made
 else:
     _Made = object
@@ -65,14 +65,14 @@ class DataLoader(_Made, metaclass=ABCMeta):
     argument, or None; `batch_sampler` is the order that the loader reads, or None for an iterable.
 
     Args:
-        dataset: gives samples by their index, or is an iterable of samples (see `from_iterable`).
+        dataset: returns samples by index, or is an iterable of samples (see `from_iterable`).
         batch_size: samples of a batch for one data-parallel rank; None if each item of the dataset is a batch of all
             ranks.
-        shuffle: another order each epoch.
-        sampler: yields the index of each sample of an epoch, for all ranks together; rank 0 asks it. Its own `seed` or
-            `generator` must decide its order, if the job is to resume.
+        shuffle: use another order in each epoch.
+        sampler: yields the index of each sample of an epoch, for all ranks together; only rank 0 iterates over it. If
+            the job is to resume, the sampler's own `seed` or `generator` must decide the order.
         batch_sampler: yields lists of indices for this data-parallel rank; or a sampler of this package.
-        num_workers: processes that read. With 0, a thread reads an iterable ahead; with more, set `num_shards` too.
+        num_workers: processes that read. An iterable needs `num_shards` too; with 0, a thread reads an iterable ahead.
         collate_fn: makes a batch of a list of samples; by default samples are stacked.
         pin_memory, pin_memory_device: not needed; `to_global` moves batches to the device.
         drop_last: leave out the last batch of an epoch if it is not full. By default it is short, and padded by at most
@@ -83,16 +83,16 @@ class DataLoader(_Made, metaclass=ABCMeta):
         multiprocessing_context: "spawn" or "fork", or a context of these; by default whichever fits the dataset.
         generator: its initial seed is used as `seed`.
         prefetch_factor: batches that each worker reads ahead; all together, at most 256.
-        persistent_workers: workers always live until `close`.
-        in_order: batches always come in order.
+        persistent_workers: has no effect; workers always live until `close`.
+        in_order: has no effect; batches always come in order.
         global_batch_size: samples of a batch of all ranks, instead of `batch_size`.
         seed: decides the order, and what random transforms draw.
-        readers: who reads: "every_rank", "node" or "rank0"; see `ReadPlan`.
-        weights: a number of at least 0 for each sample, by which samples are drawn, instead of a WeightedRandomSampler.
-        num_samples: with weights, draws of an epoch; by default as many as the dataset has samples.
+        readers: which ranks read: "every_rank", "node" or "rank0"; see `ReadPlan`.
+        weights: draw samples by these weights, one of at least 0 for each sample; replaces a WeightedRandomSampler.
+        num_samples: with weights, number of draws in an epoch; by default the number of samples in the dataset.
         replacement: with weights, whether an epoch may repeat a sample; if False, set `num_samples`.
-        lanes: read shard file by shard file, in so many lanes; see docs/order.md.
-        block: with lanes, shard files that a lane shuffles together; by default 4.
+        lanes: number of lanes that read shard file by shard file; see docs/order.md.
+        block: with lanes, number of shard files that a lane shuffles together; by default 4.
         **options: further arguments of `from_iterable`, such as `fields`, and of `BatchLoader`, such as `on_error`.
 
     Raises:
@@ -227,7 +227,7 @@ for _kind in (BatchLoader, SharedLoader, IterableLoader):
 
 
 def _with_attributes(loader: Any, dataset: Any, arguments: Mapping[str, Any]) -> Any:
-    """The loader, with what other people's code reads of PyTorch's loaders."""
+    """Set the attributes of PyTorch's loaders that other libraries read; returns the loader."""
     for name, value in {"dataset": dataset, "batch_sampler": None}.items():
         if not hasattr(loader, name):
             setattr(loader, name, value)
@@ -238,7 +238,7 @@ def _with_attributes(loader: Any, dataset: Any, arguments: Mapping[str, Any]) ->
 
 
 def _refuse_pairs(sampler: Any, batch_sampler: Any, **given: bool) -> None:
-    """Refuse arguments that exclude each other; `given` says which of the others are given."""
+    """Refuse arguments that exclude each other; `given` has whether the user set each of the other arguments."""
     who, excluded = "batch_sampler", []
     if batch_sampler is not None:
         excluded = [name for name in given if given[name]] + ["sampler"] * (sampler is not None)
@@ -266,7 +266,7 @@ def _refuse_pairs(sampler: Any, batch_sampler: Any, **given: bool) -> None:
 
 
 def _note(message: str) -> None:
-    """Log a warning once, on rank 0: the arguments are those of all ranks."""
+    """Log a warning once, on rank 0 only, because all ranks have the same arguments."""
     if is_main_process():
         tell_once(message)
 

@@ -1,4 +1,4 @@
-"""A running digest of rows: ranks that read other rows, and a stream that does not replay, are noticed by it."""
+"""A running digest of rows. It shows whether ranks read different rows, and whether a stream replays."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from libai_data.errors import SchemaError
 from libai_data.iterables.collation import BatchRow
 from libai_data.mesh.arrays import is_flow_tensor
 
-_HASHED_BYTES = 1024  # up to so many bytes of an array are hashed as they are; of a larger one, 64 bits for each block
+_HASHED_BYTES = 1024  # arrays up to this size are hashed as they are; of a larger one, 64 bits for each block
 _BLOCK_WORDS = 8192
-_DEPTH = 3  # objects are looked into no deeper, since they may refer to each other in a circle
+_DEPTH = 3  # levels of nested objects that count; a limit, because objects may refer to each other in a circle
 
 
 def running_digest(before: str, piece: Any, names: Sequence[str] | None = None) -> str:
-    """A digest of a row and, by theirs, of all rows before it. Every byte of the row counts.
+    """The digest of a row and of all rows before it. Every byte of the row counts.
 
     Args:
         before: the digest of the rows before; "" for none.
         piece: a sample of any form, or a `BatchRow`.
-        names: fields that are used; others of a piece that has names do not count. None for all but tools' notes,
-            which begin with "__".
+        names: fields that count, if the piece has named fields. With None, all fields count except the notes of tools,
+            whose names begin with "__".
     """
     digest = hashlib.blake2b(before.encode(), digest_size=8)
     if isinstance(piece, BatchRow):
@@ -44,7 +44,7 @@ def running_digest(before: str, piece: Any, names: Sequence[str] | None = None) 
 
 
 def _feed(digest: Any, value: Any, depth: int) -> None:
-    # The commonest first: this is done for each row.
+    # The most common types come first, because this function runs for each row.
     if type(value) is np.ndarray:
         _feed_array(digest, value, depth)
     elif value is None or isinstance(value, (bool, int, float)):
@@ -68,10 +68,10 @@ def _feed_array(digest: Any, value: Any, depth: int) -> None:
     try:
         is_own = isinstance(value, (np.ndarray, np.generic))
         if is_flow_tensor(value) and value.is_global:
-            value = value.to_local()  # All of it could be had only together with the other ranks.
+            value = value.to_local()  # Reading the whole tensor would be a collective.
         array = np.asarray(value if is_own else array_in(as_leaf(value, "")))
     except SchemaError:
-        # What only the user's collator understands.
+        # Only the user's collator understands this value.
         digest.update(type(value).__qualname__.encode())
         if isinstance(value, list):
             _feed(digest, tuple(value), depth)
@@ -88,7 +88,7 @@ def _feed_array(digest: Any, value: Any, depth: int) -> None:
 def _feed_bytes(digest: Any, data: np.ndarray, kind: str) -> None:
     digest.update(f"{kind} {data.size};".encode())
     if data.size > _HASHED_BYTES:
-        # A sum with random weights is noticed by a change of any byte, and ten times as fast as a hash.
+        # A sum with random weights changes with each byte, and is ten times as fast as a hash.
         words, weights = data[: data.size // 8 * 8].view(np.uint64), _weights()
         for start in range(0, len(words), _BLOCK_WORDS):
             block = words[start : start + _BLOCK_WORDS]
@@ -99,7 +99,7 @@ def _feed_bytes(digest: Any, data: np.ndarray, kind: str) -> None:
 
 @lru_cache(maxsize=1)
 def _weights() -> np.ndarray:
-    """The same odd numbers on each machine, uint64 [_BLOCK_WORDS], as splitmix64 makes them."""
+    """Odd numbers of splitmix64, uint64 [_BLOCK_WORDS], the same on each machine."""
     mixed = np.arange(1, _BLOCK_WORDS + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

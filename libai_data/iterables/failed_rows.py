@@ -10,10 +10,10 @@ from libai_data.errors import ENDS_PROGRAM, SampleError, error_text
 
 
 class FailedRow(NamedTuple):
-    """What is in the place of a row that could not be read, until the loader leaves it out."""
+    """A row that could not be read. The loader counts it, and leaves it out."""
 
-    error: str
-    kind: str
+    error: str  # type and message of the exception
+    kind: str  # name of the exception's class
 
 
 class StreamEnded(SampleError):
@@ -21,7 +21,7 @@ class StreamEnded(SampleError):
 
 
 class Skipping:
-    """Iterates over the rows of an iterator that continues after errors (no generator), with a `FailedRow` for each."""
+    """Iterates over the rows of an iterator that continues after errors; yields a `FailedRow` for each error."""
 
     def __init__(self, rows: Iterator[Any], name: str) -> None:
         self._rows, self._name = rows, name
@@ -43,7 +43,7 @@ class Skipping:
             text = error_text(error)
             if inspect.isgenerator(self._rows):
                 raise self._ended(text) from error
-            # A generator anywhere below may have ended, or only one that the decoding of this row made.
+            # The generator may be the source, which has then ended, or may have decoded only this row.
             self._may_have_ended = text if _passed_a_generator(error) else None
             return FailedRow(text, type(error).__name__)
         self._may_have_ended = None

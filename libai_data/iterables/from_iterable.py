@@ -1,4 +1,4 @@
-"""`from_iterable`: a loader of anything that yields samples or batches, or gives them by their index."""
+"""`from_iterable`: makes a loader of anything that yields samples or batches, or returns them by index."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ def from_iterable(
     """Make a loader of an iterable of samples or batches.
 
     A source with a length and an index (a list, a torch dataset, a Grain MapDataset, a Hugging Face dataset) becomes a
-    `DataLoader`. Any other source is a stream: each rank that reads, reads it once in its own order, and the loader
-    splits the rows over the data-parallel ranks. Collective with readers "node" and "rank0".
+    `DataLoader`. Any other source is a stream: each rank that reads iterates over the stream once, in the stream's
+    order, and the loader splits the rows over the data-parallel ranks. Collective with readers "node" and "rank0".
 
     Args:
         source: an iterable, a function that returns one (a generator function, a factory), or its config (`LazyCall`).
@@ -112,9 +112,9 @@ def from_iterable(
             "drop" drops these rows. "cycle" makes an endless stream: the source restarts within the batch. A function
             with `shard` needs "drop" or "cycle".
         shuffle: use another order in each epoch, of the samples or of the batches. Only for sources with an index.
-        seed: of this order, and of random transforms.
+        seed: decides this order, and what random transforms draw.
         num_workers: processes that read the samples, or the shards of a stream. With 0, a thread reads a stream ahead.
-        readers: who reads: "every_rank" (every rank), "node" or "rank0"; see `ReadPlan`.
+        readers: which ranks read: "every_rank", "node" or "rank0"; see `ReadPlan`.
         collate_fn: makes a batch of a list of samples; by default `default_collate`.
         layouts: field name -> {"sbp_list": [...], "placement_idx": int}; nested fields are named `outer.inner`.
         mixup_func: applied to each batch by the trainer, or its config.
@@ -123,10 +123,10 @@ def from_iterable(
         check_every: the ranks compare their batches after this many batches; 0 never compares.
         weights, num_samples, replacement: draw samples by weights (see `CyclicSampler`). Only for sources with an
             index.
-        lanes, block: read shard file by shard file (see `CyclicSampler`); for what gives samples by their index.
+        lanes, block: read shard file by shard file (see `CyclicSampler`). Only for sources with an index.
         num_shards: read a stream in this many shards, one row of each shard in turn. A function gets `shard` and
-            `num_shards`. Any other source calls `get_worker_info` (of this package, or of PyTorch). The workers share
-            the shards.
+            `num_shards`. Any other source must call `get_worker_info` (of this package, or of PyTorch). The workers
+            share the shards.
         shuffle_buffer: size of the buffer from which the next sample of a stream is drawn, by `seed` and the epoch.
         **loader_options: for sources with an index, further arguments of `BatchLoader`; for streams, `worker_type`,
             `worker_init_fn`, `on_error` ("raise", or "skip" to leave out rows that fail) and `replacement_budget`.
@@ -241,7 +241,7 @@ def _open(
                 short = bool(opened.short_batch)
                 summary = _SourceSummary(False, opened.name, dataset_name(thing), *kinds, has_short_batch=short)
                 if plan.readers != "every_rank":
-                    with suppress(Exception):  # Not every source has one, and not every user asks for it.
+                    with suppress(Exception):  # Not every source has a length, and not every user needs it.
                         summary = replace(summary, length=opened.length())
         except Exception as error:
             failure = error
@@ -256,7 +256,7 @@ def _open(
 
 
 def refuse_unknown(whose: str, options: Collection[str], *takers: Callable[..., Any], given: Collection[str]) -> None:
-    """Refuse options that none of the takers has, or that are `given` already."""
+    """Refuse options that are no parameter of any of `takers`, or that are `given` already."""
     if not options:
         return
     known = {
@@ -304,7 +304,7 @@ def _map_style(
 
 
 def _rounds(dataset: Any, ends: str, **arguments: Any) -> Any:
-    """The sampler of epochs of a dataset, or of what stands for it on a rank that does not read."""
+    """The sampler of finite epochs of a dataset; on a rank that does not read, `dataset` is a placeholder."""
     if attribute_of(dataset, "is_stream_transform", False):
         if "weights" in arguments:
             raise ConfigError("weights is for single samples; give the filter or packer a dataset without weights")
@@ -327,7 +327,7 @@ def _stream(
     mesh = plan.mesh
     size = None if micro_batch_size is None else micro_batch_size * mesh.data_parallel_size
     made: dict[str, Any] = {}
-    open_rows = partial(TakenRows, source, reading)  # Called where the source is read.
+    open_rows = partial(TakenRows, source, reading)  # Only ranks that read call this.
 
     def make_stream(dataset: Any, shards: tuple[int, ...]) -> IterableStream:
         rows = dataset if isinstance(dataset, TakenRows) else None

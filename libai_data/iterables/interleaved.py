@@ -1,4 +1,4 @@
-"""The rows of several shards in turn, and the place of each shard."""
+"""Rows of several shards in turn, and the place in each shard."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _ROWS_COMPARED = 8
 class ShardPlace(NamedTuple):
     """A place in a shard."""
 
-    taken: int = 0
-    row: int = 0  # at or before the place; where the state was saved
+    taken: int = 0  # number of rows before the place
+    row: int = 0  # the row at which `state` was saved; at or before the place
     state: str | None = None  # of the source of the shard before `row`; None for its beginning
     ended: bool = False  # there are no more rows
 
@@ -32,13 +32,13 @@ class ShardPart(NamedTuple):
     """Some rows of a shard."""
 
     rows: list[Any]
-    row: int  # at or before the first of them; where the state was saved
+    row: int  # the row at which `state` was saved; at or before the first of `rows`
     state: str | None
-    keeps_state: bool | None  # whether the source of the shard gives states; None if it is not known
+    keeps_state: bool | None  # whether the source of the shard has states; None if this is not known
 
 
 def part_read(place: ShardPlace, rows: list[Any], ended: bool, state: str | None) -> tuple[ShardPart, ShardPlace]:
-    """The part that was read from `place` on, and the place after it, where the shard has ended or has this state."""
+    """The part with `rows`, which begins at `place`, and the place behind the part, which has `ended` and `state`."""
     taken, known = place.taken + len(rows), (place.row, place.state)
     after = ShardPlace(taken, *(known if state is None else (taken, state)), ended)
     return ShardPart(rows, *known, None if ended else state is not None), after
@@ -70,11 +70,12 @@ class _ShardRows:
 
 
 class Interleaved:
-    """A row of each shard in turn. A shard that has ended is skipped from then on.
+    """Yields a row of each shard in turn, and skips shards that have ended.
 
     Args:
-        parts: of each shard, from its place on.
-        refuse_equal: called with the numbers of two shards whose first rows are equal, and how many these are.
+        parts: the parts of each shard, from its place on.
+        places: where each shard begins.
+        refuse_equal: called with the numbers of two shards whose first rows are equal, and the number of these rows.
     """
 
     def __init__(
@@ -133,7 +134,7 @@ def _packed(place: ShardPlace) -> list[Any]:
 
 
 def open_round(source: Source, epoch: int, shard: int, num_shards: int, state: str | None) -> Opened:
-    """Open a round of a source."""
+    """Open an epoch of a source, at a state of the source or of an `Interleaved` with one shard."""
     places = places_in(state, 1)
     if len(places) != 1:
         return source.open(epoch, shard, num_shards, state)

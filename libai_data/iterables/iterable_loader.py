@@ -1,4 +1,4 @@
-"""The loader over an iterable: what the read modes deliver, kept in step on all ranks."""
+"""The loader over an iterable, with which all ranks take the same number of steps."""
 
 from __future__ import annotations
 
@@ -40,10 +40,11 @@ class IterableLoader(OfOneProcess):
         inner: `DataLoader` or `SharedLoader` over the rows.
         stream: the sampler of the rows that this rank reads; None if another rank reads for it.
         collator: of the inner loader; None on a rank that does not read.
-        dataset_name: of what the iterable reads, under which evaluations list their results.
-        reading_ranks: how many ranks read the iterable.
-        may_end_apart: the shards of the ranks may have different lengths. The epoch ends with the shortest one.
-        count: gives the number of batches of an epoch, as the length of the iterable says.
+        name: of the iterable, for error messages.
+        dataset_name: of the dataset that the iterable reads; evaluations list their results under this name.
+        reading_ranks: number of ranks that read the iterable.
+        may_end_apart: whether the shards of the ranks may have different lengths; an epoch ends with the shortest one.
+        count: returns the number of batches of an epoch, computed from the length of the iterable.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class IterableLoader(OfOneProcess):
         self.mixup_func = inner.mixup_func
 
     def name_source(self, name: str) -> None:
-        """Give the iterable another name in errors than that of its class."""
+        """Use `name` for the iterable in error messages, instead of the name of its class."""
         self._name = name
         if self._stream is not None:
             self._stream.name_source(name)
@@ -87,9 +88,10 @@ class IterableLoader(OfOneProcess):
         return bool(self._inner.endless)
 
     def __len__(self) -> int:
-        """The number of batches of an epoch, as the length of the iterable says; of an endless stream, rounded up.
+        """The number of batches of an epoch, computed from the length of the iterable; rounded up for endless streams.
 
-        A TypeError if the iterable has no length.
+        Raises:
+            TypeError: The iterable has no length.
         """
         self._expected = self._count()
         return self._expected
@@ -106,7 +108,7 @@ class IterableLoader(OfOneProcess):
 
         Raises:
             SampleError: The iterable raised, or yielded nothing for too long; on the rank that reads it.
-            PeerError: That happened on another rank.
+            PeerError: The iterable failed on another rank.
             ContractError: The ranks do not read the same rows, or the iterable ended on some ranks only.
         """
         taken: tuple[Instance, Cursor] | None = None
@@ -130,7 +132,7 @@ class IterableLoader(OfOneProcess):
         return None if taken is None else (self._named(taken[0]), taken[1])
 
     def _all_have_one(self, has_one: bool, has_failed: bool) -> bool:
-        """Compare with all other ranks; whether each of them has a batch."""
+        """Compare with all other ranks; returns whether each rank has a batch."""
         status = _FAILED if has_failed else _HAS_BATCH if has_one else _ENDED
         taken = self._stream.taken_rows() if self._stream is not None else (0, 0, 0)
         table = gather_words(np.array([status, *taken], dtype=np.int64))
@@ -196,11 +198,11 @@ class IterableLoader(OfOneProcess):
         if "seed" in override:
             details = {name: value for name, value in details.items() if not name.startswith("rows_digest")}
             if self._stream is not None and state.get("reading") != self._stream.order_words().get("reading"):
-                details.pop("source", None)  # That of a stream that was put together in another way.
+                details.pop("source", None)  # This state is of other shards, or of another shuffle buffer.
         rest = {name: value for name, value in state.items() if name != "iterable"}
         if "epoch" in details and state.get("ends") != "cycle":
             rest.setdefault("epoch", details["epoch"])
-        # At the beginning of a round there is nothing to go back to.
+        # At position 0 there is no row to restore.
         if self._stream is not None and rest.get("position"):
             self._stream.restore(rest, details)
         self._inner.load_state_dict(rest, override)
@@ -210,7 +212,7 @@ class IterableLoader(OfOneProcess):
         self._inner.set_epoch(epoch)
 
     def stats(self) -> dict[str, Any]:
-        """Where the time was spent, and how many rows failed, on a rank that reads; empty on other ranks."""
+        """On a rank that reads: how the time was spent, and how many rows failed. Empty on other ranks."""
         stats: dict[str, Any] = self._inner.stats()
         return stats if self._stream is None else {**stats, "skipped_samples": self._stream.skipped}
 
@@ -222,7 +224,7 @@ class IterableLoader(OfOneProcess):
 
 
 def indexed_dataset_of(loader: Any) -> Any:
-    """The dataset that a loader reads by index; None of a loader over an iterable, or of no dataset."""
+    """The dataset that a loader reads by index; None if the loader reads an iterable, or has no dataset."""
     return None if isinstance(loader, IterableLoader) else attribute_of(loader, "dataset")
 
 

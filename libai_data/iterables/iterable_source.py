@@ -42,7 +42,7 @@ class Source:
         thing: an iterable that can be iterated again, such as a list of batches; or a function that returns an iterable
             or iterator, such as a generator function. A function may have the parameters `epoch`, and `shard` with
             `num_shards`.
-        batches: whether it yields batches instead of samples; None decides by its class.
+        batches: whether `thing` yields batches instead of samples; with None, its class decides.
         skips: yield a `FailedRow` for each error of the iterator.
     """
 
@@ -53,7 +53,7 @@ class Source:
             raise ConfigError(f"a {self.name} of libai_data is a loader already; use it as it is")
         self.batches = yields_batches(thing) if batches is None else batches
         self.short_batch = short_batch(thing) if self.batches else 0
-        """Rows of the last batch of a round, where it is known to be shorter than the others; else 0."""
+        """Rows of the last batch of an epoch, if it is known to be shorter than the others; else 0."""
         thing = (
             PipelineRounds(thing) if derives_from(thing, "nvidia.dali", "Pipeline") else without_node_splitting(thing)
         )
@@ -83,7 +83,7 @@ class Source:
         self._uses = uses_of(thing)
 
     def length(self) -> int:
-        """How many items an epoch says that it has; a TypeError if it does not say."""
+        """The number of items of an epoch, by the iterable's `len`; a TypeError if it has none."""
         if self._is_factory or not has_attribute(self._thing, "__len__"):
             raise TypeError(
                 f"the number of batches is unknown: {self.name} has no len(); iterate without len(loader), or give it "
@@ -94,17 +94,19 @@ class Source:
     def rounds_to_replay(self, epoch: int) -> int:
         """How many earlier epochs must be read so that this epoch is the same as in an uninterrupted run.
 
-        A function is called again for each epoch. An iterable that does not know its epoch, such as a torch DataLoader
-        that shuffles, may depend on the number of epochs before.
+        A function is called again for each epoch. An epoch of an iterable without `set_epoch`, such as a torch
+        DataLoader that shuffles, may depend on the number of epochs before.
         """
         if self._is_factory or knows_its_rounds(self._thing):
             return 0
         return max(0, epoch - self._rounds_begun)
 
     def open(self, epoch: int, shard: int, num_shards: int, state: str | None = None) -> Opened:
-        """Begin an epoch, of one shard where a function takes it, at a `state` that `SaveState` returned.
+        """Begin an epoch at a `state` that `SaveState` returned; only a function with `shard` uses `shard`.
 
-        A ConfigError if it can be iterated only once, or if it continues in the middle after a break.
+        Raises:
+            ConfigError: The iterable has only one epoch, or would continue in the middle of an interrupted epoch.
+            CheckpointError: The iterable cannot restore the state.
         """
         thing = self._made(epoch, shard, num_shards)
         if thing is not self._thing or not _is_for_one(thing):
@@ -124,7 +126,7 @@ class Source:
                 thing.load_state_dict(decoded(state))
             return self._adapted(self._noting_the_end(thing, state)), self._saver(thing.state_dict)
         iterator = iter(thing)
-        # torch's loader begins anew the one that holds its persistent workers.
+        # A torch DataLoader with persistent workers resets its iterator and returns it again.
         if iterator is self._last_iterator() and not (is_loader(thing) or has_attribute(thing, "reset")):
             raise self.goes_once()
         self._last_iterator = _reference(iterator)
@@ -144,7 +146,7 @@ class Source:
         """End the processes and threads that read."""
 
     def _begin_anew(self, thing: Any) -> None:
-        """Reset an iterable whose epoch was interrupted; many would continue in the middle."""
+        """Reset an iterable whose epoch was interrupted, because many would continue in the middle."""
         if thing is not self._thing:
             return
         if self._uses.fresh_state is None:
@@ -177,14 +179,14 @@ class Source:
         return to_the_end()
 
     def goes_once(self) -> ConfigError:
-        """The error of an iterable that has only one epoch."""
+        """The error for an iterable that has only one epoch."""
         return ConfigError(
             f"{self.name} is an iterator, or holds one, which can be iterated only once. Pass the function that makes "
             "it, so that each epoch, and a resumed training, gets a new one"
         )
 
     def _saver(self, get: Callable[[], Any]) -> SaveState | None:
-        """The function that saves the state; None if a checkpoint cannot store it: then samples are counted."""
+        """The function that saves the state. None if a checkpoint cannot store the state; a resume counts samples."""
         try:
             encoded(get())
         except CheckpointError as error:
@@ -202,7 +204,7 @@ class Source:
             if not has_attribute(self._thing, "reset"):
                 raise self.goes_once()
             self._thing.reset()
-        # A shallow copy takes the state of this round, and leaves the original as it was.
+        # Changes of the state in this epoch are made to a shallow copy, so the original stays as it was.
         return copy.copy(self._thing) if type(self._thing).__module__.startswith("datasets.") else self._thing
 
     def _guarded(self, iterator: Iterator[Any]) -> Iterator[Any]:
@@ -210,16 +212,16 @@ class Source:
 
     def _adapted(self, iterator: Iterator[Any]) -> Iterator[Any]:
         if derives_from(self._thing, "nvidia.dali"):
-            # Its iterators yield a list with the outputs of each pipeline.
+            # DALI's iterators yield a list with the outputs of each pipeline.
             return (outputs for each in iterator for outputs in (each if isinstance(each, (list, tuple)) else [each]))
         if derives_from(self._thing, "ffcv"):
-            # It writes each batch over an older one, which may still be in use.
+            # FFCV overwrites an older batch, which may still be in use.
             return map(copy.deepcopy, iterator)
         return iterator
 
 
 def _is_for_one(thing: Any) -> bool:
-    """Whether two loops over an iterable at the same time change what each of them gets."""
+    """Whether two loops that iterate over `thing` at the same time would get other items than alone."""
     begins_anew = attribute_of(thing, "persistent_workers", False)
     return (
         bool(begins_anew)
@@ -230,7 +232,7 @@ def _is_for_one(thing: Any) -> bool:
 
 
 def _state_of(thing: Any) -> str | None:
-    """The state of an iterable; None if a checkpoint cannot hold it."""
+    """The state of an iterable; None if a checkpoint cannot store it."""
     try:
         return encoded(thing.state_dict())
     except CheckpointError:
@@ -238,7 +240,7 @@ def _state_of(thing: Any) -> str | None:
 
 
 def _reference(iterator: Any) -> Callable[[], Any]:
-    """Gives the iterator as long as somebody else has it; one that cannot be referred to weakly, always."""
+    """A weak reference to an iterator, or a function that returns it if it supports no weak references."""
     try:
         return weakref.ref(iterator)
     except TypeError:
@@ -250,16 +252,16 @@ def _keywords(function: Any) -> Iterable[str]:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return ()
-    bound = getattr(function, "keywords", {})  # Of a functools.partial.
+    bound = getattr(function, "keywords", {})  # those that a functools.partial binds
     by_name = [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
     return [name for name in by_name if name not in bound]
 
 
 def _keeps_state(thing: Any) -> bool:
-    """Whether an iterable can be put where its state says, exactly."""
+    """Whether an iterable can be restored exactly from its state."""
     if not (has_attribute(thing, "state_dict") and has_attribute(thing, "load_state_dict")):
         return False
-    # Hugging Face's streams lose what is in a shuffle buffer; counting does not.
+    # The state of a Hugging Face stream omits the samples in its shuffle buffer, so a resume counts samples instead.
     examples = getattr(thing, "_ex_iterable", None)
     while examples is not None:
         if "BufferShuffled" in type(examples).__name__:
@@ -271,13 +273,13 @@ def _keeps_state(thing: Any) -> bool:
 class IndexedBatches:
     """Iterates over `dataset[0]` to `dataset[len(dataset) - 1]`, each of which is a batch.
 
-    With `shuffle`, their order is another one in each epoch. If the stream is read in shards, each shard has every
+    With `shuffle`, each epoch has another order. If the stream is read in shards, each shard has every
     `num_shards`-th batch.
     """
 
     def __init__(self, dataset: Any, shuffle: bool, seed: int) -> None:
         self.dataset, self._shuffle, self._seed = dataset, shuffle, seed
-        self.__qualname__ = type(dataset).__name__  # what errors name
+        self.__qualname__ = type(dataset).__name__  # for error messages
         self._epoch = 0
 
     def __len__(self) -> int:
@@ -296,10 +298,10 @@ class IndexedBatches:
 
 
 class PipelineRounds:
-    """Iterates over the batches of a DALI pipeline, a round at a time: tuples of arrays [rows, ...].
+    """Iterates over one epoch of a DALI pipeline; yields batches, tuples of arrays [rows, ...].
 
-    A pipeline with a reader runs on from one epoch into the next within a batch. Here the batch is cut there, and its
-    other rows begin the next round. A pipeline whose external source ends is reset.
+    A batch of a pipeline with a reader may have rows of two epochs. This class cuts such a batch: its last rows begin
+    the next epoch. A pipeline whose external source ends is reset.
 
     Args:
         pipeline: a `nvidia.dali.Pipeline` whose outputs are on the CPU.
@@ -326,7 +328,7 @@ class PipelineRounds:
             left = None if left is None else left - rows
 
     def _run(self) -> Arrays:
-        """The outputs of the next run, in memory of their own; none at the end."""
+        """Copies of the outputs of the next run; an empty tuple at the end."""
         try:
             outputs = self._pipeline.run()
         except StopIteration:

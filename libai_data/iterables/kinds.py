@@ -1,4 +1,4 @@
-"""Which tool an iterable comes from, without importing any of them."""
+"""Which library an iterable comes from, found without importing any of these libraries."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _OWN_LOADERS = ("BatchLoader", "SharedLoader", "IterableLoader", "CombinedLoader
 
 
 def yields_batches(thing: Any) -> bool:
-    """Whether it is known to yield batches: a DataLoader of torch or OneFlow (or a subclass, as torchdata's), a
-    pipeline of WebDataset or Grain that ends with a batching stage, a loader of DALI or FFCV."""
+    """Whether `thing` is known to yield batches: a DataLoader of torch or OneFlow (or a subclass, as torchdata's), a
+    pipeline of WebDataset or Grain that ends with a batching stage, or a loader of DALI or FFCV."""
     if is_loader(thing):
         return thing.batch_sampler is not None
     if derives_from(thing, "webdataset") and isinstance(getattr(thing, "pipeline", None), list):
@@ -36,12 +36,12 @@ def _batches_of_stage(stage: Any) -> bool | None:
 
 
 def is_loader(thing: Any) -> bool:
-    """Whether it is a DataLoader of torch or OneFlow, or of a class derived from it."""
+    """Whether `thing` is a DataLoader of torch or OneFlow, or of a subclass."""
     return any(derives_from(thing, package, "DataLoader") for package in _DATA)
 
 
 def short_batch(thing: Any) -> int:
-    """Rows of the last batch of such a loader, where it is shorter than the others; 0 if it is not, or unknown."""
+    """Rows of the last batch of a torch or OneFlow DataLoader, if it is known to be shorter than the others; else 0."""
     if not is_loader(thing) or attribute_of(thing, "drop_last", True) or not attribute_of(thing, "batch_size"):
         return 0
     try:
@@ -66,17 +66,17 @@ def knows_its_rounds(thing: Any) -> bool:
 
 
 def is_own_loader(thing: Any) -> bool:
-    """Whether it is a loader of this package."""
+    """Whether `thing` is a loader of this package."""
     return any(derives_from(thing, "libai_data", name) for name in _OWN_LOADERS)
 
 
 def is_map_style(thing: Any) -> bool:
-    """Whether it gives samples by their index, and has a length."""
+    """Whether `thing` returns samples by index, and has a length."""
     return has_attribute(thing, "__len__") and has_index(thing)
 
 
 def has_index(thing: Any) -> bool:
-    """Whether it gives samples by their index: it has `[index]`, and is not a stream."""
+    """Whether `thing` returns samples by index: it has `[index]`, and is not a stream."""
     if not has_attribute(thing, "__getitem__") or isinstance(thing, (str, bytes, dict)):
         return False
     is_stream = any(derives_from(thing, package, "IterableDataset") for package in _DATA)
@@ -84,10 +84,10 @@ def has_index(thing: Any) -> bool:
 
 
 def refuse_dropped_samples(thing: Any) -> None:
-    """Refuse a MapDataset of Grain with a filter: it gives None for the samples that the filter drops.
+    """Refuse a MapDataset of Grain with a filter, because it returns None for the samples that the filter drops.
 
     Raises:
-        ConfigError: It is one.
+        ConfigError: `thing` is such a dataset.
     """
     parents = [thing] if derives_from(thing, "grain") else []
     for dataset in parents:
@@ -115,7 +115,7 @@ def without_node_splitting(thing: Any) -> Any:
 
 
 def derives_from(thing: Any, package: str, name: str = "") -> bool:
-    """Whether the class of a thing, or a base of it, is of this package, and has this name if one is given."""
+    """Whether the class of `thing`, or a base class, is of this package, and has this name if a name is given."""
     return any(
         (base.__module__ == package or base.__module__.startswith(f"{package}.")) and name in ("", base.__name__)
         for base in type(thing).__mro__

@@ -1,4 +1,4 @@
-"""Functions, filters and packers of streams: no length is needed, and nothing is scanned."""
+"""Functions, filters and packers of streams, which need no length and scan nothing in advance."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class _Stage:
         return source_of(self).open(0, 0, 1)[0]
 
     def inner_state(self, state: str) -> str:
-        """The state of the source, within a state of this stage: the same if each row makes at most one."""
+        """The state of the source, from a state of this stage; both are the same if each row makes at most one row."""
         return state
 
     def rows(self, rows: Iterator[Any], save: SaveState | None, state: str | None) -> Opened:
@@ -55,7 +55,7 @@ class MappedStream(_Stage):
 
     Args:
         source: see `FilteredStream`.
-        function: of a sample; returns a sample. For example a decoder.
+        function: from a sample to a sample, for example a decoder.
 
     Raises:
         ConfigError: The source has a length and an index (use `Map`), or `function` is not callable.
@@ -95,9 +95,9 @@ class FilteredStream(_Stage):
 class PackedStream(_Stage):
     """Packs the samples of a stream into sequences of one length. The result is a stream too.
 
-    Samples are packed in the order of the stream, or with a window by best fit among so many consecutive samples. An
+    Samples are packed in the order of the stream; with `window`, by best fit among that many consecutive samples. An
     epoch of the stream is an epoch of the sequences, and its last sequence is padded. With `num_shards`, each shard is
-    packed by itself.
+    packed separately.
 
     Args:
         source: see `FilteredStream`. Its samples are dicts, Instances or named tuples.
@@ -134,7 +134,7 @@ class PackedStream(_Stage):
 
 
 class _Waiting:
-    """The samples that wait to be packed, as a dataset: their indices are their numbers in the stream."""
+    """A dataset of the samples that wait to be packed. The index of a sample is its number in the stream."""
 
     def __init__(self) -> None:
         self.first = 0
@@ -162,10 +162,10 @@ class _AsTheyCome:
 
 
 class _Packing:
-    """Reads samples until a sequence, or a window, is full. Samples, or parts of one, that are left begin the next one.
+    """Reads samples until a sequence, or a window, is full. The rest of the samples begins the next one.
 
-    The state is a state of the source, the samples to skip from there, and what is used of what comes next: tokens of
-    the next sample, or sequences of the window. The newest state of the source may be older than the next sample.
+    The state has a state of the source, the number of samples to skip from there, and how much of the next ones was
+    used: tokens of the sample, or sequences of the window. The state of the source may be older than the next sample.
     """
 
     def __init__(
@@ -305,7 +305,7 @@ class _StagedSource(WrappedSource):
 
 
 def source_of(thing: Any, batches: bool | None = None, skips: bool = False) -> Source:
-    """The source that an iterable is, with its functions, filters and packers; or a ConfigError."""
+    """Make the `Source` of an iterable, with its functions, filters and packers; a ConfigError if it cannot be one."""
     if isinstance(thing, _Stage):
         return _StagedSource(thing, batches, skips)
     return Source(thing, batches, skips)

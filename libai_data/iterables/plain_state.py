@@ -1,4 +1,4 @@
-"""States of other libraries' objects as JSON text. Loading it makes plain values only.
+"""States of other libraries' objects as JSON text. Loading the text makes plain values only.
 
 A checkpoint may come from anywhere, and loading a pickle runs any code that its writer put there.
 """
@@ -41,7 +41,7 @@ def decoded(text: str) -> Any:
 
 @contextmanager
 def saved_in(text: str) -> Iterator[Any]:
-    """The content of a state of this package, as JSON; an error in the block means that the state is damaged."""
+    """Parse the JSON of a state of this package. If the block raises, the state is damaged: a CheckpointError."""
     try:
         yield json.loads(text)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:

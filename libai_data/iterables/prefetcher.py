@@ -15,7 +15,7 @@ from libai_data.errors import PassError, SampleError, error_text
 from libai_data.iterables.shared_use import SaveState
 from libai_data.loader.resumable import finish
 
-_LOOK_SECONDS = 0.2  # how long either side waits before it looks whether it still should
+_LOOK_SECONDS = 0.2  # how long the thread or the trainer waits before it checks whether to stop
 _END_SECONDS = 5.0
 
 Open = Callable[[], tuple[Iterator[Any], Optional[SaveState]]]
@@ -28,11 +28,11 @@ class Group:
     items: list[Any]  # samples or batches, in order; fewer than asked for at the end
     state: str | None = None  # of the iterable after these items, as JSON text; None if it has no state
     is_last: bool = False
-    error: BaseException | None = None  # what it raised instead of the next item
+    error: BaseException | None = None  # what the iterable raised instead of the next item
 
 
 class _Shared:
-    """What thread and trainer share. The thread has no reference to the `Prefetcher`, so that it can be collected."""
+    """What thread and trainer share. The thread has no reference to the `Prefetcher`, so this can be collected."""
 
     def __init__(self, ahead: int) -> None:
         self.groups: queue.Queue[Group] = queue.Queue(ahead)
@@ -51,7 +51,7 @@ class _Shared:
 class Prefetcher:
     """Reads one epoch of an iterable in a thread, at most `ahead` groups. Only this thread uses the iterable.
 
-    After `timeout` seconds without an item it counts as hung; 0 waits forever.
+    After `timeout` seconds without an item, the iterable counts as hung; 0 waits forever.
     """
 
     def __init__(self, open_round: Open, size: int, ahead: int, name: str, timeout: float) -> None:
@@ -62,13 +62,18 @@ class Prefetcher:
             target=_run, args=(self._shared, open_round, size), name=f"reads {name} ahead", daemon=True
         )
         self._thread = thread
-        # Also when the process ends: OneFlow does not wait for the other ranks where a thread is left, and they abort.
+        # Also runs at exit: if a thread is left, OneFlow does not wait for the other ranks, and the other ranks abort.
         self._stop = weakref.finalize(self, _end, self._shared, thread)
         thread.start()
 
     def next_group(self) -> Group:
-        """Wait for the next group; a PassError if another thread closes this meanwhile."""
-        # Time in which this process was suspended counts as one look.
+        """Wait for the next group.
+
+        Raises:
+            PassError: Another thread has closed this object.
+            SampleError: The iterable raised, or yielded nothing in time.
+        """
+        # The time while this process is suspended counts as one wait.
         seen, silent = self._shared.items, 0.0
         while True:
             try:
@@ -93,7 +98,7 @@ class Prefetcher:
         return group
 
     def stop(self) -> None:
-        """Hand out nothing that is read from now on: what ends meanwhile was ended, and is no end of the epoch."""
+        """Discard all items that are read from now on. If the iterable ends now, that is not the end of its epoch."""
         self._shared.stop.set()
 
     def close(self) -> None:
@@ -104,9 +109,9 @@ class Prefetcher:
 def _end(shared: _Shared, thread: threading.Thread) -> None:
     shared.stop.set()
     with suppress(queue.Empty):
-        while True:  # So that it need not wait for room.
+        while True:  # The thread may wait for room in the queue.
             shared.groups.get_nowait()
-    with suppress(RuntimeError):  # It is this thread, or an interrupt came before it was started.
+    with suppress(RuntimeError):  # This runs in the thread itself, or an interrupt came before the thread started.
         thread.join(_END_SECONDS)
 
 

@@ -25,11 +25,11 @@ from libai_data.structures import batch_info
 
 
 class Row(NamedTuple):
-    """A row and where it is: in which round, and which of its rows."""
+    """A row, and its place in the stream."""
 
     epoch: int
-    number: int
-    piece: Any  # a sample as it came, a `BatchRow`, or a `FailedRow`, which has the number of the row behind it
+    number: int  # of the row in the epoch; a `FailedRow` has the number of the next row
+    piece: Any  # a sample as the iterable yielded it, a `BatchRow`, or a `FailedRow`
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ class Mark:
 
 @dataclass(frozen=True)
 class Place:
-    """Between two rows."""
+    """A place between two rows."""
 
     epoch: int = 0
-    index: int = 0  # rows of it that were taken
+    index: int = 0  # number of rows of the epoch before the place
     digest: str = ""  # of all rows of the epoch up to here; "" if it is not known
     mark: Mark | None = None  # the newest saved state at or before the place
 
@@ -55,14 +55,14 @@ class ReadingOptions:
     """How iterables are read."""
 
     names: Sequence[str] | None = None
-    cycle: bool = False  # restart at the end, without end
-    ahead: int = 4
+    cycle: bool = False  # restart the iterable whenever it ends
+    ahead: int = 4  # groups of rows, or batches, to read ahead
     timeout: float = 600.0  # seconds without an item after which an iterable counts as hung
-    failures: FailureLog | None = None  # takes note of rows that are left out
+    failures: FailureLog | None = None  # counts the rows that are left out
 
 
 class RowReader:
-    """Reads rows of an iterable."""
+    """Reads the rows of an iterable from any place on."""
 
     def __init__(self, source: Source, options: ReadingOptions, shard: int = 0, num_shards: int = 1) -> None:
         self._source = source
@@ -81,7 +81,11 @@ class RowReader:
         self._shapes: dict[str, tuple[int, ...]] = {}
 
     def begin(self, place: Place, group_size: int) -> None:
-        """Go to a place, by the state of its mark or by counting rows; `group_size` rows are read at a time."""
+        """Move to a place, by the state of its mark or by counting rows; `group_size` rows are read at a time.
+
+        Raises:
+            CheckpointError: The iterable ends before the place, or yields other rows than before the checkpoint.
+        """
         self._group_size = group_size
         self.close()
         earlier = self._source.rounds_to_replay(place.epoch) if place.mark is None else 0
@@ -134,11 +138,11 @@ class RowReader:
     def take(self, count: int) -> list[Row]:
         """The next rows; fewer at the end of the epoch, unless the iterable cycles.
 
-        `taken_word` is then a number that is equal on all readers of the same rows.
+        Also sets `taken_word`, a number that is equal on all readers of the same rows.
 
         Raises:
             ConfigError: An epoch has no row, but the iterable cycles or had rows in another epoch.
-            SampleError: The iterable raised, or nothing came in time.
+            SampleError: The iterable raised, or yielded nothing in time.
             SchemaError: A batch has no rows, or unequal numbers of them.
         """
         rows: list[Row] = []
@@ -162,7 +166,7 @@ class RowReader:
             self._has_had_rows = True
             digest = running_digest(self.place.digest if row.number else "", row.piece, self._options.names)
             self.place = Place(row.epoch, row.number + 1, digest)
-            # The digest begins anew with each round: that of the last row says nothing of a round that ended here.
+            # Each epoch has a digest of its own, so the digest of the last row does not cover epochs that ended here.
             digests.append((row.epoch, row.number, digest))
             rows.append(row)
         self.taken_word = digest_of(repr(digests).encode())
@@ -173,7 +177,7 @@ class RowReader:
         return rows
 
     def _leave_out(self, row: Row) -> None:
-        """Count a row that could not be read, unless it was before the place to resume at."""
+        """Count a row that could not be read, unless it is before the place to resume at."""
         if self._options.failures is None or self._is_skipping:
             return
         error, kind = row.piece
@@ -197,7 +201,7 @@ class RowReader:
             self._waiting.extend(self._rows_of(item))
         self._after = Mark(self._next_index, group.state) if group.state is not None else None
         if group.is_last:
-            # The state of what has ended is, to many iterables, that of the next round's beginning.
+            # At the end of an epoch, the state of many iterables is that of the next epoch's beginning.
             self._after = self._before
             prefetcher.close()
             self._prefetcher = None
@@ -260,12 +264,12 @@ class RowReader:
         )
 
     def stop(self) -> None:
-        """Let whoever waits for a row get an error instead."""
+        """Raise an error in the thread that waits for a row, if any."""
         if (prefetcher := self._prefetcher) is not None:
             prefetcher.stop()
 
     def close(self) -> None:
-        """End the reading ahead."""
+        """Stop the prefetching."""
         if self._prefetcher is not None:
             self._prefetcher.close()
             self._prefetcher = None

@@ -1,4 +1,4 @@
-"""Lanes: threads that read ahead, each some shards of a stream."""
+"""Lanes: threads that each read some shards of a stream ahead."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from libai_data.data.shard_work.process_pool import ProcessPool, Work
 from libai_data.iterables.interleaved import ShardPart, ShardPlace, part_read
 from libai_data.loader.resumable import finish
 
-_PARTS_AHEAD = 2  # a lane reads a shard ahead until so many of its parts wait
+_PARTS_AHEAD = 2  # parts of each shard that a lane reads ahead
 
 Read = Callable[[Any], tuple[list[Any], bool, Optional[str]]]
 MakePart = Callable[[int, int, int, Optional[str]], Any]
 
 
 class _Round:
-    """The shards of one round, while they are read."""
+    """The shards of one epoch, while they are read."""
 
     def __init__(self, make_part: MakePart, places: Sequence[ShardPlace]) -> None:
         self.make_part = make_part
         self.parts: list[deque[ShardPart]] = [deque() for _ in places]
-        self.places = list(places)  # of what is to be read next
+        self.places = list(places)  # where the next part of each shard begins
         self.error: BaseException | None = None
         self.is_over = False
         self.changed = threading.Condition()
 
     def next_shard(self, shards: range) -> int | None:
-        """Wait until a shard needs rows: the one with the fewest parts. None at the end of all, or of the epoch."""
+        """Wait until a shard needs rows, and return the one with the fewest parts; None if all, or the epoch, ended."""
         with self.changed:
             while True:
                 open_ones = [shard for shard in shards if not self.places[shard].ended]
@@ -56,7 +56,7 @@ class _Round:
             self.changed.notify_all()
 
     def take(self, shard: int) -> Iterator[ShardPart]:
-        """The parts of a shard, as they come."""
+        """Yield the parts of a shard, in order; waits for parts that are still being read."""
         while True:
             with self.changed:
                 while not self.parts[shard] and not self.places[shard].ended and not self.is_over:
@@ -71,10 +71,10 @@ class _Round:
 
 
 class ShardLanes:
-    """Reads the shards of one round after the other.
+    """Reads the shards of one epoch after the other.
 
     Args:
-        work: what processes do, one for each lane; None to read in the lanes' own threads.
+        work: for processes, one for each lane; None to read in the lanes' own threads.
         read: reads a part in this process.
     """
 
@@ -110,7 +110,7 @@ class ShardLanes:
         return [begun.take(shard) for shard in range(len(places))]
 
     def close(self) -> None:
-        """End the lanes, and their processes at once."""
+        """End the lanes, and kill their processes."""
         finish(self._close)
 
 

@@ -51,7 +51,7 @@ class Sharding:
     num_workers: int = 0
     worker_type: str = "process"  # "process" or "thread"
     worker_init_fn: Callable[[int], Any] | None = None  # called with the number of each shard before it is opened
-    skips: bool = False
+    skips: bool = False  # yield a `FailedRow` for each row that fails
 
     @property
     def shards(self) -> int:
@@ -66,19 +66,19 @@ class Sharding:
 
 
 class Part(NamedTuple):
-    """What is to be read next of a shard: the rows from `start` on, as many as can be read in a moment."""
+    """The next part of a shard to read: rows from `start` on, as many as the limits above allow."""
 
     epoch: int
     shard: int
     start: int
-    row: int = 0  # at or before `start`; where the state was saved
+    row: int = 0  # the row at which `state` was saved; at or before `start`
     state: str | None = None  # of the source before `row`; None for the beginning
 
 
 class ShardReader:
     """Reads parts of shards. Each process has a copy, which keeps its shards open.
 
-    A source that `asks` calls `get_worker_info` to find out its shard.
+    If `asks` is True, the source calls `get_worker_info` to find its shard.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class ShardReader:
         self._open: dict[int, tuple[tuple[int, int], Iterator[Any], SaveState | None, Any]] = {}
 
     def __call__(self, part: Part) -> tuple[list[Any], bool, str | None]:
-        """The rows of a part, whether the shard has ended, and the state after them if the source can tell it."""
+        """The rows of a part, whether the shard has ended, and the state after the part if the source has one."""
         stands_at, iterator, save, thing = self._open.pop(part.shard, (None, iter(()), None, None))
         if stands_at != (part.epoch, part.start):
             thing, iterator, save = self._opened(part)
@@ -130,7 +130,7 @@ class ShardReader:
         if not (self._asks or self.is_process):
             yield
             return
-        # A process has one answer, so of the threads that read for several loaders one reads at a time.
+        # A process has only one worker info, so threads that read for several loaders read one at a time.
         info = WorkerInfo(shard, self._num_shards, self._seed, thing)
         with nullcontext() if self.is_process else _one_answer, being_worker(info):
             yield
@@ -211,7 +211,7 @@ class ShardedSource(WrappedSource):
         if not sharding.num_workers:
             return [_read_in_turn(reader, epoch, shard, place) for shard, place in enumerate(places)]
         if self._lanes is None:
-            name = self.name  # Not the source, which ends the processes when it is gone.
+            name = self.name  # The lambda must not keep the source alive: its finalizer ends the processes.
             work = Work(reader, lambda part: f"shard {part.shard} of {name}") if reader.is_process else None
             lanes = min(sharding.num_workers, sharding.shards)
             self._lanes = ShardLanes(work, reader, lanes, self.name)

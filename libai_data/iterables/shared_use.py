@@ -1,4 +1,4 @@
-"""One iterable in several loaders: they may read it in turn, but not at the same time."""
+"""One iterable in several loaders, which may read it in turn, but not at the same time."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Any, Callable, Optional
 from libai_data.errors import PassError
 
 SaveState = Callable[[], Optional[str]]
-"""Gives the state of what is being iterated over, as JSON text; None as long as it cannot be told."""
+"""Returns the state of the iteration, as JSON text; None as long as it is not known."""
 
 Opened = tuple[Iterator[Any], Optional[SaveState]]
-"""A round: its rows, and what gives their state if it can be told."""
+"""The rows of an epoch, and the function that saves their state; None if there is no state."""
 
 
 class Uses:
-    """What the loaders of one iterable know of each other.
+    """What the loaders of one iterable share.
 
     Attributes:
-        fresh_state: of the iterable before the first epoch, as JSON text; None if it is not known.
-        is_broken_off: an epoch was begun and has not come to its end.
-        newest: gives the rows that were begun last, as long as somebody has them.
+        fresh_state: state of the iterable before the first epoch, as JSON text; None if it is not known.
+        is_broken_off: whether an epoch was begun, but not read to its end.
+        newest: weak reference to the rows that a loader began to read last.
     """
 
     fresh_state: str | None = None
@@ -37,11 +37,11 @@ _uses: weakref.WeakValueDictionary[int, Uses] = weakref.WeakValueDictionary()
 
 
 def uses_of(thing: Any) -> Uses:
-    """What the loaders of an iterable know; it lasts as long as the iterable, or its loaders."""
+    """The `Uses` of an iterable, which live as long as the iterable or one of its loaders."""
     found = _uses.get(id(thing))
     if found is None:
         _uses[id(thing)] = found = Uses()
-        with suppress(TypeError):  # Not everything can be referred to weakly.
+        with suppress(TypeError):  # Not every object supports weak references.
             weakref.finalize(thing, id, found).atexit = False
     return found
 
@@ -60,7 +60,7 @@ class Alone:
         uses.newest = weakref.ref(self)
 
     def reading(self, rows: Iterator[Any], save: SaveState | None) -> Opened:
-        """These rows, and what saves their state."""
+        """Set the rows; returns this iterator, and the function that saves the state of the rows."""
         self._rows = rows
         return self, None if save is None else partial(self._saved, save)
 

@@ -1,4 +1,4 @@
-"""A shuffle buffer whose state is a few numbers: which rows it holds follows from the number of rows drawn."""
+"""A shuffle buffer whose state is a few numbers: the number of drawn rows determines which rows are in the buffer."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class ShuffleBuffer:
             yield self._kept[slot]
 
     def _fill(self) -> int:
-        """Fill the buffer; returns how many of its rows were drawn after the stream had ended."""
+        """Fill the buffer; returns how many of its rows were drawn after the end of the stream."""
         size, total, is_restored = self._size, self._total, bool(self._marks)
         replaced = self._drawn if total is None else min(self._drawn, max(0, total - size))
         last = replaced + size if total is None else min(total, replaced + size)

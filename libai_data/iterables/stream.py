@@ -22,7 +22,7 @@ from libai_data.structures import BatchInfo
 
 _Key = tuple[int, int]
 
-_PLACES_KEPT = 64  # more than batches can be between the one that is read and the one that the trainer has taken
+_PLACES_KEPT = 64  # more than the batches that are read, but not yet used by the trainer
 
 STATE = Keys(
     {"position": whole(0), "ends": one_of("short", "pad", "drop", "cycle")},
@@ -53,8 +53,8 @@ def check_place(state: Mapping[str, Any]) -> None:
     row, begun, mark = details.get("row"), details.get("epoch", 0), details.get("source", {}).get("row", 0)
     contradictions = []
     if row is not None and position:
-        # Rows of an endless stream count from the beginning of their round, and positions from that of the first; each
-        # round has a row at least.
+        # In an endless stream, rows count from the beginning of their epoch, and positions from the beginning of the
+        # first epoch. Each epoch has at least one row.
         if (row != position and (begun == 0 or not endless)) or row > position - begun * endless:
             contradictions.append(f"position is {position}, but iterable.row is {row} of round {begun}")
         if mark > row:
@@ -71,7 +71,7 @@ def check_place(state: Mapping[str, Any]) -> None:
 class TakenRows:
     """The dataset of a loader over an iterable: returns the rows that the sampler has read, in its order."""
 
-    seeds_generators = True  # Those of a stream decide its order; digests of the rows notice what does not replay.
+    seeds_generators = True  # A stream's own generators decide its order; digests show whether it replays.
     reads_once = True
 
     def __init__(self, source: Source, options: ReadingOptions) -> None:
@@ -80,11 +80,11 @@ class TakenRows:
         self.taken: deque[list[Any]] = deque()
 
     def __len__(self) -> int:
-        """0: nobody knows."""
+        """0, because the number of rows is not known."""
         return 0
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
-        """The pieces of the batch whose indices these are."""
+        """The pieces of the next batch, to which `indices` belong."""
         return self.taken.popleft()
 
     def __getitem__(self, index: int) -> Any:
@@ -117,7 +117,7 @@ class IterableStream(EpochPositions, StreamSampler):
         ends: str,
         reading: Mapping[str, int] | None = None,
     ) -> None:
-        # Not the base's: there is no order to compute.
+        # The base's __init__ is not called, because there is no order to compute.
         self.endless = ends == "cycle"
         self.ends = ends
         self._reading = {} if reading is None else {"reading": dict(reading)}
@@ -133,7 +133,7 @@ class IterableStream(EpochPositions, StreamSampler):
             taken = shards if self._is_sharded else (0,)
             of = data_parallel_size if self._is_sharded else 1
             self._readers = [RowReader(rows.source, rows.options, shard, of) for shard in taken]
-        # By epoch, which of an endless stream counts as 0, and position: where the readers are, were, and may be sent.
+        # By (epoch, position), with epoch 0 for an endless stream: the current, the earlier and the restored places.
         self._stands_at: _Key | None = None
         self._places: OrderedDict[_Key, tuple[Place, ...]] = OrderedDict()
         self._restored: tuple[_Key, dict[str, Any]] = ((0, 0), {})
@@ -167,7 +167,7 @@ class IterableStream(EpochPositions, StreamSampler):
 
         Raises:
             CheckpointError: The iterable does not reach this position.
-            SampleError: It raised, or yielded nothing for too long.
+            SampleError: The iterable raised, or yielded nothing for too long.
         """
         epoch = self.cursor.epoch
         if self._rows is not None:
@@ -185,7 +185,7 @@ class IterableStream(EpochPositions, StreamSampler):
                 self._places.popitem(last=False)
             self._stands_at = (epoch, position)
             yield batch
-            # Until the next batch is whole, the readers are nowhere: it may fail, or be interrupted.
+            # Until the next batch is complete, the place is unknown: reading may fail, or be interrupted.
             self._stands_at = None
             batch = self._next_batch(position, epoch)
 
@@ -271,7 +271,7 @@ class IterableStream(EpochPositions, StreamSampler):
             part = reader.take(micro)
             if len(part) < micro:
                 return 0, [], 0, 0
-            # Numbers that no other shard has.
+            # Each number belongs to one shard only.
             rows += [Row(row.epoch, row.number * self.data_parallel_size + shard, row.piece) for row in part]
         return 0, rows, size, size
 
@@ -281,8 +281,8 @@ class IterableStream(EpochPositions, StreamSampler):
             self._rows.source.name = name
 
     def taken_rows(self) -> tuple[int, int, int]:
-        """Numbers that are equal on all ranks that read the same rows: a word for the last rows, and the epoch and row
-        after them. The word is 0 on a reader of several shards, which is not compared."""
+        """Numbers that are equal on all ranks that read the same rows: a digest of the last rows, and the epoch and row
+        after them. All are 0 on a reader of several shards, which is not compared."""
         if len(self._readers) != 1:
             return 0, 0, 0
         reader = self._readers[0]
@@ -305,13 +305,13 @@ class IterableStream(EpochPositions, StreamSampler):
 
     @property
     def state(self) -> None:  # type: ignore[override]
-        """None: there is no order to compute, and so no state of one."""
+        """None, because there is no order to compute."""
 
     def take_over(self, other: StreamSampler) -> None:
-        """Nothing: a pass sets the cursor, and there is no other state."""
+        """Do nothing, because a pass sets the cursor, and there is no other state."""
 
     def load_state_dict(self, state: Mapping[str, Any], override: Collection[str] = ()) -> None:
-        """Continue after as many rows. With the override "seed", shards and shuffling may differ."""
+        """Continue at the position of `state`. With the override "seed", shards and shuffling may differ."""
         check_state(state, STATE, "a loader over an iterable")
         if (state["ends"] == "cycle") != self.endless:
             raise CheckpointError(
@@ -368,11 +368,11 @@ class IterableStream(EpochPositions, StreamSampler):
         self._restored = (int(state.get("epoch", 0)), int(state["position"])), dict(details)
 
     def close(self) -> None:
-        """End the reading ahead."""
+        """Stop the prefetching."""
         self._stands_at = None
         for reader in self._readers:
             reader.stop()
-        # Then, since a thread that reads ahead may wait for those that read its shards.
+        # The source is closed before the readers, because their threads may wait for the threads that read shards.
         if self._rows is not None:
             self._rows.source.close()
         for reader in self._readers:
