@@ -1,4 +1,4 @@
-"""What an object of the user has under the name of a protocol. What a proxy makes up for any name is no answer."""
+"""Looks up attributes of users' objects. An attribute that a proxy makes up for any name does not count."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _NO_NAME = "_libai_data_name_of_nothing"
 def attribute_of(thing: Any, name: str, default: Any = None) -> Any:
     """The attribute of an object, or `default`.
 
-    If only `__getattr__` gives the attribute, as in a wrapper, it counts. If that gives any name, as in a mock, it does
-    not. A `__getattr__` that raises anything, such as a KeyError, has no such attribute.
+    An attribute from `__getattr__` counts, as in a wrapper, unless `__getattr__` returns something for any name, as in
+    a mock. If `__getattr__` raises anything, such as a KeyError, the object has no such attribute.
     """
     if getattr_static(thing, name, _ABSENT) is not _ABSENT:
         return getattr(thing, name, default)
@@ -24,7 +24,7 @@ def attribute_of(thing: Any, name: str, default: Any = None) -> Any:
 
 
 def has_attribute(thing: Any, name: str) -> bool:
-    """Whether `attribute_of` finds an attribute, be it None."""
+    """Whether `attribute_of` finds an attribute, even if its value is None."""
     return attribute_of(thing, name, _ABSENT) is not _ABSENT
 
 
@@ -36,9 +36,9 @@ def call_if_there(thing: Any, name: str, *arguments: Any) -> None:
 
 
 def batch_method_of(dataset: Any, name: str) -> Callable[..., Any] | None:
-    """The method of a dataset that reads several samples, if it reads what `dataset[index]` reads.
+    """The method of a dataset that reads several samples; None if it reads other samples than `dataset[index]`.
 
-    A subclass or wrapper that has a `__getitem__` of its own makes other samples than the method below it.
+    A subclass or wrapper with its own `__getitem__` makes other samples than the method that it inherits or wraps.
     """
     if name not in getattr(dataset, "__dict__", {}):
         for each in type(dataset).__mro__:

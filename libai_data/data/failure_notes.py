@@ -1,4 +1,4 @@
-"""Notes in a lock's file that tell those who waited for it that the work of its holder has failed."""
+"""Notes in a lock file, from which processes that waited for the lock learn that the holder's work has failed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LONGEST_REASON = 4096
 
 
 class Failures(NamedTuple):
-    """How often the work under a lock has failed, why it did the last time, and how often its result was not kept."""
+    """How often the work under a lock has failed, the last reason, and how often its result could not be kept."""
 
     times: int = 0
     reason: str = ""
@@ -20,38 +20,38 @@ class Failures(NamedTuple):
 
 
 def failures_noted(descriptor: int) -> Failures:
-    """What the file of a lock says.
+    """Read the notes in a lock file.
 
-    Who waits for a lock reads it before and after: more failures then mean that the holder's work has failed.
+    A process that waits for the lock reads the notes before and after. More failures mean that the holder has failed.
     """
     try:
         return Failures(*json.loads(os.pread(descriptor, 1 << 16, 0)))
     except (ValueError, TypeError):
-        return Failures()  # none yet, or it is just being written
+        return Failures()  # there is no note yet, or a process is writing one
 
 
 def note_failure(descriptor: int, error: Exception) -> None:
-    """Write down that the work has failed; only for who holds the lock.
+    """Note that the work has failed. Only the holder of the lock may call this.
 
     Args:
-        descriptor: of the lock's file, open for writing.
-        error: why.
+        descriptor: of the lock file, open for writing.
+        error: the reason.
     """
     found = failures_noted(descriptor)
     _write(descriptor, found._replace(times=found.times + 1, reason=error_text(error)[:_LONGEST_REASON]))
 
 
 def make_room_for_notes(descriptor: int) -> None:
-    """Write a first note, so that a later one finds room on a disk that is full by then.
+    """Write a first note, so that there is room for a later note even if the disk is full by then.
 
     Raises:
-        OSError: The disk has no room for it.
+        OSError: The disk has no room for the note.
     """
     _write(descriptor, failures_noted(descriptor))
 
 
 def note_not_kept(descriptor: int) -> None:
-    """Write down that what the work made could not be kept; only for who holds the lock."""
+    """Note that the result of the work could not be kept. Only the holder of the lock may call this."""
     found = failures_noted(descriptor)
     _write(descriptor, found._replace(times_not_kept=found.times_not_kept + 1))
 

@@ -1,4 +1,4 @@
-"""A lock that a fork of the process finds free."""
+"""A lock that is free in a fork of the process."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import weakref
 from typing import Any
 
 _RLock: Any = type(threading.RLock())
-# No WeakSet: its references have callbacks, and CPython 3.10 frees an RLock twice if a callback collects garbage.
+# Not a WeakSet: its references have callbacks, and CPython 3.10 frees an RLock twice if a callback collects garbage.
 _locks: set[weakref.ref[ForkLock]] = set()
 
 
 class ForkLock(_RLock):
-    """An `RLock` that is free in a fork, although a thread of the parent held it, which the fork does not have."""
+    """An `RLock` that is free in a fork, even if another thread of the parent held it, which the fork does not have."""
 
-    # Its `with` is that of the RLock, so that no interrupt comes between taking and using it.
+    # `with` is inherited from RLock, so no interrupt can come between acquiring the lock and entering the block.
     def __init__(self) -> None:
         super().__init__()
         _locks.difference_update([each for each in list(_locks) if each() is None])
@@ -26,7 +26,7 @@ def _after_fork() -> None:
     for lock in [each() for each in _locks]:
         if lock is None:
             continue
-        if lock.acquire(blocking=False):  # Nobody held it, or the thread that forked, which goes on in the fork.
+        if lock.acquire(blocking=False):  # It was free, or held by the thread that forked, which continues in the fork.
             lock.release()
         else:
             lock._at_fork_reinit()

@@ -26,10 +26,10 @@ from libai_data.structures import DistTensorData, Instance, fields_of
 
 
 class ArgumentNames(tuple[str, ...]):
-    """Names of a model's arguments: for as many values as a tuple has, and for nothing that has names of its own.
+    """Names of a model's arguments, for the values of tuples. An item with names of its own keeps its names.
 
     Attributes:
-        given_to: the type of what they were last given to; None where all had names of its own.
+        given_to: the type of the item that got these names last; None if all items had names of their own.
     """
 
     given_to: type | None = None
@@ -41,10 +41,13 @@ def named(item: Any, names: Sequence[str] | None = None) -> dict[str, Any]:
     Args:
         item: an Instance, mapping, named tuple or dataclass; or a tuple, list or single tensor to which `names` gives
             names. Keys that begin with "__", which tools use for notes of their own, are left out.
-        names: of the values of a tuple, in order, by default "0", "1", ...; of an item that has names, those to take.
+        names: of the values of a tuple, by default "0", "1", ...; for an item that has names, the fields to use.
 
     Returns:
-        The fields; those of a tuple, named or not, as `TupleFields`.
+        The fields; for a tuple, named or not, `TupleFields`.
+
+    Raises:
+        SchemaError: The item has no fields, or other fields than `names`.
     """
     fields = fields_in(item)
     if fields is None:
@@ -75,7 +78,7 @@ def _is_tuple(item: Any) -> bool:
 
 
 def fields_in(item: Any) -> Mapping[str, Any] | None:
-    """The fields of what has names for them; None of all else."""
+    """The fields of an item that has names for them; None for any other item."""
     if isinstance(item, Instance):
         return item.get_fields()
     if isinstance(item, abc.Mapping):
@@ -108,14 +111,14 @@ def _given_names(item: Any, names: Sequence[str] | None) -> dict[str, Any]:
 
 
 def selected(sample: Any, names: Sequence[str]) -> Any:
-    """A sample with the fields of these names alone, for a collator.
+    """A sample with only the fields of these names, for a collator.
 
     Args:
-        sample: what has names (see `fields_in`), or a tuple or list, to whose values `names` gives names.
-        names: in the order wanted.
+        sample: an item with names (see `fields_in`), or a tuple or list, to whose values `names` gives names.
+        names: in the order of the result.
 
     Returns:
-        A dict of a mapping, an Instance of an Instance, and of all else a named tuple.
+        A dict for a mapping, an Instance for an Instance, a named tuple for all others.
 
     Raises:
         SchemaError: The sample has other names, or another number of values.
@@ -133,13 +136,13 @@ def _tuple_of(names: tuple[str, ...]) -> Any:
 
 _TIMES_COMPARED = 8
 _COMPARED_WITH_FIRST = 8
-"""More than a dataset has buffers that it uses in turn."""
+"""More than the number of buffers that a dataset uses in turn."""
 _DEPTH = 8
 _ITSELF = object()
 
 
 def contents_of(sample: Any) -> dict[Any, bytes]:
-    """What a sample holds now, by the name or number of its field; without values that are no numbers or texts."""
+    """The current content of each field of a sample, by name or number; only of fields with numbers or text."""
     contents = {name: _content(value) for name, value in _values_in(sample).items()}
     return {name: content for name, content in contents.items() if content}
 
@@ -154,7 +157,7 @@ def _values_in(sample: Any) -> Mapping[Any, Any]:
 def _content(value: Any, depth: int = _DEPTH) -> bytes:
     tensor = array_in(value)
     if is_flow_tensor(tensor) or hasattr(tensor, "__array__"):
-        with suppress(SchemaError):  # It is for a collator, not for a tensor.
+        with suppress(SchemaError):  # Only a collator can use this value.
             return as_array(tensor).tobytes()
     if isinstance(value, (int, float, *TEXT)) or is_numbers(value):
         return repr(value).encode(errors="surrogatepass")
@@ -176,11 +179,11 @@ def check_kept(sample: Any, before: Mapping[Any, bytes], newest: Any, dataset: s
 
 
 class ReuseCheck:
-    """Refuses samples that overwrite the memory of those before, which somebody still holds; at any place of a stream.
+    """Refuses samples that overwrite the memory of earlier samples which are still in use, at any place of a stream.
 
-    Two samples of which both are held can lie in one place only if the place does not change, or is overwritten. Where
-    that happens, the contents are compared with those at the next sample: the first times, and then ever less often.
-    The first samples are also compared with the first one, for datasets that use several buffers in turn.
+    If two samples in use share memory, either this memory is constant, or one sample overwrites the other. So the check
+    then compares the contents before and after the next sample: the first times, and then less and less often. The
+    first samples are also compared with the very first one, for datasets that use several buffers in turn.
     """
 
     def __init__(self, dataset: str) -> None:
@@ -190,8 +193,8 @@ class ReuseCheck:
         self.begin()
 
     def begin(self) -> None:
-        """Nobody holds the samples so far any more."""
-        self._last: Any = None  # Held, so that its place is no new sample's by chance.
+        """Forget the samples so far, which are no longer in use."""
+        self._last: Any = None  # Kept alive, so that no new sample gets its memory by chance.
         self._places: dict[Any, int] = {}
         self._contents: dict[Any, bytes] | None = None
         self._first: Any = None
@@ -200,10 +203,10 @@ class ReuseCheck:
         self._left = _COMPARED_WITH_FIRST if self._begun <= _TIMES_COMPARED else 0
 
     def see(self, sample: Any) -> None:
-        """Look at the next sample.
+        """Check the next sample.
 
         Raises:
-            SchemaError: It has overwritten an earlier one; the field is named.
+            SchemaError: The sample has overwritten an earlier one; the message names the field.
         """
         if self._left:
             self._left -= 1
@@ -227,7 +230,7 @@ class ReuseCheck:
 
 
 def first_in_one_place(samples: Sequence[Any], indices: Sequence[int]) -> int | None:
-    """The first of some samples, all of them held, that lies where a sample of another index lies; None without one."""
+    """The number of the first sample that shares memory with a sample of another index, or None; all are in use."""
     owners: dict[Any, int] = {}
     for row, sample in enumerate(samples):
         for place in _places_of(sample).items():
@@ -238,7 +241,7 @@ def first_in_one_place(samples: Sequence[Any], indices: Sequence[int]) -> int | 
 
 
 def _places_of(sample: Any) -> dict[Any, int]:
-    """Where the arrays of a sample lie, and the sample itself if it can change."""
+    """The addresses of a sample's arrays, and of the sample itself if it is mutable."""
     places: dict[Any, int] = {_ITSELF: id(sample)} if isinstance(sample, (dict, list, Instance)) else {}
     for name, value in _values_in(sample).items():
         tensor = value.tensor if type(value) is DistTensorData else value
@@ -248,12 +251,15 @@ def _places_of(sample: Any) -> dict[Any, int]:
 
 
 def as_leaf(value: Any, path: str) -> Any:
-    """A leaf as a numpy array, without a copy where it lies in the memory of this machine.
+    """Convert a leaf to a numpy array, without a copy if its data is in the memory of this machine.
 
     Args:
         value: numpy, OneFlow or torch tensor, anything with `__array__` or DLPack, number, list of numbers; a
             `DistTensorData` stays one, with its layout.
-        path: named in errors.
+        path: of the leaf, for error messages.
+
+    Raises:
+        SchemaError: The value is no tensor.
     """
     if isinstance(value, DistTensorData):
         return DistTensorData(as_leaf(value.tensor, path), value.sbp_list, value.placement_idx)
@@ -279,8 +285,8 @@ def leaves_of_batch(fields: Mapping[str, Any], leaves: dict[str, Any]) -> dict[s
     """Take a batch apart into arrays and lists of strings; returns the skeleton.
 
     Args:
-        fields: the batch's, by name.
-        leaves: is filled: path -> array or `DistTensorData` [rows, ...], or list of strings.
+        fields: of the batch, by name.
+        leaves: gets the leaves: path -> array or `DistTensorData` [rows, ...], or list of strings.
     """
     skeleton = taken_apart({name: _texts_in_lists(value) for name, value in fields.items()}, leaves)
     if isinstance(fields, TupleFields):
@@ -292,7 +298,7 @@ def leaves_of_batch(fields: Mapping[str, Any], leaves: dict[str, Any]) -> dict[s
 
 
 def _texts_in_lists(value: Any) -> Any:
-    """A value of a batch with lists of strings where PyTorch's collation makes tuples of them, one for each row."""
+    """A value of a batch, with lists of strings instead of the tuples of strings that PyTorch's collation makes."""
     if isinstance(value, abc.Mapping):
         return {key: _texts_in_lists(item) for key, item in value.items()}
     if not isinstance(value, (list, tuple)) or is_numbers(value) or is_texts(value):
@@ -316,7 +322,7 @@ def laid_out_like(array: np.ndarray, like: Any) -> DistTensorData:
 
 
 def rows_in(leaves: Mapping[str, Any]) -> int:
-    """How many rows a batch has."""
+    """The number of rows of a batch; a SchemaError if its fields have different numbers of rows."""
     counts: dict[str, int] = {}
     for path, value in leaves.items():
         array = array_in(value)

@@ -22,7 +22,7 @@ Skeleton = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Leaf:
-    """Stands in a skeleton for what lies at the end of a path.
+    """A placeholder in a skeleton for the value at the end of a path.
 
     Args:
         path: names and numbers from the field on, joined by dots.
@@ -59,7 +59,7 @@ def is_numbers(value: Any) -> bool:
     dims = 1
     while value and isinstance(value[0], list) and dims < _MOST_DIMS:  # A list may contain itself.
         value, dims = value[0], dims + 1
-    # Looking at each of thousands of tokens would cost as much as making the array, which refuses what is no number.
+    # Checking thousands of tokens would cost as much as making the array, which refuses values that are no numbers.
     kinds = {*map(type, value[:_MOST_LOOKED_AT])}
     return all(issubclass(kind, (bool, int, float, np.generic)) and not issubclass(kind, TEXT) for kind in kinds)
 
@@ -84,13 +84,13 @@ def taken_apart(fields: Mapping[str, Any], leaves: dict[str, Any]) -> dict[str, 
     Args:
         fields: field name -> mapping, dataclass, tuple, named tuple or list of such, down to tensors and lists of
             strings. What was a dataclass is a dict in the skeleton.
-        leaves: is filled.
+        leaves: gets each leaf under its path.
 
     Returns:
         The skeleton: the fields with a `Leaf` in the place of each leaf.
 
     Raises:
-        SchemaError: Two leaves have one path.
+        SchemaError: Two leaves have the same path.
     """
     skeleton = {str(name): _apart(value, str(name), leaves) for name, value in fields.items()}
     return TupleFields(skeleton) if isinstance(fields, TupleFields) else skeleton
@@ -119,11 +119,11 @@ def _leaf(leaf: Leaf, value: Any, leaves: dict[str, Any]) -> Leaf:
 
 
 def put_together(skeleton: Any, value_of: Callable[[Leaf], Any]) -> Any:
-    """Make of a skeleton what it is the skeleton of.
+    """Build the nested value of a skeleton; the inverse of `taken_apart`.
 
     Args:
         skeleton: what `taken_apart` returned, or a part of it.
-        value_of: gives what is to stand in the place of a leaf.
+        value_of: returns the value for the place of a leaf.
     """
     if isinstance(skeleton, Leaf):
         return value_of(skeleton)
@@ -145,7 +145,7 @@ def is_flat(skeleton: Mapping[str, Any]) -> bool:
 
 def text_to_array(texts: Sequence[Any]) -> np.ndarray:
     """Strings as an array with a row for each, uint8 [n, 4 + longest]: a length in 4 bytes, then the string."""
-    # Names of files that are no UTF-8 hold surrogates.
+    # File names that are not UTF-8 contain surrogates.
     packed: list[bytes] = [text.encode(errors="surrogatepass") if isinstance(text, str) else text for text in texts]
     array = np.zeros((len(packed), 4 + max(map(len, packed), default=0)), dtype=np.uint8)
     for row, text in zip(array, packed):
@@ -154,7 +154,7 @@ def text_to_array(texts: Sequence[Any]) -> np.ndarray:
 
 
 def array_to_text(array: np.ndarray, kind: str | None) -> list[Any]:
-    """The strings that `text_to_array` made an array of.
+    """The strings in an array that `text_to_array` made.
 
     Args:
         array: uint8 [n, width].
@@ -166,7 +166,7 @@ def array_to_text(array: np.ndarray, kind: str | None) -> list[Any]:
 
 
 def array_of(values: Any) -> np.ndarray:
-    """The array of what a user gave for one; of dtype object if it is none, such as lists of unequal lengths."""
+    """Convert a user's value to an array; if it is none, as lists of unequal lengths, an empty one of dtype object."""
     try:
         return np.asarray(values)
     except ValueError:

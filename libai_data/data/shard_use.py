@@ -1,4 +1,4 @@
-"""When a reader needs a shard: what orders tell and sources fetch ahead by."""
+"""When a reader needs a shard. Orders compute this, and sources prefetch shards by it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Callable, NamedTuple
 import numpy as np
 
 BESIDE_AHEAD = 2
-"""Batches that are read at once beside those that workers read ahead: the one in use, and the one asked for next."""
+"""Batches in work besides those that workers read ahead: the one in use, and the next one that is asked for."""
 
 
 class ShardUse(NamedTuple):
-    """A time in which a reader needs a shard.
+    """A range of global batches for which a reader needs a shard.
 
     Args:
         shard: number of the shard.
@@ -32,7 +32,7 @@ class ShardPlan(NamedTuple):
     """The shards that a reader needs from a batch on.
 
     Args:
-        uses: in the order of their first batch, without end.
+        uses: endless, in the order of their first batch.
         next_use: shard and batch -> the first batch after that one that may need the shard.
     """
 
@@ -63,13 +63,13 @@ def most_in_use(uses: Iterable[ShardUse], sizes: np.ndarray) -> int:
 
 
 def most_of_turns(turns: int, block: int, lengths: np.ndarray, sizes: np.ndarray) -> int:
-    """The most bytes of shards that some samples in a row lie in, in whatever order the shards are visited.
+    """The most bytes of shards that consecutive samples can need, for any order of the shards.
 
-    The first and the last block may be used in part; of the shards between them all samples are used.
+    The samples may use only parts of the first and the last block; they use all samples of the shards between.
 
     Args:
-        turns: number of samples.
-        block: shards that are shuffled together, at most.
+        turns: number of consecutive samples.
+        block: most shards that are shuffled together.
         lengths: int64 [shards], samples.
         sizes: int64 [shards], bytes.
     """
@@ -79,36 +79,37 @@ def most_of_turns(turns: int, block: int, lengths: np.ndarray, sizes: np.ndarray
 
 
 def share_of_node(ranks: int, data_parallel_size: int, parts: float) -> float:
-    """Of the cache of a node, the part of a reader of the rows of so many data-parallel ranks.
+    """The fraction of a node's cache for one reader.
 
     Args:
+        ranks: number of data-parallel ranks whose rows this reader reads.
         parts: `ParallelMesh.parts_of_data`, of which a node reads one.
     """
     return min(1.0, ranks / data_parallel_size * parts)
 
 
 def cache_for(needed: int, share: float) -> int:
-    """The size of a cache that is enough for a reader.
+    """The size of a cache, in bytes, that is enough for a reader.
 
     Args:
-        needed: bytes of shards at once.
-        share: of the cache, which the reader may use; see `share_of_node`.
+        needed: bytes of shards that the reader uses at once.
+        share: fraction of the cache that the reader may use; see `share_of_node`.
     """
     return ceil((2 * needed + 1) / share)
 
 
 def bytes_a_batch(uses: Iterable[ShardUse], sizes: np.ndarray, room: int) -> float:
-    """The bytes to fetch in the time of each batch at least, so that none but the first one waits.
+    """The bytes that must be fetched in the time of each batch at least, so that only the first batch waits.
 
     A shard is fetched as soon as there is room for it, and kept until its room is needed.
 
     Args:
         uses: in the order of their first batch.
         sizes: int64 [shards], bytes.
-        room: bytes of shards that are kept, at most.
+        room: most bytes of shards that are kept.
 
     Returns:
-        Infinite if the shards that are in use at once have no room.
+        Bytes; infinite if `room` is too small for the shards that are in use at once.
     """
     ends: list[tuple[int, int]] = []
     counts: Counter[int] = Counter()

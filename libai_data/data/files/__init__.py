@@ -1,1 +1,1 @@
-"""What keeps files apart and remembers them."""
+"""Identities and memory maps of files, and indices that are cached in files."""

@@ -1,4 +1,4 @@
-"""Files in memory maps that hold no descriptor, where `mmap.mmap` and `np.memmap` keep one open for each map."""
+"""Memory maps of files, which keep no descriptor open; `mmap.mmap` and `np.memmap` keep one open for each map."""
 
 from __future__ import annotations
 
@@ -41,6 +41,9 @@ def map_descriptor(descriptor: int, offset: int, size: int, protection: int, kin
 
     Returns:
         A ctypes array of `size` items.
+
+    Raises:
+        OSError: The system refuses the map, for example because the process has too many.
     """
     address = _libc.mmap(None, size, protection, kind, descriptor, offset)
     if address == _MAP_FAILED:
@@ -57,12 +60,12 @@ class FileMap:
 
     Args:
         path: of the file.
-        status: that the file must still have; by default any.
+        status: the status that the file must still have; by default any.
 
     Attributes:
         path: of the file.
         status: of the file when it was mapped.
-        bytes: a slice of it is `bytes`.
+        bytes: the content; a slice has the type `bytes`.
 
     Raises:
         FormatError: The file has another status.
@@ -88,10 +91,10 @@ class FileMap:
         return np.asarray(self) if self.status.size else np.empty(0, np.uint8)
 
     def check_not_written(self) -> None:
-        """Refuse a file that was written to; one that was replaced or removed is mapped as it was.
+        """Refuse a file that was written to. A file that was replaced or removed stays mapped as it was.
 
         Raises:
-            FormatError: It was written to.
+            FormatError: The file was written to.
         """
         with suppress(OSError):
             now = FileStatus.of(self.path)
@@ -99,7 +102,7 @@ class FileMap:
                 _check_same(self.path, self.status, now)
 
     def release(self) -> None:
-        """Take the bytes out of this process's resident memory; they come again when they are read."""
+        """Drop the bytes from this process's resident memory; the system loads them again when they are read."""
         if self.status.size:
             _libc.madvise(ctypes.addressof(self.bytes), self.status.size, mmap.MADV_DONTNEED)
 
@@ -121,12 +124,15 @@ def npy_array(content: np.ndarray) -> np.ndarray:
 
     Args:
         content: uint8, the bytes of the file.
+
+    Raises:
+        ValueError: The file is damaged, or contains Python objects.
     """
     head = io.BytesIO(content[:_LONGEST_HEADER].tobytes())
     try:
         version = np.lib.format.read_magic(head)
         shape, fortran_order, dtype = np.lib.format._read_array_header(head, version)  # type: ignore[attr-defined]
-    except Exception as error:  # numpy parses the header as Python, which raises of many kinds
+    except Exception as error:  # numpy parses the header as Python, which raises many kinds of errors
         raise ValueError(f"its header cannot be read: {error}") from error
     if dtype.hasobject:
         raise ValueError("it contains Python objects")
@@ -139,12 +145,12 @@ def npy_array(content: np.ndarray) -> np.ndarray:
     return found
 
 
-# Arrays of one file, which are unpickled one by one, share a map.
+# Arrays of one file share a map, although they are unpickled one by one.
 _opened: weakref.WeakValueDictionary[tuple[str, FileStatus], FileMap] = weakref.WeakValueDictionary()
 
 
 def reduce_mapped(array: np.ndarray) -> tuple[Callable[..., np.ndarray], tuple[Any, ...]] | None:
-    """How another process maps an array again; None if the array is no view of a `FileMap`, or its file is gone."""
+    """How pickle maps an array again in another process; None if it is no view of a `FileMap`, or the file changed."""
     base: Any = array
     while isinstance(base, np.ndarray):
         base = base.base

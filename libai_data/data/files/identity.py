@@ -1,10 +1,10 @@
-"""The identity of data: what tells a file, or all files of a source, from any other and from itself after a change.
+"""The identity of data, which distinguishes a file, or the files of a source, from others and from older versions.
 
-A file is known by its real path, its size and its time of change, or, if LIBAI_DATA_FILE_IDENTITY is "content", by its
-size and a digest of all its bytes; a file of a store by its address and the version that the store names. Whatever is
-kept for later or shared, such as an index, a converted shard or records in memory, has the identity of its data in its
-name. A checkpoint keeps a fingerprint instead (`datasets/fingerprint.py`), since data may move between two runs; it
-keeps the identity too if that has no paths.
+The identity of a file is its real path, size and time of change. If LIBAI_DATA_FILE_IDENTITY is "content", it is its
+size and a digest of all its bytes. For a file of a store, it is the address and the version that the store names. All
+that is kept or shared, such as an index, a converted shard or records in memory, has the identity of its data in its
+name. A checkpoint stores a fingerprint instead (`datasets/fingerprint.py`), because data may move between two runs; it
+also stores the identity if the identity has no paths.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def file_identity(path: PathLike) -> list[Any]:
     """[real path, size in bytes, time of change in ns] of a file of this machine, or ["content", size, digest].
 
     Raises:
-        OSError: It is not there.
+        OSError: The file does not exist.
         ConfigError: The environment asks for an unknown kind of identity.
     """
     now = os.stat(path)
     if by_content() and stat.S_ISREG(now.st_mode):
-        # No user can set the time at which an inode changes, so a digest holds as long as this time is the same.
+        # No user can set the time at which an inode changes, so a digest is valid as long as this time is the same.
         kept = now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, settled(now.st_ctime_ns)
         return ["content", now.st_size, _digest(os.path.realpath(path), kept)]
     settled(now.st_mtime_ns)
@@ -58,7 +58,7 @@ def by_content() -> bool:
 
 @lru_cache(maxsize=1 << 16)
 def _digest(path: str, kept: tuple[int, ...]) -> str:
-    """The digest of a file that has the status `kept`; computed once by a process."""
+    """The digest of a file that has the status `kept`; computed once in a process."""
     return digest_of_file(path, hashlib.blake2b(digest_size=16))
 
 
@@ -82,7 +82,7 @@ def identity_within(data: Any) -> Any:
 
 
 class FileStatus(NamedTuple):
-    """What tells an open file from another one that has its path later."""
+    """Distinguishes an open file from another file that has the same path later."""
 
     inode: int
     size: int
@@ -95,16 +95,16 @@ class FileStatus(NamedTuple):
         return cls(found.st_ino, found.st_size, found.st_mtime_ns)
 
     def is_same(self, other: FileStatus) -> bool:
-        """Whether the size and the time of change are equal; some network file systems number files anew.
+        """Whether size and time of change are equal. Inodes may differ: some network file systems renumber files.
 
-        If time and size are not to be trusted, it must also be the same inode.
+        If LIBAI_DATA_FILE_IDENTITY is "content", times are not trusted, so the inodes must also be equal.
         """
         compared = slice(0 if by_content() else 1, None)
         return self[compared] == other[compared]
 
 
 def settled(mtime_ns: int) -> int:
-    """The time of a change, returned when a later change is sure to get another time: after a tick of the system."""
+    """Wait until any later change is sure to get another time, at most for a tick of the system; returns `mtime_ns`."""
     age = time.time_ns() - mtime_ns
     if 0 <= age < _TICK:
         time.sleep((_TICK - age) / 1e9)
@@ -115,6 +115,6 @@ def key_of(*parts: Any) -> str:
     """A name for what depends on some values: 24 hexadecimal digits.
 
     Args:
-        *parts: lists, strings and numbers, whose `repr` says all.
+        *parts: values whose `repr` is complete: lists, strings and numbers.
     """
     return hashlib.blake2b(repr(parts).encode(), digest_size=12).hexdigest()

@@ -1,4 +1,4 @@
-"""Indices that take long to build, kept in files: built by one process, mapped by all."""
+"""Indices that take long to build, cached in files: one process builds an index, and all processes map it."""
 
 from __future__ import annotations
 
@@ -30,23 +30,25 @@ def cached_arrays(
     build: Callable[[], Sequence[np.ndarray]],
     is_current: Callable[[list[np.ndarray]], bool] = lambda _: True,
 ) -> list[np.ndarray]:
-    """The arrays that `build` returns, from a file if there is one, else built and kept in a file.
+    """The arrays that `build` returns: loaded from a file if there is one, else built and written to the file.
 
-    Of all processes that ask at once, on a node or a file system with locks that nodes share, one builds, and the
-    others wait for it. If it fails, so do they; if it dies, another one builds. The file appears whole or not at all.
-    Where no file can be kept (a read-only folder, a full disk), each process builds the arrays in its own memory, at
-    the same time as the others.
+    If several processes ask at once, on a node or on nodes that share a file system with locks, one process builds, and
+    the others wait. If it fails, the others fail too. If it dies, another one builds. The file appears complete or not
+    at all. If no file can be written (a read-only folder, a full disk), each process builds the arrays in its own
+    memory, and no process waits for another.
 
     Args:
-        folder: for the file; made if it is not there.
-        key: says what the arrays depend on, such as a hash; part of the file's name.
+        folder: for the file; made if it does not exist.
+        key: identifies all that the arrays depend on, such as a hash; part of the file's name.
         build: makes the arrays, int64 [n] each.
-        is_current: whether the arrays of a file are still what `build` would make; if not, they are built anew.
+        is_current: returns whether the arrays of a file are still those that `build` would make; else they are rebuilt.
 
     Returns:
         The arrays, read-only; views of the file's memory map, if there is a file.
 
     Raises:
+        ConfigError: `folder`, or a part of its path, is a file.
+        PeerError: The process that was building the arrays has failed.
         Exception: What `build` raises.
     """
     path = folder / f"{key}.npy"
@@ -80,7 +82,7 @@ def cached_arrays(
             found = _build(path, build, descriptor)
         return found
     finally:
-        os.close(descriptor)  # and so lets go of the lock
+        os.close(descriptor)  # This also releases the lock.
 
 
 def _lock(descriptor: int, path: Path) -> None:
@@ -98,7 +100,7 @@ def _build(path: Path, build: Callable[[], Sequence[np.ndarray]], descriptor: in
         with suppress(OSError):
             note_failure(descriptor, error)
         raise
-    # One name for all: who holds the lock is alone, and overwrites what a process that died has left.
+    # All processes use one name: only the holder of the lock writes, and overwrites the file of a process that died.
     try:
         with written_whole(path, path.with_suffix(".unfinished")) as unfinished:
             _write(unfinished, arrays)
@@ -113,7 +115,7 @@ def _build(path: Path, build: Callable[[], Sequence[np.ndarray]], descriptor: in
 def _without_lock(
     descriptor: int, build: Callable[[], Sequence[np.ndarray]], folder: Path, error: OSError
 ) -> list[np.ndarray]:
-    """Build in this process's memory, and let the others do so meanwhile, who would else build one after the other."""
+    """Release the lock, so that the processes do not build one after the other; build in this process's memory."""
     fcntl.flock(descriptor, fcntl.LOCK_UN)
     return _in_memory(build(), folder, error)
 
@@ -141,7 +143,7 @@ def _read_only(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 
 def _write(path: Path, arrays: Sequence[np.ndarray]) -> None:
-    """One vector: the number of arrays, their lengths, and the arrays themselves."""
+    """Write one vector: the number of arrays, their lengths, and the arrays themselves."""
     lengths = [len(array) for array in arrays]
     head = np.array([len(arrays), *lengths], _NUMBERS)
     with path.open("wb") as file:

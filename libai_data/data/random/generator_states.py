@@ -1,6 +1,6 @@
 """The states of the random generators that all code shares: Python's, numpy's, torch's, OneFlow's.
 
-A generator's *mark* is a few bytes, or words, that change with each draw; its state is all that it draws from.
+A generator's *mark* is a few bytes, or words, that change with each draw. Its *state* decides all later draws.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from libai_data.data.random.sample_random import is_worker_process
 _WORDS = 624
 _flow_was_forked = False
 _one_at_a_time = ForkLock()
-"""For the generators of PyTorch and OneFlow. Both ask for a lock of theirs while they hold the interpreter, and make
-objects under it. If that starts Python's garbage collection, a finalizer may let another thread run, which then waits
-for the lock with the interpreter, for ever. With a lock of Python it waits before, without the interpreter."""
+"""For the generators of PyTorch and OneFlow. Both acquire a lock of their own while they hold the GIL, and make objects
+under it. If this starts the garbage collection, a finalizer may let another thread run, which would hold the GIL and
+wait for that lock forever. With this lock of Python, the other thread waits earlier, without the GIL."""
 _last: list[tuple[list[Any], list[Any]]] = [([], [])]
-"""Marks of the generators, and their states as long as the marks stay."""
+"""Marks of the generators, and their states, which are valid as long as the marks do not change."""
 
 
 class _Python:
@@ -36,7 +36,7 @@ class _Python:
         self._instance: Any = random._inst
         address = id(self._instance) + object.__basicsize__
         words = (ctypes.c_uint32 * (1 + _WORDS)).from_address(address)
-        # CPython has the place and then the words. The place and the first word change with each draw, the last word
+        # CPython stores the place and then the words. The place and the first word change with each draw, the last word
         # with each seed.
         *state, place = random.getstate()[1]
         self._place = ctypes.c_uint64.from_address(address) if list(words) == [place, *state] else None
@@ -77,12 +77,12 @@ class _Numpy:
                 self._place = ctypes.c_uint64.from_address(self._address + 4 * (_WORDS - 1))
         if self._place is None:
             return str(np.random.get_state(legacy=False))
-        # A normal number that numpy keeps for the next call may be taken without a trace in the words.
+        # Numpy may keep a normal number for the next call. Drawing this number does not change the words.
         return self._place.value, self._keeps_number and np.random.get_state(legacy=False)["has_gauss"]
 
     def save(self) -> Any:
         with _one_at_a_time:
-            # Nobody is to note anew, and too late, what was the case before.
+            # Under the lock, so that no other thread overwrites `_keeps_number` with an older value.
             state = np.random.get_state(legacy=False)
             self._keeps_number = bool(state["has_gauss"])
         return state, None if self._place is None else ctypes.string_at(self._address, 4 * _WORDS + 4)
@@ -92,7 +92,7 @@ class _Numpy:
         if state["has_gauss"] or words is None or self._place is None:
             np.random.set_state(state)
             return
-        # In a tenth of the time: let go of a number that is kept, and put the words back.
+        # Ten times as fast as `set_state`: drop the number that numpy keeps, and restore the words.
         np.random.seed(0)
         ctypes.memmove(self._address, words, len(words))
 
@@ -119,12 +119,12 @@ class _Torch:
 
     def seed(self, seed: int) -> None:
         with _one_at_a_time:
-            # Not of the same seed as numpy's, which would make the same numbers.
+            # Another seed than numpy's, because the same seed would give the same numbers.
             self._torch.random.default_generator.manual_seed(mix64(seed + 1) >> 1)
 
 
 class _Flow:
-    """OneFlow's; what is put back continues some hundred numbers later, as OneFlow tells no exact place."""
+    """OneFlow's. After `restore`, it continues some hundred numbers later, because OneFlow shows no exact place."""
 
     name = "oneflow"
 
@@ -159,17 +159,17 @@ def _with_torch() -> tuple[Any, ...]:
 
 @cache
 def flow_generator() -> _Flow:
-    """OneFlow's."""
+    """OneFlow's generator."""
     return _Flow()
 
 
 def watched() -> tuple[Any, ...]:
-    """Those that tell whether they have moved."""
+    """The generators whose marks show whether they have moved."""
     return _with_torch() if hasattr(sys.modules.get("torch"), "default_generator") else _python_and_numpy()
 
 
 def generators_in_turn() -> AbstractContextManager[Any]:
-    """Around code that asks PyTorch or OneFlow for states of generators, or seeds them, in one thread at a time."""
+    """The lock for code that reads or seeds the generators of PyTorch or OneFlow, in one thread at a time."""
     return _one_at_a_time
 
 
@@ -185,7 +185,7 @@ def marks_and_states(generators: tuple[Any, ...], beside_others: bool) -> tuple[
 
     Args:
         generators: see `watched`.
-        beside_others: other threads may draw meanwhile; the marks are those of the states all the same.
+        beside_others: whether other threads may draw meanwhile. The marks belong to the states in any case.
     """
     last, marks = _last[0], marks_of(generators)
     if last[0] == marks:
@@ -199,12 +199,12 @@ def marks_and_states(generators: tuple[Any, ...], beside_others: bool) -> tuple[
 
 
 def has_flow() -> bool:
-    """Whether OneFlow can be used here: it is imported, and its threads have not been lost in a fork."""
+    """Whether OneFlow can be used here: it is imported, and no fork has ended its threads."""
     return not _flow_was_forked and hasattr(sys.modules.get("oneflow"), "default_generator")
 
 
 def present() -> tuple[Any, ...]:
-    """Those whose libraries are imported."""
+    """The generators whose libraries are imported."""
     return (*watched(), flow_generator()) if has_flow() else watched()
 
 

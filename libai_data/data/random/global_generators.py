@@ -1,12 +1,12 @@
 """The random generators that all code shares (Python's, numpy's, torch's, OneFlow's) while samples are read.
 
-What a dataset draws from them must depend on (seed, epoch, index) alone, and the training loop must not notice. So
-reading is watched. If a generator has moved, it is put back, and the samples are read again, each alone and with the
-generators seeded for it. From then on, the samples of this dataset are read that way at once. A dataset that draws from
-none of them costs a comparison of a few bytes.
+What a dataset draws from them must depend on (seed, epoch, index) alone, and must not change the draws of the training
+loop. So each reading is watched. If a generator has moved, it is restored, and the samples are read again one by one,
+with the generators seeded for each sample. From then on, the samples of this dataset are read in this way at once. For
+a dataset that draws from none of them, the check compares a few bytes.
 
-OneFlow 0.9 does not tell whether its generator has moved. Calls of its functions that draw are noticed in the first
-reading, the second, the fourth, the eighth, and so on.
+OneFlow 0.9 does not show whether its generator has moved. So calls of OneFlow's functions that draw are watched, but
+only in the first, second, fourth, eighth reading, and so on.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ class _Thread(threading.local):
     shares = False
     """Whether other threads read at the same time."""
     has_drawn = False
-    """Whether, in such a thread, a generator has moved."""
+    """Whether a generator has moved while this thread shared the generators."""
     has_seeded = False
-    """Whether what this thread reads has seeded the generators for itself, and put them back."""
+    """Whether code that this thread called has seeded the generators, and restored them."""
     is_watched = False
 
 
 _thread = _Thread()
 _have_shared = False
-"""Whether any thread of this process ever was one that shares the generators."""
+"""Whether any thread of this process has ever shared the generators."""
 _turns = ForkLock()
 
 
@@ -77,19 +77,19 @@ class GlobalDraws:
 
     @property
     def needs_one_thread(self) -> bool:
-        """Whether nobody else in this process may draw while these samples are read."""
+        """Whether no other thread of this process may draw while these samples are read."""
         return bool(self.found - {_AMBIGUOUS}) or self.seeds
 
     def around(self, read: Callable[[], Result], key: tuple[int, int, int] | None = None) -> Result:
         """Read samples.
 
         Args:
-            read: reads them. It is called again if they turn out to draw.
-            key: (seed, epoch, index) of the sample. None if there are several: if `found` is not empty, `read` must
-                then read each by an `around` of its own.
+            read: reads the samples. It is called again if they turn out to draw.
+            key: (seed, epoch, index) of the sample; None for several samples. If `found` is not empty, `read` must then
+                read each sample by an `around` of its own.
 
         Returns:
-            What `read` returned; what it drew came from generators that were seeded for the sample.
+            What `read` returned. All its draws came from generators that were seeded for the sample.
         """
         if _thread.shares:
             return self._around_beside_others(read)
@@ -113,11 +113,11 @@ class GlobalDraws:
         finally:
             _thread.is_watched = is_within
             if is_within and self.needs_one_thread:
-                # The reading around this one finds the generators as they were.
+                # The enclosing reading finds the generators unchanged, so only this flag shows the draws.
                 _thread.has_seeded = True
 
     def _around_beside_others(self, read: Callable[[], Result]) -> Result:
-        """The same in a thread that shares the generators: who has moved them cannot be known, only that they moved."""
+        """`around` in a thread that shares the generators. It sees that they moved, but not which thread moved them."""
         generators = watched()
         marks, _ = marks_and_states(generators, beside_others=True)
         set_ambiguity(False)
@@ -132,17 +132,17 @@ class GlobalDraws:
         return result
 
     def is_due(self) -> bool:
-        """Whether this reading is one in which draws from OneFlow's generator are noticed."""
+        """Whether draws from OneFlow's generator are watched in this reading."""
         self._readings += 1
         return not self._readings & (self._readings - 1) and "oneflow" not in self.found
 
     def learn(self, drawn: set[str], is_first: bool) -> bool:
-        """Note what a reading drew from; returns whether to read again.
+        """Note which generators a reading drew from; returns whether to read again.
 
         Args:
-            drawn: names of generators.
-            is_first: whether the samples have not been read before. Another thread may have moved a generator: so only
-                one that moves twice is taken for the samples'.
+            drawn: names of the generators.
+            is_first: whether the samples have not been read before. Another thread may have moved a generator, so a
+                generator must move in two readings to count.
         """
         new = drawn - self.found
         if is_first and new and new.isdisjoint({_AMBIGUOUS, "oneflow"}) and threading.active_count() > 1:
@@ -160,7 +160,7 @@ class GlobalDraws:
 
 
 class _Watch:
-    """Watches one reading; if it is known to draw, and of one sample, with the generators seeded."""
+    """Watches one reading. For one sample of a dataset that is known to draw, it also seeds the generators."""
 
     _seeded: Collection[str] = ()
     _drew_from_flow = False
@@ -194,7 +194,7 @@ class _Watch:
             self._drew_from_flow |= str(function.__module__).startswith("oneflow")
 
     def end(self, is_first: bool) -> bool:
-        """Put the generators back; returns whether to read again."""
+        """Restore the generators; returns whether to read again."""
         if self._notices:
             sys.setprofile(None)
         ambiguous = set_ambiguity(self._was_ambiguous)
@@ -216,34 +216,34 @@ class _Watch:
                 drawn.add(generator.name)
         if self._flow_state is not None:
             flow_generator().restore(self._flow_state)
-        # What the reading has itself imported was not watched.
+        # Libraries that the reading itself has imported were not watched.
         imported = watched() is not self._generators or (not self._has_flow and has_flow())
         return self._draws.learn(drawn, is_first) or imported
 
 
 def share_generators(shares: bool) -> None:
-    """Say whether this thread reads beside others, and so must not move a generator."""
+    """Set whether this thread shares the generators with other threads that read, and so must not move them."""
     global _have_shared
     _thread.shares, _have_shared = shares, _have_shared or shares
 
 
 def reads_beside_others() -> bool:
-    """Whether this thread shares the generators, so that what it reads may have drawn otherwise than it should."""
+    """Whether this thread shares the generators, so that other threads may have changed what its samples drew."""
     return _thread.shares
 
 
 def take_doubt() -> bool:
-    """Whether, since the last call and while this thread read, a global generator has moved, whoever moved it."""
+    """Whether any thread has moved a global generator while this thread read, since the last call."""
     doubt, _thread.has_drawn = _thread.has_drawn, False
     return doubt
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed all global generators, and put them back afterwards; threads take turns."""
+    """Seed all global generators for the block, and restore them afterwards; for one thread at a time."""
     _thread.has_drawn = _thread.has_seeded = True
     if _thread.shares:
-        # What comes of it is not used.
+        # The result of the block is not used.
         yield
         return
     with _turns:
@@ -270,7 +270,7 @@ def known_generators() -> tuple[str, ...]:
 
 
 def own_generators(dataset: Any) -> list[str]:
-    """Names of the random generators that a dataset keeps, such as `dataset.rng`: nobody can seed them for a sample."""
+    """Names of a dataset's own random generators, such as `dataset.rng`, which cannot be seeded for a sample."""
     kinds: tuple[type, ...] = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
     kinds += tuple(filter(None, [getattr(sys.modules.get("torch"), "Generator", None)]))
     found: list[str] = []
@@ -278,7 +278,7 @@ def own_generators(dataset: Any) -> list[str]:
     waiting: deque[tuple[str, Any]] = deque([("dataset", dataset)])
     while waiting and len(known) < _MOST_LOOKED_AT:
         name, thing = waiting.popleft()
-        # `Albumentations` seeds those of its transform.
+        # `Albumentations`, for example, seeds the generators of its transform.
         if id(thing) in known or getattr(type(thing), "seeds_generators", False):
             continue
         known.add(id(thing))
@@ -294,7 +294,7 @@ def own_generators(dataset: Any) -> list[str]:
 
 
 def warn_of_own_generators(dataset: Any) -> None:
-    """Tell once of the random generators that a dataset keeps."""
+    """Warn once about the random generators that a dataset keeps."""
     kept = own_generators(dataset)
     if kept:
         tell_once(

@@ -1,6 +1,6 @@
-"""Mixing integers into 64 bits: what orders, seeds and fingerprints are made of.
+"""Mixing integers into 64 bits, for orders, seeds and fingerprints.
 
-The mixer is splitmix64's finaliser with Stafford's constants (variant 13): a bijection in which each input bit moves
+The mixer is splitmix64's finaliser with Stafford's constants (variant 13): a bijection in which each input bit affects
 each output bit. Source: G. Steele, D. Lea, C. Flood, "Fast Splittable Pseudorandom Number Generators" (OOPSLA 2014).
 """
 
@@ -40,7 +40,7 @@ def combine64(*parts: int) -> int:
 
 
 def combine64_each(first: Sequence[int], *parts: np.ndarray) -> np.ndarray:
-    """`combine64` of the same first parts and of each element of int64 arrays, none negative, uint64 [n]."""
+    """`combine64` of `first` and of each element of `parts` (int64 [n], none negative), as uint64 [n]."""
     mixed = np.full(len(parts[0]), _combined(len(first) + len(parts), first), dtype=np.uint64)
     for part in parts:
         mixed = mix64_array(mixed + np.uint64(_GOLDEN) + mix64_array(part.astype(np.uint64)))

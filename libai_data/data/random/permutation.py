@@ -1,7 +1,7 @@
-"""Keyed permutations of 0, 1, ... size-1, in O(1) time and memory for any of their places.
+"""Keyed permutations of 0, 1, ... size-1, in O(1) time and memory for any place.
 
-The generalised Feistel network of Black and Rogaway, "Ciphers with Arbitrary Finite Domains" (CT-RSA 2002), with cycle
-walking, and splitmix64's finaliser as the round function; small ones are a sort of hashes.
+Source: the generalised Feistel network of Black and Rogaway, "Ciphers with Arbitrary Finite Domains" (CT-RSA 2002),
+with cycle walking; splitmix64's finaliser is the round function. A small permutation sorts hashes instead.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _EACH_SORTED_BELOW = 256
 
 
 def permuted(size: int, seed: int, number: int, places: np.ndarray) -> np.ndarray:
-    """What stands at these places of a permutation.
+    """The values at these places of a permutation.
 
     Args:
         size: of the permutation.
@@ -41,14 +41,14 @@ def permuted(size: int, seed: int, number: int, places: np.ndarray) -> np.ndarra
 
 
 def places_in_permutation(size: int, seed: int, number: int, values: np.ndarray) -> np.ndarray:
-    """Where these values stand; the inverse of `permuted`."""
+    """The places of these values; the inverse of `permuted`."""
     if size < _SORTED_BELOW:
         return np.argsort(_small_permutation(size, seed, number), kind="stable")[values]
     return _walk(values.astype(np.uint64), size, _round_keys(seed, number), _feistel_back).astype(np.int64)
 
 
 def permuted_each(sizes: np.ndarray, keys: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """What stands at places of many permutations, each of its own size.
+    """The values at places of many permutations, each with its own size.
 
     Args:
         sizes: uint64 [n], of the permutation of each place.
@@ -62,12 +62,12 @@ def permuted_each(sizes: np.ndarray, keys: np.ndarray, places: np.ndarray) -> np
 
 
 def places_in_each(sizes: np.ndarray, keys: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Where these values stand; the inverse of `permuted_each`."""
+    """The places of these values; the inverse of `permuted_each`."""
     return _in_each(sizes, keys, values, _feistel_back)
 
 
 def whole_permutations(sizes: np.ndarray, seeds: np.ndarray) -> np.ndarray:
-    """All of permutation 0 of many seeds, as `permuted` has it; behind the size of each something.
+    """Permutation 0 of each seed in full, as `permuted` has it; the values behind the size of a row are undefined.
 
     Args:
         sizes: int64 [n].
@@ -87,7 +87,7 @@ def whole_permutations(sizes: np.ndarray, seeds: np.ndarray) -> np.ndarray:
 
 
 def _sorted_hashes(hashes: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """The order of the first hashes of each row, of which each row has its own number; behind them all others."""
+    """The order of the first `sizes[row]` hashes of each row, and behind them the places of all other hashes."""
     hashes[np.arange(hashes.shape[1]) >= sizes[:, None]] = np.iinfo(np.uint64).max
     return np.argsort(hashes, axis=1, kind="stable")
 
@@ -106,9 +106,9 @@ _Cipher = Callable[[np.ndarray, Any, Any, Sequence[Any]], np.ndarray]
 
 
 def _walk(values: np.ndarray, size: int, keys: tuple[int, ...], cipher: _Cipher) -> np.ndarray:
-    """Encipher within the smallest grid that holds `size`, again and again until the value lies below `size`.
+    """Encipher within the smallest grid of at least `size` values, again and again until the value is below `size`.
 
-    With the inverse cipher it walks the same cycles backwards, and so is the inverse.
+    The inverse cipher walks the same cycles backwards, and so gives the inverse permutation.
     """
     columns = isqrt(size - 1) + 1
     rows = -(-size // columns)
@@ -131,7 +131,7 @@ def _in_each(sizes: np.ndarray, keys: np.ndarray, values: np.ndarray, cipher: _C
 
 
 def _sort_each(sizes: np.ndarray, keys: np.ndarray, values: np.ndarray, inverse: bool) -> np.ndarray:
-    """Small permutations: each is the sort of hashes that its key gives to its places."""
+    """Small permutations: each sorts its places by hashes of its key and the place."""
     unique, firsts, numbers = np.unique(keys, return_index=True, return_inverse=True)
     places = np.arange(int(sizes.max()), dtype=np.uint64)
     hashes = mix64_array(mix64_array(places + unique[:, None]) ^ mix64_array(~unique)[:, None])

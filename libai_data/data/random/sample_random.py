@@ -1,6 +1,6 @@
-"""Randomness of a sample: drawn from (seed, epoch, index), so that it is the same whoever reads the sample, and when.
+"""Randomness of a sample. It depends on (seed, epoch, index) alone, not on the process that reads the sample, or when.
 
-The loader says which samples are being read; transforms ask for `sample_generator`.
+The loader sets which samples are being read. Transforms call `sample_generator`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from libai_data.data.random.hashing import combine64
 
 
 class _Current(threading.local):
-    """What a thread reads."""
+    """What the current thread reads."""
 
     reading: reading_samples | None = None
     ambiguous = False
@@ -30,7 +30,7 @@ _STREAM_OF_BATCHES, _STREAM_OF_ROWS, _FIRST_STREAM_OF_MAPS = -1, -2, 1 << 16
 
 
 def become_worker_process() -> None:
-    """Say that this process exists to read samples; a worker says so once."""
+    """Mark this process as one that exists to read samples; a worker calls this once."""
     global _is_worker
     _is_worker = True
 
@@ -41,7 +41,7 @@ def is_worker_process() -> bool:
 
 
 class SampleKeys(Sequence[tuple[int, int, int]]):
-    """(seed, epoch, index) of samples that are read together, made when somebody asks.
+    """(seed, epoch, index) of samples that are read together; a key is made when it is needed.
 
     Args:
         seed: the loader's.
@@ -60,7 +60,7 @@ class SampleKeys(Sequence[tuple[int, int, int]]):
 
 
 class SampleKey(SampleKeys):
-    """The key of one of some samples that are read one after the other; `row` says which is being read."""
+    """The key of the sample that is being read, of samples that are read one by one; `row` is the sample's number."""
 
     row = 0
 
@@ -72,23 +72,23 @@ class SampleKey(SampleKeys):
 
 
 class reading_samples:
-    """Says which samples this thread reads within the block; the loader does so around each call of a dataset.
+    """Sets which samples this thread reads within the block; the loader does so around each call of a dataset.
 
-    Blocks may lie within each other, as when a dataset reads by a loader of its own.
+    Blocks may be nested, for example if a dataset has a loader of its own.
 
     Args:
         keys: (seed, epoch, index) of each sample.
     """
 
     failed: int | None = None
-    """Index of the sample over which the block failed, if `reading_row` told."""
+    """Index of the sample that made the block fail, if `reading_row` set it."""
     replaced: Sequence[tuple[int, int, int, str, str]] = ()
-    """(epoch, index, substitute, reason, kind of error) of failing samples of which the one that is read is made."""
+    """(epoch, index, substitute, reason, kind of error) of each failed input of the sample that is being read."""
     _outer: reading_samples | None = None
     _row = -1
     _maps = 0
 
-    # Not a generator, which costs four times as much: it is entered for each sample, or each batch.
+    # Not a generator, which would cost four times as much: the block is entered for each sample, or each batch.
     def __init__(self, keys: Sequence[tuple[int, int, int]]) -> None:
         self.keys = keys
 
@@ -105,19 +105,19 @@ class reading_samples:
             _reading_threads.discard(threading.get_ident())
 
     def maps(self) -> int:
-        """`RandomMap`s that the sample which is being read has passed."""
+        """The number of `RandomMap`s that the sample that is being read has passed."""
         row = getattr(self.keys, "row", -1)
         if row != self._row:
             self._row, self._maps = row, 0
         return self._maps
 
     def set_maps(self, maps: int) -> None:
-        """Say how many `RandomMap`s it has passed now."""
+        """Set the number of `RandomMap`s that the sample has passed."""
         self._maps = maps
 
 
 class reading_inputs(reading_samples):
-    """Says that, within the block, other samples are read, of which the one that is being read is made."""
+    """Sets that, within the block, the inputs of the sample that is being read are read."""
 
     def __exit__(self, *failure: object) -> None:
         super().__exit__(*failure)
@@ -127,9 +127,9 @@ class reading_inputs(reading_samples):
 
 
 class reading_row(reading_samples):
-    """Says that, within the block, of the samples that are being read together one is read; `read_batch` may do so.
+    """Sets that, within the block, one of the samples that are being read together is read; for `read_batch`.
 
-    `sample_generator` is then that sample's, and an error within the block is told with its index.
+    `sample_generator` then returns the generator of this sample, and an error within the block names its index.
     """
 
     def __init__(self, row: int) -> None:
@@ -142,10 +142,10 @@ class reading_row(reading_samples):
 
 
 def reading_some_of_them(rows: np.ndarray) -> reading_samples:
-    """Says that, within the block, of the samples that are being read together only some are read.
+    """Sets that, within the block, only some of the samples that are being read together are read.
 
     Args:
-        rows: int64 [n], which of them.
+        rows: int64 [n], the numbers of these samples.
     """
     keys = _keys()
     return reading_inputs([keys[row] for row in rows.tolist()] if keys else ())
@@ -157,7 +157,7 @@ def reading_now() -> reading_samples | None:
 
 
 def end_blocks_since(outer: reading_samples | None) -> None:
-    """End the blocks that this thread has entered since then: a Ctrl-C can come where one is left, before its end."""
+    """End the blocks that this thread has entered since `outer`, because a Ctrl-C can prevent a block's own exit."""
     _current.reading = outer
     if outer is None:
         _reading_threads.discard(threading.get_ident())
@@ -171,19 +171,19 @@ def sample_generator(stream: int = 0) -> np.random.Generator:
     """A random generator for the sample that is being read by `dataset[index]`.
 
     Args:
-        stream: transforms of one sample that must not draw the same numbers take different streams.
+        stream: use different streams for transforms of one sample that must not draw the same numbers.
 
     Returns:
         A generator that depends on (seed, epoch, index, stream) alone; outside a loader, an unseeded one.
 
     Raises:
-        RuntimeError: A thread that a dataset has started asks; it reads no sample itself.
+        RuntimeError: The calling thread reads no sample itself, for example because a dataset has started it.
     """
     return _generator(_key(), stream) if _reads() else np.random.default_rng()
 
 
 def map_generator() -> np.random.Generator:
-    """`sample_generator` with another stream at each call for a sample, for what may lie in several layers."""
+    """`sample_generator` with another stream at each call for a sample, for maps that may be nested."""
     reading = _current.reading
     if not _reads() or reading is None:
         return np.random.default_rng()
@@ -193,7 +193,7 @@ def map_generator() -> np.random.Generator:
 
 
 class map_attempt:
-    """Takes back, if the block fails, the streams that `map_generator` gave within it: a retry draws the same."""
+    """If the block fails, resets the streams of `map_generator` to those before it, so that a retry draws the same."""
 
     def __enter__(self) -> None:
         self._reading = _current.reading
@@ -226,20 +226,20 @@ def _key() -> tuple[int, int, int]:
 
 
 def set_ambiguity(ambiguous: bool) -> bool:
-    """Whether this thread has asked for one generator while it read several samples; what is known from now on."""
+    """Set whether this thread asked for one generator while it read several samples; returns the value before."""
     before, _current.ambiguous = _current.ambiguous, ambiguous
     return before
 
 
 class passing_generator:
-    """Within the block, `sample_generator()`, in a third of its time; not to be kept."""
+    """Within the block, `sample_generator()` in a third of its time. The generator must not be kept after the block."""
 
     _used: np.random.Generator | None = None
 
     def __enter__(self) -> np.random.Generator:
         if not _reads():
             return np.random.default_rng()
-        # A block within this one, of another thing that the same sample is made of, finds no spare one.
+        # A nested block, for another input of the same sample, finds no spare generator, and makes its own.
         generator, _current.spare = _current.spare, None
         self._used = generator = generator or np.random.Generator(np.random.Philox())
         generator.bit_generator.state = {
@@ -263,13 +263,13 @@ def sample_generators(stream: int = 0) -> list[np.random.Generator]:
 
 
 class BatchRandom:
-    """Randomness of a batch, the same on every rank that holds a part of it.
+    """Randomness of a batch, the same on every rank that has a part of the batch.
 
     Args:
         seed: the loader's.
         position: of the global batch's first sample, in the stream.
-        epochs: int64 [n], of the rows at hand.
-        indices: int64 [n], of the rows at hand.
+        epochs: int64 [n], of the rows of this part.
+        indices: int64 [n], of the rows of this part.
     """
 
     def __init__(self, seed: int, position: int, epochs: np.ndarray, indices: np.ndarray) -> None:
@@ -284,7 +284,7 @@ class BatchRandom:
         """A new generator that depends on (seed, epoch, index) of the sample in this row alone.
 
         Args:
-            row: of those at hand.
+            row: number of the row in this part.
         """
         return _generator(self._keys[row], _STREAM_OF_ROWS)
 
@@ -295,5 +295,5 @@ def _generator(key: tuple[int, int, int], stream: int) -> np.random.Generator:
 
 def _philox_key(key: tuple[int, int, int], stream: int) -> np.ndarray:
     high = combine64(*key, stream)
-    # As an array: of a list with one number on either side of 2**63 numpy makes floats, which drop bits.
+    # With a dtype, because numpy makes floats, which drop bits, of a list with numbers on both sides of 2**63.
     return np.array([high, combine64(high)], dtype=np.uint64)

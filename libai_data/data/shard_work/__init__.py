@@ -1,1 +1,1 @@
-"""Work that is done in shards, by several processes, and goes on from where it was stopped."""
+"""Work that several processes do in shards, and that can resume after an interruption."""

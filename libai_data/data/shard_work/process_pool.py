@@ -1,4 +1,4 @@
-"""Processes that do jobs: programs of their own, each fed over a pipe, which die with the one that feeds them."""
+"""Processes that do jobs: separate programs that receive jobs over a pipe, and end with the process that sends them."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class WorkError(DataPipelineError, RuntimeError):
 
 @dataclass(frozen=True)
 class Work(Generic[Job, Report]):
-    """What is to be done with jobs.
+    """The function that does jobs.
 
     Args:
-        do: does a job; picklable, and each process calls a copy of its own, which may keep what took long to open.
+        do: does a job; picklable. Each process calls its own copy, which may keep objects that take long to open.
         name: of a job, for errors.
         error: raised when a job fails.
     """
@@ -45,17 +45,17 @@ class Work(Generic[Job, Report]):
 
 
 def done_by_processes(work: Work[Job, Report], jobs: Iterable[Job], workers: int) -> Iterator[tuple[Job, Report]]:
-    """Have jobs done.
+    """Do jobs in `workers` processes.
 
     Returns:
-        Each job with what came of it, as they are finished.
+        Each job with its report, as soon as it is finished.
 
     Raises:
-        WorkError: A process failed over a job, or died over it again and again.
+        WorkError: A job failed, or several processes died while they did the same job.
     """
     pool = ProcessPool(work)
     pending: deque[tuple[Job, Future[Report]]] = deque()
-    # A thread waits for each process; the work itself is not done in this one.
+    # Each thread only waits for a process, which does the work.
     with ThreadPoolExecutor(workers, thread_name_prefix="shard-work") as threads:
         try:
             for job in jobs:
@@ -82,7 +82,7 @@ def _finished(pending: deque[tuple[Job, Future[Report]]]) -> Iterator[tuple[Job,
 
 
 class ProcessPool(Generic[Job, Report]):
-    """One process for each thread that asks for a job to be done."""
+    """One process for each thread that calls `do`."""
 
     def __init__(self, work: Work[Job, Report]) -> None:
         self._work = work
@@ -93,7 +93,11 @@ class ProcessPool(Generic[Job, Report]):
         self._guard = threading.Lock()
 
     def do(self, job: Job) -> Report:
-        """Do a job; a process that dies over it is replaced, a few times."""
+        """Do a job; a process that dies during the job is replaced, a few times.
+
+        Raises:
+            WorkError: The job failed, several processes died, or the pool was closed.
+        """
         died = 0
         while True:
             process = self._process()
@@ -145,7 +149,7 @@ class ProcessPool(Generic[Job, Report]):
         process.kill()
         code = process.wait()
         for pipe in (process.stdin, process.stdout):
-            # What was never sent cannot be sent any more.
+            # Closing a pipe sends what it has buffered, but the process has ended.
             with contextlib.suppress(OSError):
                 _pipe(pipe).close()
         return code
@@ -192,7 +196,7 @@ def serve(parent_pipe: int) -> None:
             return
         try:
             answer = pickled((True, do(job)))
-        except BaseException:  # Also sys.exit in the user's code, over which other processes would end as well.
+        except BaseException:  # Also sys.exit in the user's code, which would end the replacements too.
             answer = pickled((False, traceback.format_exc()))
         answers.write(answer)
         answers.flush()

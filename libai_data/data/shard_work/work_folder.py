@@ -1,4 +1,4 @@
-"""The folder of unfinished work: one process's at a time, and of one plan."""
+"""The folder of unfinished work, which one process at a time uses, for one plan."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ _PLAN = "plan.json"
 
 @contextmanager
 def own_folder(folder: Path) -> Iterator[None]:
-    """Makes a folder, and this process's own as long as it lives; files of it that nobody finishes are removed."""
+    """Make a folder, and lock it for this process within the block; unfinished files are removed before and after.
+
+    Raises:
+        ConfigError: Another process has locked the folder, or has just finished the work.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / LOCK, "w") as file:
         try:
@@ -36,16 +40,16 @@ def own_folder(folder: Path) -> Iterator[None]:
 
 
 def _remove_unfinished(folder: Path) -> None:
-    """Make room of what killed processes were writing."""
+    """Remove the files that killed processes were writing."""
     for path in folder.glob("*.unfinished"):
         path.unlink(missing_ok=True)
 
 
 def keep_to_plan(folder: Path, plan: dict[str, Any]) -> None:
-    """Note the plan of the work in a folder, or see that it is that of the shards which lie there.
+    """Write the plan of the work into a folder, or check that the shards in the folder have the same plan.
 
     Raises:
-        ConfigError: They are of another plan; what differs is named.
+        ConfigError: The shards have another plan; the message names the differences.
     """
     plan, file = json.loads(json.dumps(plan)), folder / _PLAN
     if not file.exists():
@@ -63,7 +67,7 @@ def check_same_plan(folder: Path, before: dict[str, Any], plan: dict[str, Any]) 
 
 
 def write_json(file: Path, content: Any) -> None:
-    """Write a file as a whole or not at all."""
+    """Write a file completely or not at all."""
     with written_whole(file) as unfinished:
         unfinished.write_text(json.dumps(content), encoding="utf-8")
 
