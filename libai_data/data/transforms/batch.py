@@ -35,18 +35,18 @@ class BatchTransform:
         Args:
             fields: the array [n, ...] of each field, for any part of a global batch; n is a multiple of
                 `rows_together`.
-            random: its generators.
+            random: makes the generators for the batch and for each row.
         """
         raise NotImplementedError
 
 
 def rows_together(transform: BatchTransform | None) -> int:
-    """Rows that a transform needs together; 1 where there is none."""
+    """Rows that a transform needs together; 1 without a transform."""
     return 1 if transform is None else transform.rows_together
 
 
 def check_rows_together(together: int, rows: int, whose: str) -> None:
-    """Refuse numbers of rows that would part what a transform needs together; the message says `whose` rows."""
+    """Raise an error if `rows` is no multiple of `together`; the message names the owner of the rows, `whose`."""
     if rows % together:
         raise ConfigError(
             f"{whose} has {rows} rows on each data-parallel rank, but the batch transform needs multiples of "

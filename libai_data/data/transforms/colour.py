@@ -60,8 +60,8 @@ class RandomErasing(RandomTransform):
 
     Args:
         p: the probability.
-        scale: area of the box, least and largest part of the image's.
-        ratio: height over width of the box, least and largest; drawn evenly by its logarithm.
+        scale: least and largest area of the box, as a fraction of the image's area.
+        ratio: least and largest height / width of the box; the logarithm is drawn uniformly.
         value: what to fill it with: a number, one for each channel, or "random" for noise (uniform levels in uint8,
             standard normal numbers in float32).
 
@@ -84,7 +84,7 @@ class RandomErasing(RandomTransform):
         self.value = value
 
     def apply(self, image: Any, generator: np.random.Generator) -> np.ndarray:
-        """Fill a box, or not, of an image as other transforms take it, or float32 [C, H, W] as of `ImageToFloat`."""
+        """Fill a box of an image with probability `p`; the image may also be float32 [C, H, W] (see `ImageToFloat`)."""
         is_float = isinstance(image, np.ndarray) and image.dtype == np.float32 and image.ndim == 3
         pixels = image if is_float else pixels_of(image)
         if generator.random() >= self.p:

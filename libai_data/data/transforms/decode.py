@@ -18,7 +18,7 @@ _JPEG = b"\xff\xd8\xff"
 _EXIF = b"Exif\x00\x00"
 _EXIF_WITHIN = 4096
 _ORIENTATION = {name: number for number, name in ExifTags.TAGS.items()}["Orientation"]
-_REDUCTIONS = (8, 4, 2)  # by these libjpeg-turbo decodes faster than in full; by 5/8 to 7/8 it is slower, and no better
+_REDUCTIONS = (8, 4, 2)  # libjpeg-turbo decodes at 1/8, 1/4 and 1/2 faster than in full, but at 5/8 to 7/8 slower
 
 
 def decode_image(data: bytes, mode: str = "RGB") -> np.ndarray:
@@ -29,18 +29,18 @@ def decode_image(data: bytes, mode: str = "RGB") -> np.ndarray:
         mode: "RGB", or "L" for greyscale.
 
     Returns:
-        uint8 [H, W, 3], or [H, W] for "L". Of 16 bits a channel the upper 8; transparency is left out.
+        uint8 [H, W, 3], or [H, W] for "L". Of 16 bits a channel, the upper 8 are used; transparency is left out.
 
     Raises:
-        FormatError: The image is truncated, corrupt, of no known format or form of pixels, or has more pixels than
-            twice Pillow's `Image.MAX_IMAGE_PIXELS`.
+        FormatError: The image is truncated, corrupt, of an unknown format or pixel type, or has more pixels than twice
+            Pillow's `Image.MAX_IMAGE_PIXELS`.
         ConfigError: There is no such mode.
     """
     return EncodedImage(data, mode).decode()
 
 
 class EncodedImage:
-    """An image that is not decoded yet, so that a transform which crops can have it decoded at the scale it needs.
+    """An image that is not decoded yet, so that a transform that crops can decode it at the scale it needs.
 
     `numpy.asarray` decodes it in full.
 
@@ -92,9 +92,8 @@ class EncodedImage:
             top, left, height, width: of the region, in pixels of the whole image; rounded to whole pixels of a reduced
                 image.
             at_least: needed height and width.
-            rough: decode faster, for pixels that are resized at once: a JPEG's colours are enlarged without
-                interpolation, its transform is the fast one, and this thread's next rough region overwrites the
-                pixels.
+            rough: decode a JPEG faster, for pixels that are resized at once: with the fast inverse DCT, and without
+                interpolation when colours are enlarged. The next rough region of this thread overwrites the pixels.
 
         Returns:
             uint8 [h, w, 3] or [h, w], where h and w are at least the needed size, minus one for rounding, and at most
@@ -126,21 +125,21 @@ class EncodedImage:
             except ValueError as error:
                 raise FormatError(f"the JPEG's header cannot be read: {error}") from error
             _check_pixels(height, width)
-            # How inks become colours is a matter of convention, and Pillow's is what people compare with.
+            # The conversion of CMYK to RGB is a matter of convention, and Pillow's convention is the usual one.
             return height, width, colours not in ("CMYK", "YCCK")
         image = self._opened
         return image.height, image.width, False
 
     @cached_property
     def _orientation(self) -> int:
-        """As EXIF numbers it; 1 is upright."""
+        """The EXIF orientation, 1 to 8; 1 is upright."""
         if self._is_jpeg and _EXIF not in self.data[:_EXIF_WITHIN]:
             return 1
         try:
             found = self._opened.getexif().get(_ORIENTATION, 1)
         except FormatError:
             raise
-        except Exception:  # of many kinds for malformed metadata, which say nothing about the pixels
+        except Exception:  # Malformed metadata raises many kinds of errors, but the pixels may be valid.
             return 1
         return found if isinstance(found, int) and 1 <= found <= 8 else 1
 
@@ -181,7 +180,7 @@ class EncodedImage:
                 return upper if self.mode == "L" else np.repeat(upper[:, :, None], 3, axis=2)
             if image.mode != "F":
                 return np.array(image.convert(self.mode))
-        except Exception as error:  # Pillow's decoders raise of many kinds for a broken file
+        except Exception as error:  # Pillow's decoders raise many kinds of errors for a broken file.
             raise FormatError(f"the {image.format} image is truncated or corrupt: {error}") from error
         raise FormatError(f"the {image.format} image has pixels of floating point; save it with 8 or 16 bits a channel")
 
@@ -196,13 +195,13 @@ def _check_pixels(height: int, width: int) -> None:
 
 
 def _reduced(begin: int, length: int, reduction: int, size: int) -> slice:
-    """A stretch of pixels where one of `size` stands for `reduction`; at least one pixel."""
+    """The range of pixels in an image that was reduced to `size` pixels, 1 for each `reduction`; at least one pixel."""
     first = min(round(begin / reduction), size - 1)
     return slice(first, max(first + 1, round((begin + length) / reduction)))
 
 
 def _turned(pixels: np.ndarray, orientation: int) -> np.ndarray:
-    """Stored pixels as they are to be seen. Source: Exif 2.32 (CIPA DC-008), 4.6.4, tag Orientation."""
+    """Stored pixels, turned upright. Source: Exif 2.32 (CIPA DC-008), 4.6.4, tag Orientation."""
     if orientation >= 5:
         pixels = pixels.swapaxes(0, 1)
     flips_rows = orientation in (3, 4, 7, 8)

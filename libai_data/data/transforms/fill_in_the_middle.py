@@ -17,7 +17,7 @@ from libai_data.mesh.arrays import as_array
 from libai_data.structures import Instance, fields_of
 
 _ADDED = 3
-_LEAST = 3  # tokens of a document that is cut into three
+_LEAST = 3  # fewest tokens of a document that is cut into three parts
 _FIELDS = {"input_ids", "labels"}
 _IDS = dict.fromkeys(("prefix_id", "middle_id", "suffix_id"), whole(0))
 
@@ -25,9 +25,9 @@ _IDS = dict.fromkeys(("prefix_id", "middle_id", "suffix_id"), whole(0))
 class FillInTheMiddle:
     """A function for `RandomMap` that cuts documents of GPT samples into three parts, and moves the middle to the end.
 
-    A document, or what a sample has of it, becomes "<prefix> prefix <suffix> suffix <middle> middle" (PSM), or
+    A document, or its part in a sample, becomes "<prefix> prefix <suffix> suffix <middle> middle" (PSM), or
     "<prefix> <suffix> suffix <middle> prefix middle" (SPM). Both cuts are uniform. Each document that changes makes
-    a sample three tokens longer, so the sample first drops as many tokens at its end.
+    a sample three tokens longer, so the sample first drops three tokens at its end.
 
     Args:
         prefix_id, middle_id, suffix_id: the tokens before each part.
@@ -64,7 +64,10 @@ class FillInTheMiddle:
 
         Args:
             sample: `input_ids` and `labels`, int64 [n] each, the labels being the next tokens.
-            random: draws.
+            random: the generator of all draws.
+
+        Raises:
+            SchemaError: The sample has other fields.
         """
         fields = fields_of(sample)
         if set(fields) != _FIELDS:
@@ -87,7 +90,7 @@ class FillInTheMiddle:
 
     def _changed(self, document: np.ndarray, room: int, random: np.random.Generator) -> np.ndarray:
         """A document of at most `room` tokens, changed or not."""
-        # As many are drawn for each document, so that the next one's draws do not depend on what becomes of it.
+        # Each document draws four numbers, so that the draws of the next one do not depend on whether it changes.
         change, kind, first, second = random.random(4)
         kept = document[: max(0, room - _ADDED)]
         has_end = len(kept) > 0 and kept[-1] == self._eod_id

@@ -1,4 +1,4 @@
-"""Transforms of other libraries, with what they draw seeded for the sample."""
+"""Transforms of other libraries, whose draws are seeded for each sample."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Seeded(RandomTransform):
         takes: the type of the transform's argument: a "pillow" image, or a uint8 "array".
 
     Raises:
-        ConfigError: `takes` is something else.
+        ConfigError: `takes` has another value.
     """
 
     def __init__(self, transform: Callable[[Any], Any], takes: str = "pillow") -> None:
@@ -44,7 +44,7 @@ class Seeded(RandomTransform):
             known = known_generators()
             with seeded(seed):
                 made = self.transform(self._as_taken(image))
-            # What it has just imported by itself was not seeded.
+            # The generator of a library that the transform has just imported was not seeded.
             if known_generators() == known:
                 return made
 
@@ -63,8 +63,8 @@ class Albumentations(RandomTransform):
         transform: has an argument `image` and returns a dict with `image`.
 
     Raises:
-        ConfigError: It has no `set_random_seed`. Transforms of albumentations before 2.0, and single transforms, have
-            none.
+        ConfigError: `transform` has no `set_random_seed`. Transforms of albumentations before 2.0, and single
+            transforms, have none.
     """
 
     seeds_generators = True

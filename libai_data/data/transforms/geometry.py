@@ -24,7 +24,7 @@ _SMOOTHING = 0.42
 
 
 def resized(pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Resize uint8 [H, W, 3] or [H, W] to (height, width) by linear interpolation, over the area of each new pixel."""
+    """Resize uint8 [H, W, 3] or [H, W] to (height, width) by linear interpolation, with antialiasing if it shrinks."""
     cv2 = opencv()
     height, width = size
     if pixels.shape[:2] == (height, width):
@@ -33,7 +33,7 @@ def resized(pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     if shrinks <= _NO_ALIASING_BELOW:
         return cv2.resize(pixels, (width, height), interpolation=cv2.INTER_LINEAR)
     if shrinks <= _FEW_PIXELS_BELOW:
-        # Smoothed by as much as they shrink: a third of the time of INTER_AREA, and as near to what Pillow makes.
+        # Smoothing in proportion to the shrinking takes a third of the time of INTER_AREA, and is as close to Pillow.
         smooth = scratch("smooth", pixels.shape)
         border = cv2.BORDER_REPLICATE | cv2.BORDER_ISOLATED
         cv2.GaussianBlur(pixels, (3, 3), _SMOOTHING * math.sqrt(shrinks**2 - 1), dst=smooth, borderType=border)
@@ -45,7 +45,7 @@ class Resize:
     """Resizes images.
 
     Args:
-        size: of the shorter side, the other one in proportion; or height and width.
+        size: pixels of the shorter side (the other side is in proportion), or (height, width).
 
     Raises:
         ConfigError: A size below 1.
@@ -76,7 +76,7 @@ class CenterCrop:
     """Crops the centre of images; smaller images are padded with black.
 
     Args:
-        size: of the sides, or height and width.
+        size: pixels of both sides, or (height, width).
 
     Raises:
         ConfigError: A size below 1.
@@ -102,13 +102,13 @@ class CenterCrop:
 class RandomResizedCrop(RandomTransform):
     """Cuts a random region out of images and resizes it. A JPEG is decoded at the scale that the region needs.
 
-    Source: C. Szegedy et al., "Going Deeper with Convolutions" (CVPR 2015), section 6; defaults and what happens if no
-    region fits are torchvision's.
+    Source: C. Szegedy et al., "Going Deeper with Convolutions" (CVPR 2015), section 6. The defaults, and the region if
+    no random one fits, are torchvision's.
 
     Args:
-        size: of the sides of the result, or height and width.
-        scale: area of the region, least and largest part of the image's.
-        ratio: width over height of the region, least and largest; drawn evenly by its logarithm.
+        size: pixels of both sides of the result, or (height, width).
+        scale: least and largest area of the region, as a fraction of the image's area.
+        ratio: least and largest width / height of the region; the logarithm is drawn uniformly.
 
     Raises:
         ConfigError: A number is out of range.
@@ -164,13 +164,13 @@ class RandomFlip(RandomTransform):
 
 
 def probability(p: float) -> float:
-    """A probability; a ConfigError if it is none."""
+    """Return a probability; a ConfigError if `p` is none."""
     check({"p": real(0, 1)}, p=p)
     return p
 
 
 def least_and_largest(name: str, bounds: Sequence[float]) -> tuple[float, float]:
-    """Two numbers that bound a third, checked."""
+    """Return the bounds [least, largest] of a number; a ConfigError if they are not above 0, or in another order."""
     if len(bounds) != 2 or not 0 < bounds[0] <= bounds[1] < math.inf:
         raise ConfigError(f"{name} is {list(bounds)}; it must be [least, largest], both above 0")
     return float(bounds[0]), float(bounds[1])

@@ -1,4 +1,4 @@
-"""Transforms of one image."""
+"""The transform of an image from pixels to normalised floats."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from libai_data.errors.argument_rules import check_types
 
 
 class ImageToFloat:
-    """From pixels of 0 to 255 to normalised floats: (pixel / 255 - mean) / std.
+    """Converts pixels of 0 to 255 to normalised floats: (pixel / 255 - mean) / std.
 
     Args:
         mean: per channel, or one for all.
@@ -48,13 +48,13 @@ class ImageToFloat:
             float32 [C, H, W].
 
         Raises:
-            SchemaError: Other than 8 bits a channel, or another number of channels than mean and std have.
+            SchemaError: The image has not 8 bits a channel, or another number of channels than mean and std.
         """
         pixels = self._checked(image)
         return self._filled(pixels, np.empty(_channels_first(pixels), np.float32))
 
     def write(self, image: Any, out: np.ndarray) -> np.ndarray:
-        """Transform an image straight into `out`, and return it; what does not fit there is returned by itself.
+        """Transform an image directly into `out`, and return `out`; if the result does not fit, return a new array.
 
         Args:
             image: see `__call__`.
@@ -79,7 +79,7 @@ class ImageToFloat:
         return pixels
 
     def _filled(self, pixels: np.ndarray, out: np.ndarray) -> np.ndarray:
-        """Look up what each level becomes: the numbers that the formula gives, in a fifth of its time."""
+        """Look up each level in a table, which gives the same numbers as the formula, in a fifth of the time."""
         for number, target in enumerate(out):
             table = self._tables[number % len(self._tables)]
             if has_opencv():

@@ -1,4 +1,4 @@
-"""The libraries that decode and change pictures, imported when they are first used, and memory for their results."""
+"""Libraries that decode and change images, imported when they are first used, and memory for their results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def has_opencv() -> bool:
 
 @cache
 def opencv() -> Any:
-    """OpenCV, told to use no threads of its own: the loader's workers share the cores. An ImportError without it."""
+    """OpenCV, without threads of its own, because workers share the cores; an ImportError if it is not installed."""
     cv2 = installed("cv2", "changing images", _INSTALL)
     cv2.setNumThreads(0)
     return cv2
@@ -44,9 +44,9 @@ _kept = _Kept()
 
 
 def scratch(purpose: str, shape: tuple[int, ...]) -> np.ndarray:
-    """A uint8 array, which holds its pixels until this thread asks for the same purpose again.
+    """A uint8 array, whose content is valid until this thread calls this with the same purpose again.
 
-    Memory is used again, since pages that the system gives and takes back cost much time; not above 32 MB.
+    Memory of up to 32 MB is reused, because it takes much time to get pages from the system and to return them.
     """
     size = int(np.prod(shape))
     if size > _MOST_BYTES:

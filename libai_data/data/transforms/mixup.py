@@ -30,8 +30,8 @@ _RULES = {
 class _Mix(NamedTuple):
     """How a row is mixed with its partner."""
 
-    own: float = 1.0  # share of the row itself; what is left is its partner's
-    # What of the image is the partner's: top, bottom, left, right; None where all of it is blended.
+    own: float = 1.0  # share of the row itself; the rest is the share of its partner
+    # The box that is the partner's: top, bottom, left, right, in pixels; None if the whole image is blended.
     box: tuple[int, int, int, int] | None = None
 
 
@@ -39,7 +39,7 @@ class Mixup(BatchTransform):
     """Mixes the images of neighbouring rows of the global batch: row 0 with row 1, row 2 with row 3, and so on.
 
     The rows of a pair are always on one rank, and the order of the rows is random. So the result is the same on every
-    layout, and nothing is sent. The arguments are the same as those of Mixup in timm and flowvision, which LiBai uses.
+    layout, and no data is sent. The arguments are the same as those of Mixup in timm and flowvision, which LiBai uses.
     The fields `images` (float32 [C, H, W], or uint8 [H, W, C] or [H, W]) and `labels` (integer []) are needed; labels
     become float32 [num_classes].
 
@@ -57,7 +57,7 @@ class Mixup(BatchTransform):
         num_classes: how many classes there are.
 
     Raises:
-        ConfigError: An argument is out of range, or neither is on.
+        ConfigError: An argument is out of range, or both Mixup and CutMix are off.
     """
 
     rows_together = 2
@@ -98,7 +98,7 @@ class Mixup(BatchTransform):
         return SoftLabels(dataset, self.num_classes, self.label_smoothing)
 
     def __call__(self, fields: dict[str, np.ndarray], random: BatchRandom) -> None:
-        """Mix rows in pairs; see `BatchTransform`. A SchemaError if there are no images, or of another form."""
+        """Mix rows in pairs; see `BatchTransform`. A SchemaError if there are no images of a supported form."""
         images, labels = _images_of(fields), fields[LABELS]
         plane = images.shape[2:4] if images.dtype.kind == "f" else images.shape[1:3]
         mixes = self._mixes(random, len(images), (int(plane[0]), int(plane[1])))
@@ -133,7 +133,7 @@ class Mixup(BatchTransform):
 
 
 def _stretch(generator: np.random.Generator, size: int, part: float) -> tuple[int, int]:
-    """A stretch of this part of `size` pixels, about a place anywhere, cut off at the borders."""
+    """A range of the fraction `part` of `size` pixels, around a random centre, cut off at the borders."""
     half, centre = int(size * part) // 2, int(generator.integers(0, size))
     return max(centre - half, 0), min(centre + half, size)
 
@@ -154,7 +154,7 @@ def _images_of(fields: dict[str, np.ndarray]) -> np.ndarray:
 
 def _mix_pair(images: np.ndarray, labels: np.ndarray, mixes: Sequence[_Mix]) -> None:
     first, second = images
-    # One of the two is changed first.
+    # The first image changes before the second one is mixed with it.
     before = first.copy()
     _mix_image(first, second, mixes[0])
     _mix_image(second, before, mixes[1])
@@ -168,7 +168,7 @@ def _mix_image(image: np.ndarray, partner: np.ndarray, mix: _Mix) -> None:
         box = (rows, columns) if image.dtype == np.uint8 else (slice(None), rows, columns)
         image[box] = partner[box]
     elif mix.own < 1:
-        # As one plane, of which OpenCV writes the result straight into the image's memory.
+        # As one plane, so that OpenCV writes the result directly into the image's memory.
         flat = image.reshape(len(image), -1)
         opencv().addWeighted(flat, mix.own, partner.reshape(len(partner), -1), 1 - mix.own, 0, dst=flat)
 
@@ -178,7 +178,8 @@ class SoftLabels:
 
     Args:
         dataset: whose samples have integer `labels` of shape [].
-        smoothing: of the weight, the part that is spread evenly over all classes. Source: C. Szegedy et al.,
+        num_classes: how many classes there are.
+        smoothing: fraction of the weight that is spread evenly over all classes. Source: C. Szegedy et al.,
             "Rethinking the Inception Architecture" (CVPR 2016), section 7.
     """
 
@@ -203,7 +204,7 @@ class SoftLabels:
 
     @property
     def read_batch(self) -> Callable[[np.ndarray, Mapping[str, np.ndarray]], None]:
-        """The dataset's, if it has one that reads whole samples."""
+        """The dataset's `read_batch`, with soft labels, if the dataset has one that reads whole samples."""
         read = self._read_by("read_batch")
 
         def read_batch(indices: np.ndarray, out: Mapping[str, np.ndarray]) -> None:

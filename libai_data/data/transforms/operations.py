@@ -1,7 +1,7 @@
-"""Operations on the colours and the shape of an image, each with one number; what is random draws that number.
+"""Operations on the colours and the shape of an image. Most have one parameter, which random transforms draw.
 
-All take and return uint8 [H, W, 3] or [H, W]. What each does is what Pillow's ImageOps, ImageEnhance and
-Image.transform do; tests say how nearly.
+All arguments and results are uint8 [H, W, 3] or [H, W]. The results are about those of Pillow's ImageOps, ImageEnhance
+and Image.transform; tests bound the differences.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import numpy as np
 from libai_data.data.transforms.libraries import opencv
 
 FILL = (128, 128, 128)
-"""The colour of what lies outside of the image. Source: RandAugment's reference code, augment.py of tensorflow/tpu."""
+"""The colour outside of the image. Source: RandAugment's reference code, augment.py of tensorflow/tpu."""
 
 _LEVELS = np.arange(256)
 _SMOOTH = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32) / 13
 
 
 def autocontrast(pixels: np.ndarray) -> np.ndarray:
-    """Spread each channel's levels from its least and largest to 0 and 255."""
+    """Scale each channel's levels, so that the least one becomes 0 and the largest one 255."""
     tables = []
     for histogram in _histograms(pixels):
         there = np.flatnonzero(histogram)
@@ -32,7 +32,7 @@ def autocontrast(pixels: np.ndarray) -> np.ndarray:
 
 
 def equalize(pixels: np.ndarray) -> np.ndarray:
-    """Give each channel's levels about equally many pixels."""
+    """Change each channel's levels, so that about equally many pixels have each level."""
     tables = []
     for histogram in _histograms(pixels):
         there = histogram[histogram > 0]
@@ -85,7 +85,7 @@ def sharpness(pixels: np.ndarray, factor: float) -> np.ndarray:
 
 
 def hue(pixels: np.ndarray, turn: float) -> np.ndarray:
-    """Turn all hues by this part (-0.5 to 0.5) of the colour circle."""
+    """Turn all hues by the fraction `turn` (-0.5 to 0.5) of the colour circle."""
     if pixels.ndim == 2:
         return pixels
     cv2 = opencv()
@@ -95,7 +95,7 @@ def hue(pixels: np.ndarray, turn: float) -> np.ndarray:
 
 
 def rotate(pixels: np.ndarray, degrees: float) -> np.ndarray:
-    """Turn about the middle, counter-clockwise."""
+    """Rotate about the centre, counter-clockwise."""
     angle = math.radians(degrees)
     cosine, sine = math.cos(angle), math.sin(angle)
     x, y = pixels.shape[1] / 2, pixels.shape[0] / 2
@@ -103,22 +103,22 @@ def rotate(pixels: np.ndarray, degrees: float) -> np.ndarray:
 
 
 def shear_x(pixels: np.ndarray, amount: float) -> np.ndarray:
-    """Take each pixel from `amount` times its row further right."""
+    """Take each pixel from the place that is `amount` times its row number further right."""
     return _taken_from(pixels, (1.0, amount, 0.0), (0.0, 1.0, 0.0))
 
 
 def shear_y(pixels: np.ndarray, amount: float) -> np.ndarray:
-    """Take each pixel from `amount` times its column further down."""
+    """Take each pixel from the place that is `amount` times its column number further down."""
     return _taken_from(pixels, (1.0, 0.0, 0.0), (amount, 1.0, 0.0))
 
 
 def translate_x(pixels: np.ndarray, part: float) -> np.ndarray:
-    """Take each pixel from this part of the width further right."""
+    """Take each pixel from the place that is the fraction `part` of the width further right."""
     return _taken_from(pixels, (1.0, 0.0, part * pixels.shape[1]), (0.0, 1.0, 0.0))
 
 
 def translate_y(pixels: np.ndarray, part: float) -> np.ndarray:
-    """Take each pixel from this part of the height further down."""
+    """Take each pixel from the place that is the fraction `part` of the height further down."""
     return _taken_from(pixels, (1.0, 0.0, 0.0), (0.0, 1.0, part * pixels.shape[0]))
 
 

@@ -40,7 +40,7 @@ class Compose:
         transforms: `RandomTransform`s, or any callables from an image (an array after the first one) to an image.
 
     Raises:
-        ConfigError: There is none, one is no function, or one that draws has a `__call__` of its own.
+        ConfigError: There is no transform, one cannot be called, or a random one has a `__call__` of its own.
     """
 
     def __init__(self, transforms: Sequence[Any]) -> None:
@@ -63,7 +63,7 @@ class Compose:
 
     @property
     def takes_encoded(self) -> bool:
-        """Whether the first transform decodes the image by itself, and so need not be given pixels."""
+        """Whether the first transform decodes the image by itself, and so can get an `EncodedImage`."""
         return getattr(self.transforms[0], "takes_encoded", False)
 
     def __call__(self, image: Any, out: np.ndarray | None = None) -> Any:
@@ -71,10 +71,10 @@ class Compose:
 
         Args:
             image: a uint8 array [H, W, 3] or [H, W], a Pillow image or an `EncodedImage`.
-            out: where to write the result, if it may be written straight to memory.
+            out: an array for the result, if the result may be written directly into memory.
 
         Returns:
-            What the last transform returns: `out`, where that could be.
+            What the last transform returns; `out` if the result was written into it.
         """
         with passing_generator() if self._draws else nullcontext() as generator:
             return self.apply(image, generator, out)
@@ -96,24 +96,24 @@ def _draws(part: Any) -> bool:
 
 
 def _is_called_as(part: Any, kind: type) -> bool:
-    """Whether a part does what this class does when it is called: a subclass may have a `__call__` of its own."""
+    """Whether calling a part calls the `__call__` of `kind`, and not one of a subclass."""
     return isinstance(part, kind) and type(part).__call__ is kind.__call__
 
 
 def transform_stages(transform: Any, value: Any) -> Iterator[tuple[str, Any]]:
-    """Apply a transform, and return the result of each of its stages.
+    """Apply a transform, and yield the result of each of its stages.
 
-    A `Compose`, and what is called so and has a list `transforms`, as the transforms of flowvision and torchvision do,
-    is taken apart; any other transform is one stage.
+    The stages of a `Compose` are its transforms. Any class named `Compose` with a list `transforms` counts, as those of
+    flowvision and torchvision. Any other transform is one stage.
 
     Args:
         transform: from a value to a value.
 
     Yields:
-        Name of the stage, and what it made.
+        Name of the stage, and its result.
     """
     parts = getattr(transform, "transforms", None)
-    # Others have such a list too, of which they apply some, or in another order.
+    # Other classes have such a list too, but may apply only some of its transforms, or in another order.
     if type(transform).__name__ != "Compose" or not isinstance(parts, (list, tuple)):
         parts = [transform]
     generator = sample_generator() if isinstance(transform, Compose) else None
@@ -129,8 +129,8 @@ def pixels_of(image: Any) -> np.ndarray:
         uint8 [H, W, 3] or [H, W].
 
     Raises:
-        SchemaError: It has pixels of another form.
-        FormatError: It cannot be decoded.
+        SchemaError: The pixels have another shape or dtype.
+        FormatError: The image cannot be decoded.
     """
     pixels = np.asarray(image)
     if pixels.dtype != np.uint8 or not (pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] == 3)):
@@ -141,7 +141,7 @@ def pixels_of(image: Any) -> np.ndarray:
 
 
 def size_of(image: Any) -> tuple[int, int]:
-    """Height and width of an image in any form, which is not decoded for it."""
+    """Height and width of an image in any form; an `EncodedImage` is not decoded for this."""
     if isinstance(image, EncodedImage):
         return image.size
     height, width = pixels_of(image).shape[:2]
@@ -149,7 +149,7 @@ def size_of(image: Any) -> tuple[int, int]:
 
 
 def transform_into(transform: Any, image: Any, out: np.ndarray, name: str) -> None:
-    """Transform an image straight into its place in a batch, where the transform can do that."""
+    """Transform an image into its place in a batch, `out`, without a copy if the transform supports this."""
     made = transform(image, out) if _is_called_as(transform, Compose) else transform(image)
     if made is out:
         return

@@ -30,10 +30,10 @@ OPERATIONS: dict[str, Operation] = {
     "TranslateX": lambda pixels, strength, sign: operations.translate_x(pixels, 150 / 331 * strength * sign),
     "TranslateY": lambda pixels, strength, sign: operations.translate_y(pixels, 150 / 331 * strength * sign),
 }
-"""The 14 of the paper, each of an image, a strength from 0 (which changes nothing) to 1, and a sign.
+"""The 14 operations of the paper. Each is a function of an image, a strength from 0 to 1, and a sign (1 or -1).
 
-The largest strengths are those of AutoAugment's table 6, the 150 pixels of its translations as a part of its images'
-331.
+Strength 1 is the end of the range in AutoAugment's table 6. Its largest translation is 150 pixels of images with 331,
+and here the same fraction.
 """
 
 

@@ -1,4 +1,4 @@
-"""Telling the time of transforms from that of reading."""
+"""Measures the time of transforms, which is not part of the time of reading."""
 
 from __future__ import annotations
 
