@@ -1,4 +1,4 @@
-"""Conversations as text, by the chat templates of Hugging Face's tokenizers, and where messages lie in it.
+"""Renders conversations as text by the chat templates of Hugging Face's tokenizers, and finds messages in the text.
 
 Source: Hugging Face, "Chat templates": Jinja with `messages`, `tools`, `add_generation_prompt` and the special tokens.
 """
@@ -22,25 +22,30 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from libai_data.data.text.conversations import Message
 from libai_data.errors import ConfigError, FormatError, error_text
 
-# What a message may say beside its content; a template without the name leaves it out.
+# Fields of a message besides its content. A template that does not name a field leaves it out.
 _BESIDE_CONTENT = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
-_OTHER_WORDS = "\ue000"  # of the private use area, with which no message begins
+_OTHER_WORDS = "\ue000"  # a character of the private use area, with which no message begins
 UNKNOWN = -1
 SPOKEN = "_spoken_messages"
-"""The variable of a template with all messages."""
+"""Name of the template variable with all messages."""
 
 
 class Span(NamedTuple):
-    """Where a message lies in the text of its conversation."""
+    """The place of a message in the text of its conversation."""
 
-    start: int  # the first character of what is said, behind what asks for it
-    stop: int  # the character behind the message's end, white space behind it left out
+    start: int  # the first character of the message's words, behind a generation prompt
+    stop: int  # the character behind the message's end, without white space after it
 
 
 class ChatTemplate:
-    """A template of conversations. It knows no date, so that a conversation always gives the same text.
+    """A template of conversations. It has no access to the date, so a conversation always gives the same text.
 
-    It is in Jinja, as `chat_template` of `tokenizer_config.json`; `special` are names such as "bos_token" -> token.
+    Args:
+        source: the template in Jinja, as `chat_template` of `tokenizer_config.json`.
+        special: name such as "bos_token" -> token.
+
+    Raises:
+        ConfigError: The template is not valid Jinja.
     """
 
     def __init__(self, source: str, special: Mapping[str, str]) -> None:
@@ -59,7 +64,7 @@ class ChatTemplate:
         )
         names = {word for _, token, word in environment.lex(source) if token == "name"}
         self.marks = "generation" in names
-        """Whether the template marks what an assistant says."""
+        """Whether the template marks what an assistant says, by `{% generation %}`."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._source, self._special)
@@ -69,19 +74,22 @@ class ChatTemplate:
 
         Args:
             messages: such as {"role": "user", "content": "Hello"}.
-            tools: that an assistant may use, as the template wants them.
-            ask: whether the text ends with what asks an assistant to speak.
+            tools: that an assistant may use, in the form that the template needs.
+            ask: whether the text ends with the generation prompt, which asks an assistant to speak.
+
+        Raises:
+            FormatError: The template fails, or the text is not valid Unicode.
         """
         return self._rendered(messages, tools, ask)[0]
 
     def _rendered(self, messages: Sequence[Message], tools: Any, ask: bool = False) -> tuple[str, list[MarkedPart]]:
         try:
             text, parts = self._filled(messages, tools, ask)
-        except Exception as error:  # a template raises anything
+        except Exception as error:  # a template can raise any error
             number = self._fails_at(messages, tools, error)
             raise FormatError(f"message {number}: the chat template fails: {error_text(error)}") from error
         try:
-            # JSON may hold halves of surrogate pairs, which no tokenizer takes.
+            # JSON may contain lone surrogates, which no tokenizer accepts.
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise FormatError(f"it is no Unicode text: {error.reason}, {error.object[error.start]!r}") from error
@@ -96,7 +104,7 @@ class ChatTemplate:
         for number in range(len(messages) - 1):
             try:
                 self._filled(messages[: number + 1], tools, False)
-            except Exception as earlier:  # a template raises anything
+            except Exception as earlier:  # a template can raise any error
                 if error_text(earlier) == error_text(error):
                     return number
         return len(messages) - 1
@@ -104,13 +112,13 @@ class ChatTemplate:
     def with_spans(
         self, messages: Sequence[Message], wanted: Collection[int], tools: Any = None
     ) -> tuple[str, list[Span]]:
-        """The text of messages, and where some of them lie.
+        """The text of messages, and the places of the `wanted` ones in it.
 
-        If the template marks what an assistant says, by `{% generation %}`, an assistant's messages lie where it does.
+        If the template marks what an assistant says, by `{% generation %}`, the marks are the places of its messages.
 
         Raises:
-            FormatError: The template leaves a message out; or it writes messages otherwise when others follow, so that
-                where they lie is not known; or as `render`.
+            FormatError: The template leaves a message out, or writes messages differently if others follow, so that
+                their places are not known; or see `render`.
         """
         self._check_names(messages, tools)
         text, parts = self._rendered(messages, tools)
@@ -120,7 +128,7 @@ class ChatTemplate:
             return text, [self._span(text, messages, number, tools) for number in wanted]
         numbers = [part.number for part in parts]
         if any(number != UNKNOWN for number in numbers):
-            # What is marked behind a loop over the messages, such as the end of all, is of the last of them.
+            # A part marked behind the loop over the messages, such as a final token, belongs to the message before it.
             for place, number in enumerate(numbers):
                 numbers[place] = numbers[place - 1] if number == UNKNOWN and place else number
         elif len(numbers) == len(assistants):
@@ -135,7 +143,7 @@ class ChatTemplate:
         return text, spans + [self._span(text, messages, number, tools) for number in others]
 
     def _check_names(self, messages: Sequence[Message], tools: Any) -> None:
-        """Refuse what the template does not name, and so leaves out."""
+        """Refuse tools and fields of messages that the template does not name, and so leaves out."""
         if tools and "tools" not in self._source:
             raise FormatError("there are tools, but the chat template writes none; leave them out, or give another one")
         for number, message in enumerate(messages):
@@ -149,7 +157,7 @@ class ChatTemplate:
         """Refuse a message that the template leaves out."""
         for number, message in enumerate(messages):
             content = message.get("content", "").strip()
-            # The text may have a system message of its own, which says the same and more.
+            # To find a system message's words is no proof: the template's own system message may contain them.
             if not content or (content in text and message["role"] in ("user", "assistant")):
                 continue
             if self.render(self._with_other_words(messages, number), tools) == text:
@@ -171,12 +179,12 @@ class ChatTemplate:
     def _start(self, text: str, messages: Sequence[Message], number: int, tools: Any) -> int:
         if messages[number]["role"] != "assistant":
             return len(self._before(text, messages, number, tools)) if number else 0
-        # Many templates cannot ask before any message, and some never do.
+        # Many templates cannot write a generation prompt before the first message, and some never write one.
         if number:
             asked = self.render(messages[:number], tools, ask=True)
             if text.startswith(asked) and asked != self.render(messages[:number], tools):
                 return len(asked)
-        # Where the text of other words differs, the words begin; a space before them is of their first token.
+        # The words begin where the text with other words differs. A space before them belongs to their first token.
         pairs = enumerate(zip_longest(text, self.render(self._with_other_words(messages, number), tools)))
         place = next((place for place, (one, other) in pairs if one != other), None)
         before = len(self._before(text, messages, number, tools)) if number else 0
@@ -198,7 +206,7 @@ class ChatTemplate:
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-    """As Hugging Face's: characters of all scripts, and of HTML, stay as they are."""
+    """Like Hugging Face's filter `tojson`: characters of all scripts, and of HTML, stay as they are."""
     return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 
 
@@ -215,8 +223,8 @@ class MarkedPart(NamedTuple):
 
 
 class GenerationMarks(Extension):
-    """`{% generation %}` ... `{% endgeneration %}`, around what an assistant says: writes marks into the text, which
-    `removed` finds again.
+    """The tags `{% generation %}` ... `{% endgeneration %}` around what an assistant says. They write marks into the
+    text, which `removed` finds and removes.
 
     Source: Hugging Face, "Chat templates", `return_assistant_tokens_mask`.
     """
@@ -225,7 +233,7 @@ class GenerationMarks(Extension):
 
     def __init__(self, environment: jinja2.Environment) -> None:
         super().__init__(environment)
-        # No conversation has the same number in it.
+        # A random number, so that no conversation contains the mark.
         self._mark = f"<{random.SystemRandom().getrandbits(96)}:{{}}>"
         self._pattern = re.compile(self._mark.format("(-?\\d*)"))
 
@@ -240,7 +248,7 @@ class GenerationMarks(Extension):
         return self._mark.format(_number_of_message(context[SPOKEN], context.get_all()))
 
     def removed(self, marked: str) -> tuple[str, list[MarkedPart]]:
-        """A text without marks, and the parts that these were around."""
+        """The text without marks, and the parts that were between marks."""
         pieces: list[str] = []
         parts: list[MarkedPart] = []
         opened: list[tuple[int, int]] = []
@@ -257,7 +265,7 @@ class GenerationMarks(Extension):
 
 
 def _number_of_message(messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> int:
-    """Which message a template has in a variable, such as that of its loop."""
+    """The number of the message in a variable of the template, such as that of its loop; UNKNOWN if it is not clear."""
     held = {id(value) for value in variables.values()}
     found = [number for number, message in enumerate(messages) if id(message) in held]
     if len(found) > 1:

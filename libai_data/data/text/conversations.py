@@ -1,4 +1,4 @@
-"""Records of conversations and of preference pairs as messages, in the layouts that public data sets have."""
+"""Converts records of conversations and of preference pairs, in the layouts of public datasets, to messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OF_MESSAGES = ("messages", "conversations")
 _ANSWERS = ("chosen", "rejected")
 _ALPACA = ("instruction", "input", "output", "history")
 _SPOKEN = (*_OF_MESSAGES, *_ANSWERS, *_ALPACA, "prompt", "system", "tools")
-# Names that other tools read, and this one does not.
+# Names of fields that other tools read, and this module does not.
 _FOREIGN = ("system_prompt", "functions", "question", "query", "response", "completion")
 _IN_MESSAGE = ("role", "content", "weight", "tool_calls", "reasoning_content")
 _SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "bing": "assistant", "chatgpt": "assistant"}
@@ -25,7 +25,7 @@ _ALIKE = 0.85
 
 
 def messages_of(item: Any) -> tuple[Sequence[Message], Any]:
-    """The messages of a conversation, and the tools that its assistant may use."""
+    """The messages of a conversation, and the tools that its assistant may use; a FormatError for other layouts."""
     item = _plain(item)
     named = _named(item, _OF_MESSAGES)
     if named:
@@ -38,13 +38,17 @@ def messages_of(item: Any) -> tuple[Sequence[Message], Any]:
             f"{_hint(item, (*_OF_MESSAGES, 'instruction', 'output'))}"
         )
     after_system = _with_system(item, messages)
-    # Pairs are also published for fine-tuning on their messages.
+    # Records of pairs are also used for fine-tuning on their messages; the two answers are then ignored.
     _check_used(item, [*used, *_ANSWERS], after_system)
     return after_system, _tools_of(item)
 
 
 def pair_of(item: Any) -> tuple[Sequence[Message], Sequence[Message], Any]:
-    """The conversations of a preference pair, the preferred one first, and the tools that its assistants may use."""
+    """The two conversations of a preference pair, the preferred one first, and the tools that its assistants may use.
+
+    Raises:
+        FormatError: The record has another layout.
+    """
     item = _plain(item)
     if not isinstance(item, dict) or any(name not in item for name in _ANSWERS):
         raise FormatError(
@@ -63,14 +67,14 @@ def pair_of(item: Any) -> tuple[Sequence[Message], Sequence[Message], Any]:
 
 
 def _prompt_of(item: Mapping[str, Any]) -> tuple[Sequence[str], list[Message]]:
-    """What is before both answers of a pair, and the names of the fields that say it."""
+    """The names of the fields with the prompt of a pair, and the messages of the prompt."""
     if item.get("prompt") is not None:
         return ["prompt"], _spoken(item["prompt"], "user")
     named = _named(item, _OF_MESSAGES)
     if named:
         messages = checked(item[named])
         answers = [item[name] for name in _ANSWERS]
-        # Some data sets have the preferred conversation once more under this name.
+        # Some datasets repeat the preferred conversation under this name.
         if any(not isinstance(answer, (str, Mapping)) and _same(messages, checked(answer)) for answer in answers):
             return [], []
         return [named], messages
@@ -99,7 +103,7 @@ def _same(ones: Sequence[Message], others: Sequence[Message]) -> bool:
 
 
 def _alpaca(item: Mapping[str, Any], answers: list[str]) -> list[Message]:
-    """The messages in Alpaca's fields, of which pairs have the answers elsewhere."""
+    """The messages in Alpaca's fields, with `answers` at the end (pairs have their answers in other fields)."""
     parts = _text(item, "instruction"), _text(item, "input") if item.get("input") else ""
     texts = [text for turn in _history_of(item) for text in turn]
     texts += ["\n\n".join(part for part in parts if part), *answers]
@@ -125,7 +129,7 @@ def _history_of(item: Mapping[str, Any]) -> list[Sequence[str]]:
 
 
 def _with_system(item: Mapping[str, Any], messages: Sequence[Message]) -> Sequence[Message]:
-    """Messages after the system message that an item has beside them, if it has one."""
+    """The messages, behind the system message of the item's field 'system', if there is one."""
     system = item.get("system")
     if system is None or (isinstance(system, str) and not system):
         return messages
@@ -146,7 +150,7 @@ def _tools_of(item: Mapping[str, Any]) -> Any:
 
 
 def _check_used(item: Mapping[str, Any], used: Collection[str], messages: Sequence[Message]) -> None:
-    """Refuse a field, or one with nearly the name of a field, that says something that is in none of the messages."""
+    """Refuse a known or misspelled field that is not used, and whose text is in none of the messages."""
     for name, value in item.items():
         known = _known(str(name))
         if not known or name in (*used, "system", "tools") or _is_empty(value):
@@ -163,7 +167,7 @@ def _check_used(item: Mapping[str, Any], used: Collection[str], messages: Sequen
 
 @lru_cache(maxsize=1024)
 def _known(name: str, names: Sequence[str] = (*_SPOKEN, *_FOREIGN)) -> str:
-    """The name, or one so alike that a slip is likely; "" if there is none."""
+    """The known name that equals `name`, or is so similar that `name` is likely misspelled; "" if there is none."""
     if name in names:
         return name
     close = [] if name.endswith("_id") else difflib.get_close_matches(name.lower(), names, n=1, cutoff=_ALIKE)
@@ -182,7 +186,7 @@ def checked(messages: Any) -> list[Message]:
     """Messages with a role, and a content that is a text.
 
     Raises:
-        FormatError: They are no messages; the message is named.
+        FormatError: A value is no message; its number is named.
     """
     if not isinstance(messages, list) or not messages:
         raise FormatError(f"its messages are {messages!r:.100}; they must be a list of one or more")
@@ -225,7 +229,7 @@ def _is_call(call: Any) -> bool:
 
 
 def _content(number: int, content: Any) -> str:
-    """The text of a message: templates would write `None`, or a list of parts, as Python shows them."""
+    """The text of a message, because templates would write None, or a list of parts, in Python's notation."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -248,7 +252,7 @@ def _spoken(said: Any, role: str) -> list[Message]:
 
 
 def _plain(value: Any) -> Any:
-    """A value of JSON: tables of pyarrow and pandas hold lists and numbers as numpy does."""
+    """A value with JSON's types, because tables of pyarrow and pandas contain numpy's arrays and numbers."""
     if isinstance(value, Mapping):
         return {name: _plain(each) for name, each in value.items()}
     if isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.ndim):
@@ -257,7 +261,7 @@ def _plain(value: Any) -> Any:
 
 
 def _named(item: Any, names: Sequence[str]) -> str:
-    """The first of these names under which an item has something, or ""."""
+    """The first of these names for which an item has a value that is not None, or ""."""
     return next((name for name in names if isinstance(item, Mapping) and item.get(name) is not None), "")
 
 
@@ -271,5 +275,5 @@ def _hint(item: Any, wanted: Sequence[str]) -> str:
 
 
 def names_in(item: Any) -> Any:
-    """The names of a mapping, or what it is instead."""
+    """The names of a mapping, or the type of any other item, for error messages."""
     return sorted(map(str, item)) if isinstance(item, Mapping) else f"of a {type(item).__name__}"

@@ -1,4 +1,4 @@
-"""Documents of a piece of a corpus: texts, or why a line holds none."""
+"""The documents of a piece of a corpus, and the reasons why lines have no document."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Document(NamedTuple):
     """A document."""
 
     line: int  # the first of its lines (or rows), from 1, counted from the beginning of the piece
-    texts: tuple[str, ...]
+    texts: tuple[str, ...]  # one for each key
 
 
 class BadLine(NamedTuple):
-    """A line that holds no document; 0 stands for the file itself."""
+    """A line without a document; line 0 is the file itself."""
 
     line: int
     reason: str
@@ -54,12 +54,12 @@ def read_piece(piece: Piece, keys: Sequence[str], documents: str) -> Iterator[Re
 
 
 def count_lines(piece: Piece) -> int:
-    """The lines of a piece that is not of Parquet, by which the lines of the next one are numbered on."""
+    """The number of lines of a piece that is not of Parquet; the lines of the next piece are numbered from there on."""
     return piece.read().count(b"\n")
 
 
 def _unmarked(data: bytes) -> bytes:
-    """Without the byte order mark of UTF-8, which also begins the second of two files that were joined."""
+    """Remove byte order marks of UTF-8 from the beginning of lines; files that were joined have one in the middle."""
     data = data.replace(b"\n" + _BYTE_ORDER_MARK, b"\n")
     return data[len(_BYTE_ORDER_MARK) :] if data.startswith(_BYTE_ORDER_MARK) else data
 
@@ -119,7 +119,7 @@ def _texts_of(line: int, found: Any, keys: Sequence[str]) -> Record:
         if not isinstance(text, str):
             return BadLine(line, f"{key!r} is a {type(text).__name__}, where text is expected")
         try:
-            # JSON may hold halves of surrogate pairs, which no tokenizer takes.
+            # JSON may contain lone surrogates, which no tokenizer accepts.
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             return BadLine(line, f"{key!r} is no Unicode text: {error.reason} at character {error.start}")

@@ -14,12 +14,12 @@ from libai_data.data.sources.storage import cache_home
 from libai_data.errors import ConfigError
 
 _UNKNOWN = "[UNK]"
-# What jieba cuts into words, one stretch of these characters by itself; its time grows with the square of a stretch.
+# jieba gets each stretch of these characters separately, because its time grows with the square of the length.
 _STRETCHES = re.compile(r"[^\u4E00-\u9FD5a-zA-Z0-9+#&._%\-]*[\u4E00-\u9FD5a-zA-Z0-9+#&._%\-]{0,1024}")
 
 
 class Encoder(Protocol):
-    """Turns texts into tokens, without adding any at their ends."""
+    """Turns texts into tokens, without special tokens at the ends of a text."""
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """The tokens of each text."""
@@ -30,7 +30,7 @@ class Encoder(Protocol):
         ...
 
     def roles(self) -> dict[str, str]:
-        """Role of a special token, such as "eos" -> the token, where the file says so."""
+        """Role of a special token, such as "eos" -> the token, for the roles that the file names."""
         ...
 
     def marked_as_special(self) -> set[str] | None:
@@ -39,7 +39,7 @@ class Encoder(Protocol):
 
 
 def open_encoder(files: Sequence[Path], lower_case: bool, chinese_words: bool, escape_special: bool = False) -> Encoder:
-    """The encoder that files define; see `TokenizerFiles`."""
+    """The encoder that files define (see `TokenizerFiles`); a ConfigError if they define none."""
     path = files[0]
     try:
         if path.suffix == ".model":
@@ -52,10 +52,10 @@ def open_encoder(files: Sequence[Path], lower_case: bool, chinese_words: bool, e
         if len(files) == 2:
             return FastEncoder(as_gpt2(Tokenizer(models.BPE.from_file(*map(str, files)))))
         tokenizer = Tokenizer.from_file(str(path))
-        # A file may ask for these; documents are to stay as long as they are.
+        # A file may enable these, but documents must keep their length.
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        # The other kinds never read a special token from a text.
+        # The other kinds of tokenizers never read special tokens in a text.
         tokenizer.encode_special_tokens = escape_special
         return FastEncoder(tokenizer)
     except (ConfigError, ModuleNotFoundError):
@@ -74,7 +74,7 @@ def _wordpiece(vocabulary: Path) -> Any:
 
 
 def as_bert(tokenizer: Any, lower_case: bool) -> Any:
-    """A tokenizer of the package tokenizers, of words and with what lies around them as BERT has it."""
+    """Set BERT's normalizer, pre-tokenizer and decoder in a `tokenizers.Tokenizer`; returns the tokenizer."""
     from tokenizers import decoders, normalizers, pre_tokenizers
 
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lower_case)
@@ -84,7 +84,7 @@ def as_bert(tokenizer: Any, lower_case: bool) -> Any:
 
 
 def as_gpt2(tokenizer: Any) -> Any:
-    """A tokenizer of a BPE model that is byte-level, as GPT-2 and RoBERTa have it."""
+    """Make a `tokenizers.Tokenizer` of BPE byte-level, as in GPT-2 and RoBERTa; returns the tokenizer."""
     from tokenizers import decoders, pre_tokenizers
 
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -93,18 +93,22 @@ def as_gpt2(tokenizer: Any) -> Any:
 
 
 class FastEncoder:
-    """Hugging Face's `tokenizers.Tokenizer`, without what its post-processor would add at the ends of a text."""
+    """Hugging Face's `tokenizers.Tokenizer`, without the tokens that its post-processor adds at the ends of a text."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
-        # Without the places in the text, which nobody asks for; older versions always compute them.
+        # The fast method leaves out the places in the text, which `encode` does not need; older versions have only one.
         self._encode = getattr(tokenizer, "encode_batch_fast", tokenizer.encode_batch)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         return [encoding.ids for encoding in self._encode(list(texts), add_special_tokens=False)]
 
     def encode_with_places(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """The tokens of a text, and the first character of each and the one behind it; it may have special tokens."""
+        """The tokens of a text, special ones included, and the (start, stop) of each token in characters.
+
+        Raises:
+            ConfigError: The tokenizer escapes special tokens.
+        """
         if self.tokenizer.encode_special_tokens:
             raise ConfigError("the tokenizer escapes special tokens (escape_special_tokens), which chat templates need")
         encoding = self.tokenizer.encode(text, add_special_tokens=False)
@@ -114,7 +118,7 @@ class FastEncoder:
         return dict(self.tokenizer.get_vocab(with_added_tokens=True))
 
     def roles(self) -> dict[str, str]:
-        """None: the file does not say."""
+        """Nothing, because the file names no roles."""
         return {}
 
     def marked_as_special(self) -> set[str] | None:
@@ -132,32 +136,32 @@ class SentencePieceEncoder:
         self.model = SentencePieceProcessor(model_file=str(path))
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        # One thread: there are as many processes as there are to be.
+        # One thread, because the caller starts as many processes as it needs.
         return list(self.model.encode(list(texts), out_type=int, num_threads=1))
 
     def vocabulary(self) -> dict[str, int]:
         return {self.model.id_to_piece(ident): ident for ident in range(self.model.get_piece_size())}
 
     def roles(self) -> dict[str, str]:
-        """Those of the model, of which each may be missing."""
+        """The roles of the model, each of which may be missing."""
         idents = {"bos": self.model.bos_id(), "eos": self.model.eos_id(), "pad": self.model.pad_id()}
         return {role: str(self.model.id_to_piece(ident)) for role, ident in idents.items() if ident >= 0}
 
     def marked_as_special(self) -> set[str] | None:
-        """None: symbols that a user defined may be special or not."""
+        """None, because user-defined symbols may be special or not."""
         return None
 
 
 class ChineseWordEncoder:
-    """BERT's WordPiece with the marks that LiBai's `do_chinese_wwm` makes: of each Chinese word, as jieba finds it, the
-    characters behind the first become "##" + character, where the vocabulary has that.
+    """BERT's WordPiece with the marks of LiBai's `do_chinese_wwm`. In each Chinese word that jieba finds, characters
+    behind the first one become "##" + character, if the vocabulary has this token.
     """
 
     def __init__(self, encoder: FastEncoder) -> None:
         import jieba
 
         jieba.setLogLevel(logging.WARNING)
-        # It keeps its dictionary there; by default in the temporary folder, where any user may have put one.
+        # jieba caches its dictionary here; its default is the temporary folder, where any user may have put one.
         folder = cache_home()
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
@@ -173,7 +177,7 @@ class ChineseWordEncoder:
         self._token = {ident: token for token, ident in vocabulary.items() if len(token) == 1 and is_chinese(token)}
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        # Words of Latin letters are not jieba's business, and characters that stand alone have nothing to mark.
+        # Not `encode_batch_fast`, because `_mark` needs the places of the tokens.
         encoded = self._encoder.tokenizer.encode_batch(list(texts), add_special_tokens=False)
         return [self._mark(text, encoding) for text, encoding in zip(texts, encoded)]
 

@@ -1,4 +1,4 @@
-"""The files that hold a corpus: which ones a user named, what they hold, and how to open them."""
+"""The files of a corpus: which files a user named, their formats, and how to open them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ JSON_LINES, TEXT, PARQUET = "jsonl", "text", "parquet"
 FORMATS = (JSON_LINES, TEXT, PARQUET)
 _FORMAT_OF_SUFFIX = {".jsonl": JSON_LINES, ".json": JSON_LINES, ".ndjson": JSON_LINES, ".parquet": PARQUET}
 _TEXT_SUFFIXES = (".txt", ".text")
-# Of tables and archives, whose lines are no documents.
+# Suffixes of tables and archives, whose lines are no documents.
 _NO_TEXT_SUFFIXES = (".csv", ".tsv", ".arrow", ".feather", ".orc", ".avro", ".xlsx", ".zip", ".tar", ".tgz", ".pdf")
 _MAGIC = {b"\x1f\x8b": ".gz", b"BZh91AY&SY": ".bz2", b"\xfd7zXZ": ".xz", b"\x28\xb5\x2f\xfd": ".zst"}
 _OWN_SUFFIXES = (".bin", ".idx", ".bad_lines", ".unfinished")
@@ -34,7 +34,7 @@ _READ_AT_ONCE = 1 << 18
 
 
 class Broken(Exception):
-    """A file ends too early, or is not what its suffix says; the message tells which and how."""
+    """A file ends too early, or has another format than its suffix says; the message names the file and the reason."""
 
 
 def find_inputs(patterns: Sequence[str], form: str = "", but: Sequence[Path] = ()) -> list[Path]:
@@ -44,10 +44,13 @@ def find_inputs(patterns: Sequence[str], form: str = "", but: Sequence[Path] = (
     and indices.
 
     Args:
-        patterns: files, globs ("**" for any depth), or folders, of which all files with a known suffix count but hidden
-            ones.
-        form: of all files, by which files of folders count whatever their suffix is, or "".
+        patterns: files, globs ("**" for any depth), or folders. In a folder, all files with a known suffix count except
+            hidden ones.
+        form: format of all files, or "". With a format, the files of folders count whatever their suffix is.
         but: files that are no input, such as the tokenizer's, unless they are named one by one.
+
+    Raises:
+        ConfigError: A pattern names no file or a store, a suffix is not of text, or a file would count twice.
     """
     found: dict[str, None] = {}
     no_input = {os.path.realpath(path) for path in but}
@@ -90,7 +93,7 @@ def _with_known_suffix(folder: str, paths: Sequence[str]) -> list[str]:
 
 
 def _is_own(path: Path) -> bool:
-    """Whether preprocessing, or a dataset of what it wrote, has written a file."""
+    """Whether preprocessing, or a dataset over its results, has written a file."""
     in_folder = any(parent.suffix == ".parts" and (parent / LOCK).exists() for parent in path.parents)
     return in_folder or path.suffix in _OWN_SUFFIXES or path.parent.suffix == ".cache"
 
@@ -111,13 +114,13 @@ def _without_compression(path: Path) -> Path:
 
 
 def compression_of(path: Path) -> str:
-    """The suffix of a path that tells its compression, in small letters, or ""."""
+    """The suffix of a path that shows its compression, in lower case, or ""."""
     suffix = path.suffix.lower()
     return suffix if suffix in COMPRESSED else ""
 
 
 def format_of(path: Path) -> str:
-    """What a file holds, by its suffix before that of its compression: JSON lines, Parquet, or else plain text."""
+    """The format of a file, by its suffix before that of its compression: JSON lines, Parquet, or else plain text."""
     return _FORMAT_OF_SUFFIX.get(_without_compression(path).suffix.lower(), TEXT)
 
 
@@ -128,7 +131,7 @@ def open_decompressed(path: Path, raw: IO[bytes]) -> IO[bytes]:
         raw: the file itself; its `tell` shows how much of it has been read.
 
     Raises:
-        ConfigError: It is compressed by zstd, and the package zstandard is not there.
+        ConfigError: The file is compressed by zstd, and the package zstandard is not installed.
     """
     kind = compression_of(path)
     if kind == ".gz":
@@ -159,12 +162,12 @@ def read_block(path: Path, stream: Any, count: int) -> tuple[bytes, str]:
 
 
 def foreign_encoding(data: bytes) -> str:
-    """Why a file is no UTF-8, if it begins as one of UTF-16 or UTF-32, marked or not, or a compressed one; else ""."""
+    """Why a file is not UTF-8, if its first bytes are of UTF-16, UTF-32 or a compressed file; else ""."""
     for magic, suffix in _MAGIC.items():
         if data.startswith(magic):
             return f"the file is compressed; rename it so that its name ends with {suffix}"
-    # In UTF-16, text of any script has characters of ASCII, such as spaces and ends of lines: one byte of each is 0, on
-    # the same side. In UTF-32, three of four are; text in UTF-8 has none.
+    # Text of any script has characters of ASCII, such as spaces and ends of lines. In UTF-16, one byte of each is 0,
+    # always on the same side. In UTF-32, three of four bytes are 0. Text in UTF-8 has no byte that is 0.
     fewer, more = sorted((data[0::2].count(0), data[1::2].count(0)))
     is_marked = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     if is_marked or fewer > len(data) // 8 or more > max(2, len(data) // 256, 4 * fewer):
@@ -186,7 +189,7 @@ def open_parquet(path: Path) -> Iterator[Any]:
 
 
 class _ZstandardFile:
-    """Content of a file of zstd frames; the package's own readers take a frame that is cut off for a whole one."""
+    """Content of a file of zstd frames. Unlike zstandard's own readers, it notices a frame that is cut off."""
 
     def __init__(self, raw: IO[bytes], zstandard: Any) -> None:
         self._raw, self._new_frame = raw, zstandard.ZstdDecompressor().decompressobj
@@ -216,7 +219,7 @@ class _ZstandardFile:
 
 
 def _damages(path: Path) -> tuple[type[BaseException], ...]:
-    """What the decompressors raise for a damaged file; an error of the system, such as a disk's, is not among it."""
+    """The errors of a decompressor for a damaged file, not those of the system; but bz2 raises OSError for both."""
     always: tuple[type[BaseException], ...] = (EOFError, zlib.error, lzma.LZMAError)
     if compression_of(path) == ".gz":
         return (*always, gzip.BadGzipFile)

@@ -1,4 +1,4 @@
-"""Parts: a corpus cut into pieces of work that depend on the files alone, never on who does the work."""
+"""Parts: a corpus cut into pieces of work that depend on the files alone, never on the processes that do the work."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _END_OF_LINE = re.compile(rb"\n")
 
 @dataclass(frozen=True)
 class Piece:
-    """Some of a file's records, one after the other."""
+    """Consecutive records of a file."""
 
     path: str
     format: str
-    start: int  # of an uncompressed file the first byte; of Parquet the first row group
-    stop: int  # behind the last
-    data: bytes | None = None  # the bytes themselves, of a compressed file
-    cost: int = 0  # bytes that it takes on disk
+    start: int  # the first byte of an uncompressed file, or the first row group of Parquet
+    stop: int  # behind the last byte or row group
+    data: bytes | None = None  # the decompressed bytes of a compressed file
+    cost: int = 0  # size on disk in bytes
     problem: str = ""  # why the file could not be read beyond this piece, or ""
 
     def read(self) -> bytes:
@@ -70,15 +70,15 @@ class Cutting:
     """How files are cut."""
 
     documents: str = LINE  # what is one document of plain text: a line, a paragraph (blank lines between), or the file
-    format: str = ""  # of all files; by default each file's suffix tells
-    part_bytes: int = 0  # about how much text makes a part; 0 for a 256th of the files, within 1 and 64 MiB
+    format: str = ""  # of all files; by default, each file's suffix decides
+    part_bytes: int = 0  # about the bytes of text in a part; 0 for a 256th of all files, but 1 to 64 MiB
 
     def __post_init__(self) -> None:
         if self.documents not in DOCUMENTS:
             raise ConfigError(f"documents={self.documents!r}: a document of plain text is one of {list(DOCUMENTS)}")
 
     def for_files(self, paths: Sequence[Path]) -> Cutting:
-        """The same, with `part_bytes` decided."""
+        """A copy with `part_bytes` set for these files; a ConfigError if `documents` does not fit their formats."""
         forms = {self.format_of(path) for path in paths}
         if self.documents != LINE and TEXT not in forms:
             raise ConfigError(
@@ -90,11 +90,11 @@ class Cutting:
         return replace(self, part_bytes=self.part_bytes or min(max(total // _PARTS, _LEAST), _MOST))
 
     def format_of(self, path: Path) -> str:
-        """What a file holds."""
+        """The format of a file."""
         return self.format or format_of(path)
 
     def boundary(self, form: str) -> Any | None:
-        """The pattern behind which a file of a format may be cut, or None if it must not be."""
+        """The pattern behind which a file of a format may be cut, or None if it must not be cut."""
         if form != TEXT:
             return _END_OF_LINE
         return {LINE: _END_OF_LINE, PARAGRAPH: _BLANK_LINE, WHOLE_FILE: None}[self.documents]
@@ -160,7 +160,7 @@ def _ranges(path: Path, form: str, cutting: Cutting) -> Iterator[Piece]:
 
 def _next_cut(file: IO[bytes], place: int, length: int, boundary: Any) -> int:
     """The first place behind a boundary that ends at or after `place`."""
-    # From a little before, so that no boundary is missed of which `place` is the middle.
+    # Start one byte earlier, so that a boundary across `place` is found.
     start = max(0, place - 1)
     found, read = b"", 1 << 16
     while start + len(found) < length:
@@ -182,7 +182,7 @@ def _blocks(path: Path, form: str, cutting: Cutting) -> Iterator[Piece]:
             if not (told or rest) and foreign_encoding(block[:_LOOKED_AT]):
                 block, problem = b"", foreign_encoding(block[:_LOOKED_AT])
             rest += block
-            # What a damage has cut off is no document.
+            # The text behind the last boundary of a damaged file is no document.
             end = len(rest) if not block and not problem else _last_cut(rest, boundary)
             if end or problem:
                 yield replace(whole, data=rest[:end], cost=raw.tell() - told, problem=problem)

@@ -1,4 +1,4 @@
-"""From files of documents to an indexed dataset, by several processes, and again from where it stopped."""
+"""From files of documents to an indexed dataset, by several processes; can resume after an interruption."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _RULES = {"workers": whole(1), "cluster": one_of(*CLUSTERS), "output_prefix": OU
 
 
 class BadLines(DataPipelineError, ValueError):
-    """Input holds lines that are no documents, and none was to be; or most are, or all."""
+    """There is no document with a token, there are more bad lines than documents, or bad lines are refused."""
 
 
 @dataclass
@@ -140,7 +140,7 @@ def _plan(paths: Sequence[Path], task: Task, cutting: Cutting) -> dict[str, Any]
 
 
 class _Run:
-    """The parts of a corpus, and what became of them."""
+    """The parts of a corpus, and their reports."""
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class _Run:
         self.reports: dict[int, ShardReport] = {}
 
     def tokenize(self, workers: int, cluster: str) -> None:
-        """Have the shard of each part written that has none yet, by so many processes."""
+        """Write the shard of each part that has none yet, with `workers` processes."""
         write = tokenize_on_ray if cluster == RAY else tokenize_parts
         for part, report in write(self._folder, self._missing(), self._task, workers):
             self._add(part, report)
@@ -206,7 +206,7 @@ class _Run:
 
 
 def _write_bad(bad: Iterator[dict[str, Any]], result: Preprocessed, path: Path) -> str:
-    """Write the list of bad lines; returns their number and the first ones, in words."""
+    """Write the list of bad lines; returns their number and the first ones, as text."""
     path.unlink(missing_ok=True)
     if not result.bad:
         return "0 bad lines"

@@ -16,32 +16,32 @@ from libai_data.data.text.parts import Part
 from libai_data.data.text.shards import ShardReport, Task, TokenizingError, WriteShards, finished_shard, name_of
 from libai_data.errors import installed
 
-# A process that dies is replaced, but not for ever.
+# A process that dies is replaced, but only a few times.
 _REPLACED: dict[str, Any] = {"max_restarts": 2, "max_task_retries": 2}
-# Parts of compressed files bring their text along, all of which Ray holds until it is tokenized.
+# A part of compressed files includes its text, which Ray keeps in memory until the part is tokenized.
 _TEXT_AT_ONCE = 256 << 20
-# A network file system may tell of a new file this late.
+# A network file system may show a new file this late.
 _SECONDS_TO_APPEAR = 90.0
 
 
 def tokenize_on_ray(
     folder: Path, parts: Iterable[Part], task: Task, workers: int
 ) -> Iterator[tuple[Part, ShardReport]]:
-    """Write the shard of each part, on whatever machines Ray has.
+    """Write the shard of each part, on the machines of Ray.
 
-    Ray is used as it runs in this process. If it does not, it is started, which joins the cluster of `RAY_ADDRESS` or
-    the one that runs on this machine, or begins one here; and is left when the last shard is there.
+    If Ray runs in this process, it is used as it is. Otherwise, Ray is started. It then joins the cluster of
+    `RAY_ADDRESS`, or the one on this machine, or begins one here; and it is shut down after the last shard.
 
     Args:
         folder: of the shards; all machines have it, as they have the corpus and the tokenizer.
-        workers: processes on all machines together; as many as Ray has processors for run at once.
+        workers: processes on all machines together; those for which Ray has processors run at once.
 
     Returns:
-        Each part with what became of it, as they are finished.
+        Each part with its report, as soon as it is finished.
 
     Raises:
         ConfigError: Ray is not installed.
-        TokenizingError: A process failed over a part, or its shard did not reach be on this machine.
+        TokenizingError: A process failed to tokenize a part, or the shard of a part did not appear on this machine.
     """
     ray = _ray()
     folder = folder.absolute()
@@ -54,7 +54,7 @@ class _Tokenizing:
     """Writes shards, in a process of the cluster."""
 
     def __init__(self, folder: Path, task: Task, relative_to: str) -> None:
-        # Where there is no such folder, only absolute paths lead anywhere.
+        # If this machine has no such folder, only absolute paths work.
         with suppress(OSError):
             os.chdir(relative_to)
         # The tokenizers' own threads would make each process take all of its machine's processors.
@@ -108,7 +108,7 @@ def _await_shard(folder: Path, part: Part) -> None:
 
 
 def _held_together(parts: Iterable[Part]) -> Iterator[list[Part]]:
-    """The parts in runs that bring no more text along than Ray is to hold."""
+    """The parts in groups, each with about as much text as Ray may keep in memory."""
     some: list[Part] = []
     held = 0
     for part in parts:
@@ -123,7 +123,7 @@ def _held_together(parts: Iterable[Part]) -> Iterator[list[Part]]:
 
 @contextmanager
 def _running(ray: Any) -> Iterator[None]:
-    """Ray runs, and tells on the console no more than it has to."""
+    """Run Ray within the block, with as little output on the console as possible."""
     own = not ray.is_initialized()
     if own:
         ray.init(log_to_driver=False)

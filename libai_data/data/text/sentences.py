@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-# A full stop behind these ends no sentence. Initials and single letters are caught by the pattern below.
+# A full stop behind these words ends no sentence. `_ends_sentence` also refuses initials and single letters.
 _ABBREVIATIONS = frozenset(
     re.split(
         r"\s+",
@@ -14,12 +14,12 @@ _ABBREVIATIONS = frozenset(
     )
 )
 _CLOSERS = "\"'”’»)\\]}」』）】》"
-# Where a run of marks or of white space begins, and not within it: each run is gone through once.
+# Matches only at the beginning of a run of marks or of white space, so that each run is scanned once.
 _BOUNDARY = re.compile(
     # Chinese, Devanagari, Arabic, Urdu, Armenian, Ethiopic, Burmese, Khmer: the mark alone ends the sentence.
     rf"[。！？…｡।॥؟۔։።፧။។៕]+[{_CLOSERS}]*\s*"
-    # Others: the mark, white space, and what can begin a sentence; and no full stop that `_ends_sentence` refuses most
-    # often, before a small letter or behind an initial.
+    # Others: the mark, white space, and a character that can begin a sentence. The full stops that `_ends_sentence`
+    # refuses most often do not match: before a small letter, or behind an initial.
     rf"|(?<![.!?])(?!\.+[ \n][a-z]|(?<=[ \n][A-Z])\.[ \n]\S)[.!?]+[{_CLOSERS}]*\s+(?=[^\W_]|[\"'“‘«(\[{{\-–—¿¡])"
     # A blank line.
     r"|(?<![ \t\r])[ \t\r]*\n[ \t\r]*\n\s*"
@@ -31,7 +31,7 @@ def split_sentences(text: str, keep_newlines: bool = False) -> list[str]:
     """Split a text into sentences.
 
     Args:
-        keep_newlines: leave the white space behind a sentence, line ends included, with the sentence; so nothing of the
+        keep_newlines: keep the white space behind a sentence, line ends included, in the sentence; so nothing of the
             text is lost.
 
     Returns:
@@ -50,9 +50,9 @@ def split_sentences(text: str, keep_newlines: bool = False) -> list[str]:
 
 
 def pieces_of(text: str, longest: int) -> Iterator[str]:
-    """Cut a text into pieces, where a tokenizer begins a new word as a rule: behind a line's end, or before a space.
+    """Cut a text into pieces, where tokenizers usually begin a new word: behind a line's end, or before a space.
 
-    They have at most `longest` characters, and half as many at least, but for the last one.
+    Pieces have at most `longest` characters. All but the last one have at least half as many.
     """
     start = 0
     while len(text) - start > longest:
@@ -71,13 +71,13 @@ def _ends_sentence(text: str, start: int, begin: int, end: int) -> bool:
     # "Really?" he asked.
     if text[begin] != "." or text[begin + 1] == ".":
         return not text[end].islower() or text[begin:end].rstrip()[-1] in "!?"
-    # Most full stops are told by what is around them.
+    # For most full stops, the characters around them decide.
     if text[end].islower():
         return False
     if begin == start or (before := text[begin - 1]).isspace():
         return True
     if begin - 1 == start or text[begin - 2] in " \n\t":
         return not (before.isupper() and before.isalpha())
-    # A word is looked for in the last characters alone: a text without white space would be read again and again.
+    # Only the last characters are searched for a word: a text without white space would be scanned again and again.
     word = text[begin - 24 if begin - 24 > start else start : begin].rsplit(None, 1)[-1].lstrip(_OPENERS)
     return not (word.lower() in _ABBREVIATIONS or (len(word) == 1 and word.isalpha() and word.isupper()))

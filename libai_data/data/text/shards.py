@@ -1,4 +1,4 @@
-"""Shards: what the tokens of one part of a corpus are kept in until all parts are there, and who writes them."""
+"""Shards: the files with the tokens of one part of a corpus, which are kept until all parts are tokenized."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from libai_data.errors.argument_rules import FILE_NAME
 _CHARACTERS_AT_ONCE = 1 << 20
 _UNKNOWN = ("[UNK]", "<unk>")
 LONGEST_TEXT = 1 << 20
-"""Characters of a text that is tokenized as a whole; a longer one is tokenized in pieces of so many, or fewer."""
+"""Most characters of a text that is tokenized as a whole; a longer text is tokenized in pieces of at most so many."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,10 @@ class Task:
             )
 
     def ends(self, tokenizer: TextTokenizer) -> tuple[list[int], list[int]]:
-        """The tokens that each document begins with, and those that it ends with; one at most of each.
+        """The ids of the tokens that each document begins with, and ends with; at most one of each.
 
-        A ConfigError if the tokenizer does not have the token, or none that ends documents.
+        Raises:
+            ConfigError: The tokenizer does not have the token, or has no token that ends documents.
         """
         begin = [tokenizer.id_of(self.bos_token)] if self.bos_token else []
         if self.eod_token:
@@ -82,14 +83,14 @@ class Task:
 
 @dataclass
 class ShardReport:
-    """What became of a part."""
+    """The result of tokenizing a part."""
 
     documents: int = 0
     empty: int = 0  # documents without a token, or of white space alone, which are left out
     characters: int = 0
     tokens: dict[str, int] = field(default_factory=dict)
     unknown: int = 0  # tokens of all keys that stand for what the tokenizer does not know
-    # Of each piece its file, and how many lines (of Parquet: rows) it has.
+    # For each piece: its file, and its number of lines (for Parquet: rows).
     pieces: list[tuple[str, int]] = field(default_factory=list)
     # Number of the piece, line within it (0: the file itself), reason.
     bad: list[tuple[int, int, str]] = field(default_factory=list)
@@ -101,9 +102,10 @@ class TokenizingError(WorkError):
 
 
 def tokenize_parts(folder: Path, parts: Iterable[Part], task: Task, workers: int) -> Iterator[tuple[Part, ShardReport]]:
-    """Write the shard of each part, by so many processes; gives each part with its report, as they are finished.
+    """Write the shard of each part with `workers` processes; yields each part with its report when it is finished.
 
-    A TokenizingError if a process failed over a part, or died over it again and again.
+    Raises:
+        TokenizingError: A process failed to tokenize a part, or several processes died while they tokenized it.
     """
     yield from done_by_processes(Work(WriteShards(folder, task), name_of, TokenizingError), parts, workers)
 
@@ -128,7 +130,7 @@ def name_of(part: Part) -> str:
 
 
 def shard_prefix(folder: Path, number: int, key: int) -> Path:
-    """Where the shard of a part lies."""
+    """The path of the shard of a part, for the key with number `key`, without its suffix."""
     return folder / f"{number:08d}-{key}"
 
 
@@ -143,7 +145,7 @@ def finished_shard(folder: Path, number: int) -> ShardReport | None:
 
 
 def write_shard(folder: Path, part: Part, task: Task, tokenizer: TextTokenizer) -> ShardReport:
-    """Tokenize a part, and write its shard; the report is written last, so that what has a report is complete."""
+    """Tokenize a part, and write its shard; the report is written last, so that a shard with a report is complete."""
     report = ShardReport(tokens=dict.fromkeys(task.keys, 0))
     dtype = dtype_for(len(tokenizer))
     ends = task.ends(tokenizer)
@@ -174,7 +176,7 @@ def _sequences_of(text: str, task: Task) -> list[str]:
 
 
 def _batches(part: Part, task: Task, report: ShardReport) -> Iterator[list[Document]]:
-    """Documents, as many as are tokenized at once; what else a part holds goes into the report."""
+    """Yield the documents that are tokenized at once; bad lines, and counts, go into the report."""
     batch: list[Document] = []
     characters = 0
     for number, piece in enumerate(part.pieces):
@@ -197,7 +199,7 @@ def _batches(part: Part, task: Task, report: ShardReport) -> Iterator[list[Docum
 
 
 def _encoded(texts: Sequence[str], tokenizer: TextTokenizer, dtype: Any) -> Iterator[np.ndarray]:
-    """The tokens of each text, of a few characters at once: tokenizers need 100 bytes and more for each."""
+    """The tokens of each text. Only so many characters are tokenized at once, because each needs 100 bytes or more."""
     pieces = [list(pieces_of(text, LONGEST_TEXT)) for text in texts]
     tokens = _encoded_pieces([piece for own in pieces for piece in own], tokenizer)
     for own in pieces:

@@ -1,4 +1,4 @@
-"""Which tokens are special: what a Hugging Face folder says, what the file says, or what vocabularies usually have."""
+"""Which tokens are special: those that a Hugging Face folder or a file names, or those that are usual."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _ENDS = (
     "</s>",
 )
 _BEGINS = ("<|begin_of_text|>", "<\uff5cbegin\u2581of\u2581sentence\uff5c>", "<bos>", "[BOS]", "<s>", "<|endoftext|>")
-# What the special tokens are called in the vocabularies of BERT, T5 and RoBERTa, GPT-2, Llama, DeepSeek and Gemma; the
-# first one that is there counts.
+# Names of the special tokens in the vocabularies of BERT, T5 and RoBERTa, GPT-2, Llama, DeepSeek and Gemma. The first
+# one that a vocabulary has counts.
 _USUAL: dict[str, tuple[str, ...]] = {
     "cls": ("[CLS]", "<s>"),
     "sep": ("[SEP]", "</s>"),
@@ -31,14 +31,14 @@ _USUAL: dict[str, tuple[str, ...]] = {
     "bos": _BEGINS,
     "eos": _ENDS,
 }
-# These are there to end documents, and for nothing else.
+# These tokens only end documents.
 _EOD = ("<eod>", "[EOD]")
 SETTINGS = ("special_tokens_map.json", "tokenizer_config.json")
 
 
 @dataclass(frozen=True)
 class FolderSettings:
-    """What a Hugging Face folder says beside the tokenizer itself, in `tokenizer_config.json`."""
+    """The settings of a Hugging Face folder besides the tokenizer itself, from the files in `SETTINGS`."""
 
     roles: Mapping[str, str] = field(default_factory=dict)  # such as "eos" -> token
     added: Mapping[str, int] = field(default_factory=dict)  # tokens beside those of the vocabulary -> id
@@ -47,7 +47,7 @@ class FolderSettings:
 
 
 def read_settings(folder: Path) -> FolderSettings:
-    """What a folder says; nothing where it has no such file."""
+    """Read the settings of a folder, if it has such files; a ConfigError if a file is damaged."""
     found: dict[str, Any] = {}
     for name in SETTINGS:
         path = folder / name
@@ -72,7 +72,7 @@ def read_settings(folder: Path) -> FolderSettings:
 
 
 def _chat_template(folder: Path, found: Any) -> str:
-    """The template in its own file, or the one of `tokenizer_config.json`, there perhaps the default of several."""
+    """The template in its own file, or the one in `tokenizer_config.json`, which may be the default of several."""
     own = folder / "chat_template.jinja"
     if own.is_file():
         try:
@@ -95,9 +95,12 @@ def special_tokens(
     """Role -> id, of the roles that a vocabulary has.
 
     Args:
-        said: role -> token, by the tokenizer's files.
-        marked: tokens that the tokenizer's file marks as special; others, such as HTML's </s>, are text. None where it
+        said: role -> token, from the tokenizer's files.
+        marked: tokens that the tokenizer's file marks as special; others, such as HTML's </s>, are text. None if it
             marks none.
+
+    Raises:
+        ConfigError: The vocabulary does not have a token of `said`.
     """
     for role, token in said.items():
         if token not in vocabulary:
@@ -119,5 +122,5 @@ def special_tokens(
 
 
 def _content(token: Any) -> str:
-    """A token, which may be an object with more to say."""
+    """The text of a token, which may be an object with more fields."""
     return str(token.get("content") or "") if isinstance(token, Mapping) else str(token or "")

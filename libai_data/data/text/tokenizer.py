@@ -1,4 +1,4 @@
-"""Tokenizers: the files that define one, and what the pipeline asks of it."""
+"""Tokenizers: the files that define one, and the methods that the pipeline needs."""
 
 from __future__ import annotations
 
@@ -87,12 +87,12 @@ class TextTokenizer:
         return self._vocabulary
 
     def __len__(self) -> int:
-        """One more than the greatest id: what an embedding needs, and the tokens' dtype depends on."""
+        """One more than the greatest id; decides the size of an embedding, and the dtype of stored tokens."""
         return 1 + max(self._vocabulary.values(), default=-1)
 
     @property
     def vocab_size(self) -> int:
-        """The same."""
+        """The same as `len`."""
         return len(self)
 
     @property
@@ -152,7 +152,7 @@ class TokenizerFiles:
         escape_special_tokens: tokenize special tokens in a text, such as "<|endoftext|>", as plain text.
 
     Raises:
-        ConfigError: A file is not there, or the options do not fit it.
+        ConfigError: A file does not exist, or the options do not fit it.
     """
 
     path: str
@@ -194,7 +194,7 @@ class TokenizerFiles:
         return [*self.files(), *(self.files()[0].parent / name for name in SETTINGS)]
 
     def settings(self) -> FolderSettings:
-        """What the folder says of special tokens; of a single file nothing. A ConfigError if a file is no object."""
+        """The settings of the folder, or the defaults for a single file; a ConfigError if a file is damaged."""
         given = Path(self.path)
         return read_settings(given) if given.is_dir() else FolderSettings()
 
@@ -210,7 +210,7 @@ class TokenizerFiles:
         return [content.hexdigest(), *options, said]
 
     def load(self) -> TextTokenizer:
-        """The tokenizer; a ConfigError if the files define none, or what reads them is not installed."""
+        """Load the tokenizer; a ConfigError if the files define none, or the package that reads them is missing."""
         files = self.files()
         settings = self.settings()
         try:

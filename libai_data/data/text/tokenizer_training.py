@@ -86,7 +86,7 @@ def train_tokenizer(
         The number of tokens. A small corpus may give fewer than `vocab_size`, one with very many characters more.
 
     Raises:
-        ConfigError: No input, or no document in it, or the output is an input, or no file's path on this machine.
+        ConfigError: There is no input or no document, or the output is an input, or no path of a file on this machine.
     """
     cutting = cutting or Cutting()
     check({"output": OUTPUT_FILE}, output=output)
@@ -132,8 +132,8 @@ class _Texts:
 def _inner_characters(documents: _Texts, training: Training) -> list[str]:
     """The characters within words, as WordPiece has them: "##a", "##b", ..., sorted.
 
-    The trainer numbers them as a hash table happens to hold them, and decides between equally frequent pairs by their
-    numbers; so it is told the numbers.
+    The trainer numbers them in the arbitrary order of a hash table, and decides between equally frequent pairs by these
+    numbers. So the caller passes them in sorted order.
     """
     tokenizer, trainer = _untrained(training, 0, [])
     tokenizer.train_from_iterator(iter(documents), trainer)
@@ -143,14 +143,14 @@ def _inner_characters(documents: _Texts, training: Training) -> list[str]:
 
 
 def _without_special(tokenizer: Any, tokens: Sequence[str]) -> Any:
-    """The same tokenizer, in which `tokens` are tokens as others are."""
+    """The same tokenizer, in which `tokens` are not special."""
     content = json.loads(tokenizer.to_str())
     content["added_tokens"] = [added for added in content["added_tokens"] if added["content"] not in tokens]
     return type(tokenizer).from_str(json.dumps(content))
 
 
 def _untrained(training: Training, vocab_size: int, first: Sequence[str]) -> tuple[Any, Any]:
-    """A tokenizer, and what trains it; `first` are the tokens behind the special ones."""
+    """A tokenizer, and its trainer; `first` are the tokens behind the special ones."""
     installed("tokenizers", "training", "'libai_data[text]'")
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
