@@ -166,7 +166,7 @@ def array_to_text(array: np.ndarray, kind: str | None) -> list[Any]:
 
 
 def array_of(values: Any) -> np.ndarray:
-    """Convert a user's value to an array; if it is none, as lists of unequal lengths, an empty one of dtype object."""
+    """Convert a user's value to an array. If this fails, as for lists of unequal lengths, an empty array of objects."""
     try:
         return np.asarray(values)
     except ValueError:

@@ -11,7 +11,7 @@ from typing import Callable, NamedTuple
 import numpy as np
 
 BESIDE_AHEAD = 2
-"""Batches in work besides those that workers read ahead: the one in use, and the next one that is asked for."""
+"""Batches in use besides those that workers read ahead: the current one, and the next one that is asked for."""
 
 
 class ShardUse(NamedTuple):

@@ -72,7 +72,7 @@ class DataLoader(_Made, metaclass=ABCMeta):
         sampler: yields the index of each sample of an epoch, for all ranks together; only rank 0 iterates over it. If
             the job is to resume, the sampler's own `seed` or `generator` must decide the order.
         batch_sampler: yields lists of indices for this data-parallel rank; or a sampler of this package.
-        num_workers: processes that read. An iterable needs `num_shards` too; with 0, a thread reads an iterable ahead.
+        num_workers: processes that read. For an iterable, set `num_shards` too; with 0, a thread reads it ahead.
         collate_fn: makes a batch of a list of samples; by default samples are stacked.
         pin_memory, pin_memory_device: not needed; `to_global` moves batches to the device.
         drop_last: leave out the last batch of an epoch if it is not full. By default it is short, and padded by at most

@@ -32,7 +32,7 @@ class Group:
 
 
 class _Shared:
-    """What thread and trainer share. The thread has no reference to the `Prefetcher`, so this can be collected."""
+    """What thread and trainer share. It does not refer to the `Prefetcher`, so that Python can free the `Prefetcher`."""
 
     def __init__(self, ahead: int) -> None:
         self.groups: queue.Queue[Group] = queue.Queue(ahead)

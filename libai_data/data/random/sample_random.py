@@ -105,19 +105,19 @@ class reading_samples:
             _reading_threads.discard(threading.get_ident())
 
     def maps(self) -> int:
-        """The number of `RandomMap`s that the sample that is being read has passed."""
+        """The number of `RandomMap`s that were applied to the sample that is being read."""
         row = getattr(self.keys, "row", -1)
         if row != self._row:
             self._row, self._maps = row, 0
         return self._maps
 
     def set_maps(self, maps: int) -> None:
-        """Set the number of `RandomMap`s that the sample has passed."""
+        """Set the number of `RandomMap`s that were applied to the sample."""
         self._maps = maps
 
 
 class reading_inputs(reading_samples):
-    """Sets that, within the block, the inputs of the sample that is being read are read."""
+    """Within the block, this thread reads the inputs of the sample that is being read."""
 
     def __exit__(self, *failure: object) -> None:
         super().__exit__(*failure)
@@ -127,7 +127,7 @@ class reading_inputs(reading_samples):
 
 
 class reading_row(reading_samples):
-    """Sets that, within the block, one of the samples that are being read together is read; for `read_batch`.
+    """Within the block, this thread reads one of the samples that are read together; for use in `read_batch`.
 
     `sample_generator` then returns the generator of this sample, and an error within the block names its index.
     """
@@ -142,7 +142,7 @@ class reading_row(reading_samples):
 
 
 def reading_some_of_them(rows: np.ndarray) -> reading_samples:
-    """Sets that, within the block, only some of the samples that are being read together are read.
+    """Within the block, this thread reads only some of the samples that are read together.
 
     Args:
         rows: int64 [n], the numbers of these samples.

@@ -157,7 +157,7 @@ class ChatTemplate:
         """Refuse a message that the template leaves out."""
         for number, message in enumerate(messages):
             content = message.get("content", "").strip()
-            # To find a system message's words is no proof: the template's own system message may contain them.
+            # A system message that is found is no proof: the template's own system message may contain the same words.
             if not content or (content in text and message["role"] in ("user", "assistant")):
                 continue
             if self.render(self._with_other_words(messages, number), tools) == text:

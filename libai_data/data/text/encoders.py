@@ -97,7 +97,7 @@ class FastEncoder:
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
-        # The fast method leaves out the places in the text, which `encode` does not need; older versions have only one.
+        # The fast method leaves out the places in the text, which `encode` does not need; older versions lack it.
         self._encode = getattr(tokenizer, "encode_batch_fast", tokenizer.encode_batch)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:

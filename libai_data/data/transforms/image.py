@@ -48,7 +48,7 @@ class ImageToFloat:
             float32 [C, H, W].
 
         Raises:
-            SchemaError: The image has not 8 bits a channel, or another number of channels than mean and std.
+            SchemaError: The image does not have 8 bits a channel, or mean and std are of another number of channels.
         """
         pixels = self._checked(image)
         return self._filled(pixels, np.empty(_channels_first(pixels), np.float32))
