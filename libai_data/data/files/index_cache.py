@@ -121,12 +121,12 @@ def _without_lock(
 
 
 def _in_memory(arrays: Sequence[np.ndarray], folder: Path, error: OSError) -> list[np.ndarray]:
-    _tell_once(folder, error.strerror)
+    _warn_once(folder, error.strerror)
     return _read_only(arrays)
 
 
 @lru_cache(maxsize=64)
-def _tell_once(folder: Path, reason: str) -> None:
+def _warn_once(folder: Path, reason: str) -> None:
     logger.warning(
         "No index can be kept in %s (%s). Each process, in each run, builds its own in memory instead. To keep them, "
         "set cache_dir or LIBAI_DATA_CACHE_DIR to a folder that can be written to.",
