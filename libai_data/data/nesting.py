@@ -14,7 +14,7 @@ from libai_data.errors import SchemaError
 from libai_data.structures import DistTensorData, Instance
 
 TEXT = (str, bytes)
-_MOST_LOOKED_AT = 64
+_MOST_CHECKED = 64
 _MOST_DIMS = 32
 Skeleton = Mapping[str, Any]
 """How a batch is nested: its fields with a `Leaf` in the place of each tensor."""
@@ -60,7 +60,7 @@ def is_numbers(value: Any) -> bool:
     while value and isinstance(value[0], list) and dims < _MOST_DIMS:  # A list may contain itself.
         value, dims = value[0], dims + 1
     # Checking thousands of tokens would cost as much as making the array, which refuses values that are no numbers.
-    kinds = {*map(type, value[:_MOST_LOOKED_AT])}
+    kinds = {*map(type, value[:_MOST_CHECKED])}
     return all(issubclass(kind, (bool, int, float, np.generic)) and not issubclass(kind, TEXT) for kind in kinds)
 
 
