@@ -21,7 +21,7 @@ from libai_data.data.random.sample_random import is_worker_process
 
 _WORDS = 624
 _flow_was_forked = False
-_one_at_a_time = ForkLock()
+_generator_lock = ForkLock()
 """For the generators of PyTorch and OneFlow. Both acquire a lock of their own while they hold the GIL, and make objects
 under it. If this starts the garbage collection, a finalizer may let another thread run, which would hold the GIL and
 wait for that lock forever. With this lock of Python, the other thread waits earlier, without the GIL."""
@@ -81,7 +81,7 @@ class _Numpy:
         return self._place.value, self._keeps_number and np.random.get_state(legacy=False)["has_gauss"]
 
     def save(self) -> Any:
-        with _one_at_a_time:
+        with _generator_lock:
             # Under the lock, so that no other thread overwrites `_keeps_number` with an older value.
             state = np.random.get_state(legacy=False)
             self._keeps_number = bool(state["has_gauss"])
@@ -110,15 +110,15 @@ class _Torch:
         return self.save().numpy().tobytes()
 
     def save(self) -> Any:
-        with _one_at_a_time:
+        with _generator_lock:
             return self._torch.get_rng_state()
 
     def restore(self, state: Any) -> None:
-        with _one_at_a_time:
+        with _generator_lock:
             self._torch.set_rng_state(state)
 
     def seed(self, seed: int) -> None:
-        with _one_at_a_time:
+        with _generator_lock:
             # Another seed than numpy's, because the same seed would give the same numbers.
             self._torch.random.default_generator.manual_seed(mix64(seed + 1) >> 1)
 
@@ -134,16 +134,16 @@ class _Flow:
     def save(self) -> Any:
         if is_worker_process():
             return None
-        with _one_at_a_time:
+        with _generator_lock:
             return self._generator.get_state()
 
     def restore(self, state: Any) -> None:
         if state is not None:
-            with _one_at_a_time:
+            with _generator_lock:
                 self._generator.set_state(state)
 
     def seed(self, seed: int) -> None:
-        with _one_at_a_time:
+        with _generator_lock:
             self._generator.manual_seed(mix64(seed + 2) >> 1)
 
 
@@ -170,7 +170,7 @@ def watched() -> tuple[Any, ...]:
 
 def generators_in_turn() -> AbstractContextManager[Any]:
     """The lock for code that reads or seeds the generators of PyTorch or OneFlow, in one thread at a time."""
-    return _one_at_a_time
+    return _generator_lock
 
 
 def marks_of(generators: tuple[Any, ...]) -> list[Any]:
