@@ -44,7 +44,7 @@ Result = TypeVar("Result")
 
 WHAT_TO_WRITE = "draw from libai_data.data.random.sample_generator() instead, or in the function of a RandomMap"
 _EARLY = 3
-_MOST_LOOKED_AT = 1000
+_MOST_OBJECTS = 1000
 _MOST_ITEMS = 20
 _AMBIGUOUS = "sample_generator"
 _FLOW_DRAWS = re.compile("rand.*|normal_?|uniform_|exponential_|bernoulli_?|multinomial|dropout.*")
@@ -63,7 +63,7 @@ class _Thread(threading.local):
 _thread = _Thread()
 _have_shared = False
 """Whether any thread of this process has ever shared the generators."""
-_turns = ForkLock()
+_seeding_lock = ForkLock()
 
 
 class GlobalDraws:
@@ -246,7 +246,7 @@ def seeded(seed: int) -> Iterator[None]:
         # The result of the block is not used.
         yield
         return
-    with _turns:
+    with _seeding_lock:
         generators = present()
         saved = [generator.save() for generator in generators]
         for generator in generators:
@@ -276,7 +276,7 @@ def own_generators(dataset: Any) -> list[str]:
     found: list[str] = []
     known = {id(random._inst), id(np.random.mtrand._rand)}
     waiting: deque[tuple[str, Any]] = deque([("dataset", dataset)])
-    while waiting and len(known) < _MOST_LOOKED_AT:
+    while waiting and len(known) < _MOST_OBJECTS:
         name, thing = waiting.popleft()
         # `Albumentations`, for example, seeds the generators of its transform.
         if id(thing) in known or getattr(type(thing), "seeds_generators", False):
