@@ -60,10 +60,10 @@ def keep_to_plan(folder: Path, plan: dict[str, Any]) -> None:
 
 def check_same_plan(folder: Path, before: dict[str, Any], plan: dict[str, Any]) -> None:
     """Refuse to mix the shards of two plans."""
-    other = sorted(name for name in plan if before.get(name) != plan[name])
-    if other:
-        told = "; ".join(f"{name} was {_short(before.get(name))}, is {_short(plan[name])}" for name in other)
-        raise ConfigError(f"{folder} contains shards of another run: {told}. Repeat its command, or remove the folder")
+    changed = sorted(name for name in plan if before.get(name) != plan[name])
+    if changed:
+        diff = "; ".join(f"{name} was {_short(before.get(name))}, is {_short(plan[name])}" for name in changed)
+        raise ConfigError(f"{folder} contains shards of another run: {diff}. Repeat its command, or remove the folder")
 
 
 def write_json(file: Path, content: Any) -> None:
