@@ -23,8 +23,8 @@ from libai_data.data.text.conversations import Message
 from libai_data.errors import ConfigError, FormatError, error_text
 
 # Fields of a message besides its content. A template that does not name a field leaves it out.
-_BESIDE_CONTENT = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
-_OTHER_WORDS = "\ue000"  # a character of the private use area, with which no message begins
+_OTHER_FIELDS = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
+_OTHER_TEXT = "\ue000"  # a character of the private use area, with which no message begins
 UNKNOWN = -1
 SPOKEN = "_spoken_messages"
 """Name of the template variable with all messages."""
@@ -147,7 +147,7 @@ class ChatTemplate:
         if tools and "tools" not in self._source:
             raise FormatError("there are tools, but the chat template writes none; leave them out, or give another one")
         for number, message in enumerate(messages):
-            for name in _BESIDE_CONTENT:
+            for name in _OTHER_FIELDS:
                 if message.get(name) and not re.search(rf"\b{name}\b", self._source):
                     raise FormatError(
                         f"message {number} has {name}, but the chat template writes none; give another one"
@@ -160,15 +160,15 @@ class ChatTemplate:
             # A system message that is found is no proof: the template's own system message may contain the same words.
             if not content or (content in text and message["role"] in ("user", "assistant")):
                 continue
-            if self.render(self._with_other_words(messages, number), tools) == text:
+            if self.render(self._with_other_text(messages, number), tools) == text:
                 raise FormatError(
                     f"message {number} has the role {message['role']!r} and says {content!r:.100}, but the chat "
                     "template does not write it; leave it out, or give a template that writes it (chat_template)"
                 )
 
     @staticmethod
-    def _with_other_words(messages: Sequence[Message], number: int) -> list[Message]:
-        return [*messages[:number], {**messages[number], "content": _OTHER_WORDS}, *messages[number + 1 :]]
+    def _with_other_text(messages: Sequence[Message], number: int) -> list[Message]:
+        return [*messages[:number], {**messages[number], "content": _OTHER_TEXT}, *messages[number + 1 :]]
 
     def _span(self, text: str, messages: Sequence[Message], number: int, tools: Any) -> Span:
         start, stop = self._start(text, messages, number, tools), len(text)
@@ -185,7 +185,7 @@ class ChatTemplate:
             if text.startswith(asked) and asked != self.render(messages[:number], tools):
                 return len(asked)
         # The words begin where the text with other words differs. A space before them belongs to their first token.
-        pairs = enumerate(zip_longest(text, self.render(self._with_other_words(messages, number), tools)))
+        pairs = enumerate(zip_longest(text, self.render(self._with_other_text(messages, number), tools)))
         place = next((place for place, (one, other) in pairs if one != other), None)
         before = len(self._before(text, messages, number, tools)) if number else 0
         return before if place is None else max(before, len(text[:place].rstrip(" ")))
