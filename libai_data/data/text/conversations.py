@@ -15,19 +15,19 @@ Message = Mapping[str, Any]
 _OF_MESSAGES = ("messages", "conversations")
 _ANSWERS = ("chosen", "rejected")
 _ALPACA = ("instruction", "input", "output", "history")
-_SPOKEN = (*_OF_MESSAGES, *_ANSWERS, *_ALPACA, "prompt", "system", "tools")
+_READ_FIELDS = (*_OF_MESSAGES, *_ANSWERS, *_ALPACA, "prompt", "system", "tools")
 # Names of fields that other tools read, and this module does not.
-_FOREIGN = ("system_prompt", "functions", "question", "query", "response", "completion")
+_UNREAD_FIELDS = ("system_prompt", "functions", "question", "query", "response", "completion")
 _IN_MESSAGE = ("role", "content", "weight", "tool_calls", "reasoning_content")
 _SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "bing": "assistant", "chatgpt": "assistant"}
 _ROLES = ("system", "user", "assistant", "tool")
-_ALIKE = 0.85
+_SIMILARITY = 0.85
 
 
 def messages_of(item: Any) -> tuple[Sequence[Message], Any]:
     """The messages of a conversation, and the tools that its assistant may use; a FormatError for other layouts."""
     item = _plain(item)
-    named = _named(item, _OF_MESSAGES)
+    named = _first_field(item, _OF_MESSAGES)
     if named:
         used, messages = [named], checked(item[named])
     elif isinstance(item, Mapping) and "instruction" in item and "output" in item:
@@ -55,7 +55,7 @@ def pair_of(item: Any) -> tuple[Sequence[Message], Sequence[Message], Any]:
             f"it has the fields {names_in(item)}; a pair has 'chosen' and 'rejected'{_hint(item, _ANSWERS)}"
         )
     used, prompt = _prompt_of(item)
-    answers = [_spoken(item[name], "assistant") for name in _ANSWERS]
+    answers = [_messages_in(item[name], "assistant") for name in _ANSWERS]
     if not prompt and any(isinstance(item[name], str) for name in _ANSWERS):
         raise FormatError(
             f"it has the fields {names_in(item)}; a pair of texts needs the text that they answer in 'prompt', or "
@@ -69,8 +69,8 @@ def pair_of(item: Any) -> tuple[Sequence[Message], Sequence[Message], Any]:
 def _prompt_of(item: Mapping[str, Any]) -> tuple[Sequence[str], list[Message]]:
     """The names of the fields with the prompt of a pair, and the messages of the prompt."""
     if item.get("prompt") is not None:
-        return ["prompt"], _spoken(item["prompt"], "user")
-    named = _named(item, _OF_MESSAGES)
+        return ["prompt"], _messages_in(item["prompt"], "user")
+    named = _first_field(item, _OF_MESSAGES)
     if named:
         messages = checked(item[named])
         answers = [item[name] for name in _ANSWERS]
@@ -166,11 +166,11 @@ def _check_used(item: Mapping[str, Any], used: Collection[str], messages: Sequen
 
 
 @lru_cache(maxsize=1024)
-def _known(name: str, names: Sequence[str] = (*_SPOKEN, *_FOREIGN)) -> str:
+def _known(name: str, names: Sequence[str] = (*_READ_FIELDS, *_UNREAD_FIELDS)) -> str:
     """The known name that equals `name`, or is so similar that `name` is likely misspelled; "" if there is none."""
     if name in names:
         return name
-    close = [] if name.endswith("_id") else difflib.get_close_matches(name.lower(), names, n=1, cutoff=_ALIKE)
+    close = [] if name.endswith("_id") else difflib.get_close_matches(name.lower(), names, n=1, cutoff=_SIMILARITY)
     return close[0] if close else ""
 
 
@@ -204,8 +204,8 @@ def _message(number: int, message: Any) -> Message:
         message = {"role": role, "content": message["value"], **rest}
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise FormatError(f"message {number} is {message!r:.100}; it must have a 'role' and a 'content'")
-    slips = {name: _known(str(name), _IN_MESSAGE) for name, value in message.items() if not _is_empty(value)}
-    for name, known in slips.items():
+    intended = {name: _known(str(name), _IN_MESSAGE) for name, value in message.items() if not _is_empty(value)}
+    for name, known in intended.items():
         if known not in ("", name):
             raise FormatError(f"message {number} has {name!r}, which is not used. Did you mean {known!r}?")
     found = {name: value for name, value in message.items() if name != "content"}
@@ -243,7 +243,7 @@ def _content(number: int, content: Any) -> str:
     )
 
 
-def _spoken(said: Any, role: str) -> list[Message]:
+def _messages_in(said: Any, role: str) -> list[Message]:
     if said is None:
         return []
     if isinstance(said, str):
@@ -260,7 +260,7 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, (np.generic, np.ndarray)) else value
 
 
-def _named(item: Any, names: Sequence[str]) -> str:
+def _first_field(item: Any, names: Sequence[str]) -> str:
     """The first of these names for which an item has a value that is not None, or ""."""
     return next((name for name in names if isinstance(item, Mapping) and item.get(name) is not None), "")
 
