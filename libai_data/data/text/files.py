@@ -72,7 +72,7 @@ def find_inputs(patterns: Sequence[str], form: str = "", but: Sequence[Path] = (
             raise ConfigError(
                 f"{name} is not a text file, by its suffix; convert it to JSON lines, or set --format to read its lines"
             )
-    _refuse_twice(found)
+    _refuse_duplicates(found)
     return list(map(Path, found))
 
 
@@ -80,14 +80,14 @@ def _with_known_suffix(folder: str, paths: Sequence[str]) -> list[str]:
     known = (*_FORMAT_OF_SUFFIX, *_TEXT_SUFFIXES)
     others = [path for path in paths if _without_compression(Path(path)).suffix.lower() not in known]
     if others:
-        words = (
+        advice = (
             f"{len(others)} of {len(paths)} files in {folder} are skipped, such as {others[0]}: suffixes of documents "
             f"are {', '.join(known)}, also compressed. To read other files, name them by a glob (in quotes), or set "
             "--format"
         )
         if len(others) == len(paths):
-            raise ConfigError(words)
-        logger.warning("%s.", words)
+            raise ConfigError(advice)
+        logger.warning("%s.", advice)
     left_out = set(others)
     return [path for path in paths if path not in left_out]
 
@@ -98,7 +98,7 @@ def _is_own(path: Path) -> bool:
     return in_folder or path.suffix in _OWN_SUFFIXES or path.parent.suffix == ".cache"
 
 
-def _refuse_twice(paths: Iterable[str]) -> None:
+def _refuse_duplicates(paths: Iterable[str]) -> None:
     by_content: dict[str, str] = {}
     for path in paths:
         first = by_content.setdefault(os.path.realpath(_without_compression(Path(path))), path)
@@ -152,7 +152,7 @@ def read_block(path: Path, stream: Any, count: int) -> tuple[bytes, str]:
     while size < count:
         try:
             chunk = stream.read1(_READ_AT_ONCE)
-        except _damages(path) as error:
+        except _damage_errors(path) as error:
             return b"".join(chunks), f"the file cannot be decompressed further: {error}"
         if not chunk:
             break
@@ -218,7 +218,7 @@ class _ZstandardFile:
         return b"".join(found)
 
 
-def _damages(path: Path) -> tuple[type[BaseException], ...]:
+def _damage_errors(path: Path) -> tuple[type[BaseException], ...]:
     """The errors of a decompressor for a damaged file, not those of the system; but bz2 raises OSError for both."""
     always: tuple[type[BaseException], ...] = (EOFError, zlib.error, lzma.LZMAError)
     if compression_of(path) == ".gz":
