@@ -26,7 +26,7 @@ LINE, PARAGRAPH, WHOLE_FILE = "line", "paragraph", "file"
 DOCUMENTS = (LINE, PARAGRAPH, WHOLE_FILE)
 # Enough of them to keep many processes busy to the end, and few enough for one folder.
 _PARTS, _LEAST, _MOST = 256, 1 << 20, 64 << 20
-_LOOKED_AT = 4096
+_HEAD_BYTES = 4096
 _BLANK_LINE = re.compile(rb"\n[ \t\r]*\n")
 _END_OF_LINE = re.compile(rb"\n")
 
@@ -148,7 +148,7 @@ def _ranges(path: Path, form: str, cutting: Cutting) -> Iterator[Piece]:
     """Ranges of an uncompressed file, found without reading what lies between their ends."""
     length, start, boundary = os.path.getsize(path), 0, cutting.boundary(form)
     with open(path, "rb") as file:
-        problem = foreign_encoding(file.read(_LOOKED_AT))
+        problem = foreign_encoding(file.read(_HEAD_BYTES))
         if problem:
             yield Piece(str(path), form, 0, 0, cost=length, problem=problem)
             return
@@ -174,19 +174,19 @@ def _next_cut(file: IO[bytes], place: int, length: int, boundary: Any) -> int:
 
 def _blocks(path: Path, form: str, cutting: Cutting) -> Iterator[Piece]:
     """Decompressed blocks of a file, which end at boundaries."""
-    boundary, rest, told = cutting.boundary(form), b"", 0
+    boundary, rest, bytes_read = cutting.boundary(form), b"", 0
     with open(path, "rb") as raw:
         stream, whole = open_decompressed(path, raw), Piece(str(path), form, 0, 0)
         while True:
             block, problem = read_block(path, stream, cutting.part_bytes)
-            if not (told or rest) and foreign_encoding(block[:_LOOKED_AT]):
-                block, problem = b"", foreign_encoding(block[:_LOOKED_AT])
+            if not (bytes_read or rest) and foreign_encoding(block[:_HEAD_BYTES]):
+                block, problem = b"", foreign_encoding(block[:_HEAD_BYTES])
             rest += block
             # The text behind the last boundary of a damaged file is no document.
             end = len(rest) if not block and not problem else _last_cut(rest, boundary)
             if end or problem:
-                yield replace(whole, data=rest[:end], cost=raw.tell() - told, problem=problem)
-                told = raw.tell()
+                yield replace(whole, data=rest[:end], cost=raw.tell() - bytes_read, problem=problem)
+                bytes_read = raw.tell()
             if problem or not block:
                 return
             rest = rest[end:]
