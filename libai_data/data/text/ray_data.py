@@ -46,8 +46,8 @@ def tokenize_on_ray(
     ray = _ray()
     folder = folder.absolute()
     with _running(ray):
-        for some in _held_together(parts):
-            yield from _on_cluster(ray, folder, some, task, workers)
+        for group in _in_groups(parts):
+            yield from _on_cluster(ray, folder, group, task, workers)
 
 
 class _Tokenizing:
@@ -107,18 +107,18 @@ def _await_shard(folder: Path, part: Part) -> None:
         time.sleep(0.2)
 
 
-def _held_together(parts: Iterable[Part]) -> Iterator[list[Part]]:
+def _in_groups(parts: Iterable[Part]) -> Iterator[list[Part]]:
     """The parts in groups, each with about as much text as Ray may keep in memory."""
-    some: list[Part] = []
-    held = 0
+    group: list[Part] = []
+    size = 0
     for part in parts:
-        some.append(part)
-        held += sum(len(piece.data or b"") for piece in part.pieces)
-        if held >= _TEXT_AT_ONCE:
-            yield some
-            some, held = [], 0
-    if some:
-        yield some
+        group.append(part)
+        size += sum(len(piece.data or b"") for piece in part.pieces)
+        if size >= _TEXT_AT_ONCE:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
 
 
 @contextmanager
