@@ -14,7 +14,7 @@ from libai_data.errors import ConfigError
 from libai_data.errors.argument_rules import check, one_of
 
 _SEEDS = 1 << 32
-_turns = ForkLock()
+_lock = ForkLock()
 
 
 class Seeded(RandomTransform):
@@ -78,6 +78,6 @@ class Albumentations(RandomTransform):
 
     def apply(self, image: Any, generator: np.random.Generator) -> Any:
         pixels = pixels_of(image)
-        with _turns:
+        with _lock:
             self.transform.set_random_seed(int(generator.integers(_SEEDS)))
             return self.transform(image=pixels)["image"]
