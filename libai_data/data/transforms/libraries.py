@@ -35,12 +35,12 @@ def libjpeg_turbo() -> Any:
     return installed("simplejpeg", "decoding JPEG files", _INSTALL)
 
 
-class _Kept(threading.local):
+class _Scratch(threading.local):
     def __init__(self) -> None:
         self.memory: dict[str, np.ndarray] = {}
 
 
-_kept = _Kept()
+_scratch = _Scratch()
 
 
 def scratch(purpose: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -51,7 +51,7 @@ def scratch(purpose: str, shape: tuple[int, ...]) -> np.ndarray:
     size = int(np.prod(shape))
     if size > _MOST_BYTES:
         return np.empty(shape, np.uint8)
-    memory = _kept.memory.get(purpose)
+    memory = _scratch.memory.get(purpose)
     if memory is None or memory.size < size:
-        memory = _kept.memory[purpose] = np.empty(size, np.uint8)
+        memory = _scratch.memory[purpose] = np.empty(size, np.uint8)
     return memory[:size].reshape(shape)
