@@ -128,11 +128,11 @@ class Mixup(BatchTransform):
             top, left = (int(generator.integers(0, whole - own + 1)) for whole, own in zip((height, width), sizes))
             return top, top + sizes[0], left, left + sizes[1]
         side = math.sqrt(1 - generator.beta(self.cutmix_alpha, self.cutmix_alpha))
-        top, bottom = _stretch(generator, height, side)
-        return (top, bottom, *_stretch(generator, width, side))
+        top, bottom = _random_range(generator, height, side)
+        return (top, bottom, *_random_range(generator, width, side))
 
 
-def _stretch(generator: np.random.Generator, size: int, part: float) -> tuple[int, int]:
+def _random_range(generator: np.random.Generator, size: int, part: float) -> tuple[int, int]:
     """A range of the fraction `part` of `size` pixels, around a random centre, cut off at the borders."""
     half, centre = int(size * part) // 2, int(generator.integers(0, size))
     return max(centre - half, 0), min(centre + half, size)
