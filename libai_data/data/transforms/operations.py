@@ -99,33 +99,33 @@ def rotate(pixels: np.ndarray, degrees: float) -> np.ndarray:
     angle = math.radians(degrees)
     cosine, sine = math.cos(angle), math.sin(angle)
     x, y = pixels.shape[1] / 2, pixels.shape[0] / 2
-    return _taken_from(pixels, (cosine, -sine, x - cosine * x + sine * y), (sine, cosine, y - sine * x - cosine * y))
+    return _warped(pixels, (cosine, -sine, x - cosine * x + sine * y), (sine, cosine, y - sine * x - cosine * y))
 
 
 def shear_x(pixels: np.ndarray, amount: float) -> np.ndarray:
     """Take each pixel from the place that is `amount` times its row number further right."""
-    return _taken_from(pixels, (1.0, amount, 0.0), (0.0, 1.0, 0.0))
+    return _warped(pixels, (1.0, amount, 0.0), (0.0, 1.0, 0.0))
 
 
 def shear_y(pixels: np.ndarray, amount: float) -> np.ndarray:
     """Take each pixel from the place that is `amount` times its column number further down."""
-    return _taken_from(pixels, (1.0, 0.0, 0.0), (amount, 1.0, 0.0))
+    return _warped(pixels, (1.0, 0.0, 0.0), (amount, 1.0, 0.0))
 
 
 def translate_x(pixels: np.ndarray, part: float) -> np.ndarray:
     """Take each pixel from the place that is the fraction `part` of the width further right."""
-    return _taken_from(pixels, (1.0, 0.0, part * pixels.shape[1]), (0.0, 1.0, 0.0))
+    return _warped(pixels, (1.0, 0.0, part * pixels.shape[1]), (0.0, 1.0, 0.0))
 
 
 def translate_y(pixels: np.ndarray, part: float) -> np.ndarray:
     """Take each pixel from the place that is the fraction `part` of the height further down."""
-    return _taken_from(pixels, (1.0, 0.0, 0.0), (0.0, 1.0, part * pixels.shape[0]))
+    return _warped(pixels, (1.0, 0.0, 0.0), (0.0, 1.0, part * pixels.shape[0]))
 
 
 Row = tuple[float, float, float]
 
 
-def _taken_from(pixels: np.ndarray, x: Row, y: Row) -> np.ndarray:
+def _warped(pixels: np.ndarray, x: Row, y: Row) -> np.ndarray:
     """The image whose pixel at (column, row) is taken from (x, y) . (column, row, 1), both counted from edges."""
     cv2 = opencv()
     matrix = np.array([x, y])
