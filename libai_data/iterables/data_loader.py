@@ -43,7 +43,7 @@ _RULES = {
         )
     ),
 }
-_KEPT = (
+_ATTRIBUTES = (
     *("sampler", "num_workers", "collate_fn", "pin_memory", "drop_last", "timeout", "worker_init_fn", "generator"),
     *("multiprocessing_context", "prefetch_factor", "persistent_workers", "pin_memory_device", "in_order"),
 )
@@ -130,7 +130,7 @@ class DataLoader(_Made, metaclass=ABCMeta):
         block: int | None = None,
         **options: Any,
     ) -> Any:
-        kept = {name: value for name, value in locals().items() if name in _KEPT}
+        kept = {name: value for name, value in locals().items() if name in _ATTRIBUTES}
         takers = DataLoader.__new__, from_iterable, BatchLoader
         refuse_unknown("DataLoader", options, *takers, given=("cls", "source", "micro_batch_size"))
         is_list = hasattr(batch_size, "__iter__") and not isinstance(batch_size, str)
@@ -153,9 +153,9 @@ class DataLoader(_Made, metaclass=ABCMeta):
             block=block is not None,
         )
         if pin_memory:
-            _note("DataLoader: pin_memory is not needed; to_global moves batches to the device of the mesh")
+            _warn("DataLoader: pin_memory is not needed; to_global moves batches to the device of the mesh")
         if not in_order:
-            _note("DataLoader: in_order=False has no effect; batches always have one order, so that a run can resume")
+            _warn("DataLoader: in_order=False has no effect; batches always have one order, so that a run can resume")
         if generator is not None:
             seed = int(generator.initial_seed())
         if multiprocessing_context is not None:
@@ -165,7 +165,7 @@ class DataLoader(_Made, metaclass=ABCMeta):
         if prefetch_factor is not None:
             options.setdefault("prefetch", read_ahead_of_all(prefetch_factor, num_workers))
         if global_batch_size is not None:
-            batch_size = _share(global_batch_size)
+            batch_size = _rows_of_rank(global_batch_size)
         shared: dict[str, Any] = {
             "num_workers": num_workers,
             "collate_fn": collate_fn,
@@ -186,7 +186,7 @@ class DataLoader(_Made, metaclass=ABCMeta):
                     "lists as batch_sampler (a dataset with __getitems__ gets each list)"
                 )
             if has_attribute(sampler, "weights"):
-                _note(
+                _warn(
                     f"DataLoader: rank 0 draws all indices of the {type(sampler).__name__}, and a resume draws them "
                     "again; weights=sampler.weights needs neither, and works with every read mode"
                 )
@@ -265,13 +265,13 @@ def _refuse_pairs(sampler: Any, batch_sampler: Any, **given: bool) -> None:
         )
 
 
-def _note(message: str) -> None:
+def _warn(message: str) -> None:
     """Log a warning once, on rank 0 only, because all ranks have the same arguments."""
     if is_main_process():
         tell_once(message)
 
 
-def _share(global_batch_size: int) -> int:
+def _rows_of_rank(global_batch_size: int) -> int:
     ranks = get_data_parallel_size()
     if global_batch_size % ranks:
         raise ConfigError(
@@ -283,6 +283,6 @@ def _share(global_batch_size: int) -> int:
 def _start_method(context: Any) -> str:
     name = context if isinstance(context, str) else context.get_start_method()
     if name == "forkserver":
-        _note("DataLoader: forkserver is replaced by spawn, which starts as quickly here")
+        _warn("DataLoader: forkserver is replaced by spawn, which starts as quickly here")
         return "spawn"
     return str(name)
