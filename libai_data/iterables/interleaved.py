@@ -121,8 +121,8 @@ class Interleaved:
 
     def state(self) -> str | None:
         """The place of each shard, as JSON text; None if the shards have no states."""
-        told = {shard.keeps_state for shard in self._shards}
-        if False in told or True not in told:
+        have_states = {shard.keeps_state for shard in self._shards}
+        if False in have_states or True not in have_states:
             return None
         return json.dumps({_SHARDS: [_packed(shard.place) for shard in self._shards]})
 
