@@ -124,7 +124,7 @@ class Source:
         if keeps_state:
             if state is not None:
                 thing.load_state_dict(decoded(state))
-            return self._adapted(self._noting_the_end(thing, state)), self._saver(thing.state_dict)
+            return self._adapted(self._recording_the_end(thing, state)), self._saver(thing.state_dict)
         iterator = iter(thing)
         # A torch DataLoader with persistent workers resets its iterator and returns it again.
         if iterator is self._last_iterator() and not (is_loader(thing) or has_attribute(thing, "reset")):
@@ -134,13 +134,13 @@ class Source:
             if has_attribute(iterator, save) and has_attribute(iterator, load):
                 if state is not None:
                     getattr(iterator, load)(decoded(state))
-                return self._adapted(self._guarded(iterator)), self._saver(getattr(iterator, save))
+                return self._adapted(self._with_skips(iterator)), self._saver(getattr(iterator, save))
         if state is not None:
             raise CheckpointError(
                 f"the data state has a state of {self.name}, but {self.name} has no load_state_dict (or set_state) "
                 "any more. Use the version that saved it"
             )
-        return self._adapted(self._guarded(iterator)), None
+        return self._adapted(self._with_skips(iterator)), None
 
     def close(self) -> None:
         """End the processes and threads that read."""
@@ -154,17 +154,17 @@ class Source:
         elif self._uses.is_broken_off:
             thing.load_state_dict(decoded(self._uses.fresh_state))
 
-    def _noting_the_end(self, thing: Any, state: str | None) -> Iterator[Any]:
+    def _recording_the_end(self, thing: Any, state: str | None) -> Iterator[Any]:
         """Iterate over an iterable with a state, and note whether it reaches its end."""
-        must_move = (
+        must_restart = (
             thing is self._thing
             and self._uses.is_broken_off
             and state is None
             and not has_attribute(thing, "set_epoch")
         )
-        stood_at = _state_of(thing) if must_move else None
+        state_before = _state_of(thing) if must_restart else None
         iterator = iter(thing)
-        if stood_at is not None and stood_at == _state_of(thing):
+        if state_before is not None and state_before == _state_of(thing):
             raise ConfigError(
                 f"{self.name} was interrupted in the middle of an epoch. If it is iterated again, it continues there, "
                 "after the samples that were read ahead. Give it set_epoch(epoch), let iter() start a new epoch, or "
@@ -173,7 +173,7 @@ class Source:
 
         def to_the_end() -> Iterator[Any]:
             self._uses.is_broken_off = True
-            yield from self._guarded(iterator)
+            yield from self._with_skips(iterator)
             self._uses.is_broken_off = False
 
         return to_the_end()
@@ -207,7 +207,7 @@ class Source:
         # Changes of the state in this epoch are made to a shallow copy, so the original stays as it was.
         return copy.copy(self._thing) if type(self._thing).__module__.startswith("datasets.") else self._thing
 
-    def _guarded(self, iterator: Iterator[Any]) -> Iterator[Any]:
+    def _with_skips(self, iterator: Iterator[Any]) -> Iterator[Any]:
         return Skipping(iterator, self.name) if self._skips else iterator
 
     def _adapted(self, iterator: Iterator[Any]) -> Iterator[Any]:
