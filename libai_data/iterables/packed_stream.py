@@ -116,11 +116,11 @@ class PackedStream(_Stage):
                     "all; filter with FilteredStream"
                 )
         self.source, self._options = _stream(source, "PackedDataset"), {"length": length, **options}
-        self._packer(_Waiting())
+        self._packer(_Pending())
 
-    def _packer(self, samples: _Waiting) -> PackedDataset:
+    def _packer(self, samples: _Pending) -> PackedDataset:
         packer = PackedDataset(samples, **self._options)
-        packer.follow_order(_AsTheyCome(samples), in_rounds=True)
+        packer.follow_order(_StreamOrder(samples), in_rounds=True)
         return packer
 
     def inner_state(self, state: str) -> str:
@@ -128,12 +128,12 @@ class PackedStream(_Stage):
             return json.dumps(saved["source"])
 
     def rows(self, rows: Iterator[Any], save: SaveState | None, state: str | None) -> Opened:
-        samples = _Waiting()
+        samples = _Pending()
         packing = _Packing(self._packer(samples), samples, rows, save, state)
         return packing, None if save is None else packing.state
 
 
-class _Waiting:
+class _Pending:
     """A dataset of the samples that wait to be packed. The index of a sample is its number in the stream."""
 
     def __init__(self) -> None:
@@ -147,13 +147,13 @@ class _Waiting:
         return self.rows[index - self.first]
 
 
-class _AsTheyCome:
+class _StreamOrder:
     """The order of the samples that wait to be packed."""
 
     seed = 0
     lanes = 1
 
-    def __init__(self, samples: _Waiting) -> None:
+    def __init__(self, samples: _Pending) -> None:
         self._samples = samples
 
     def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -169,7 +169,7 @@ class _Packing:
     """
 
     def __init__(
-        self, packer: PackedDataset, samples: _Waiting, rows: Iterator[Any], save: SaveState | None, state: str | None
+        self, packer: PackedDataset, samples: _Pending, rows: Iterator[Any], save: SaveState | None, state: str | None
     ) -> None:
         self._packer, self._samples, self._rows, self._save = packer, samples, rows, save
         self._lengths: list[int] = []
@@ -193,9 +193,9 @@ class _Packing:
         return self
 
     def __next__(self) -> Any:
-        return self._of_window() if self._packer.window else self._as_they_come()
+        return self._next_of_window() if self._packer.window else self._next_in_order()
 
-    def _of_window(self) -> Any:
+    def _next_of_window(self) -> Any:
         samples, packed = self._samples, None
         while packed is None:
             if len(samples.rows) < self._packer.window:
@@ -214,7 +214,7 @@ class _Packing:
                 self._forget(len(samples.rows))
         return packed
 
-    def _as_they_come(self) -> Any:
+    def _next_in_order(self) -> Any:
         room = self._packer.units
         waiting = sum(self._lengths) - self._offset
         if waiting < room:
