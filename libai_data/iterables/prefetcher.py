@@ -15,7 +15,7 @@ from libai_data.errors import PassError, SampleError, error_text
 from libai_data.iterables.shared_use import SaveState
 from libai_data.loader.resumable import finish
 
-_LOOK_SECONDS = 0.2  # how long the thread or the trainer waits before it checks whether to stop
+_POLL_SECONDS = 0.2  # how long the thread or the trainer waits before it checks whether to stop
 _END_SECONDS = 5.0
 
 Open = Callable[[], tuple[Iterator[Any], Optional[SaveState]]]
@@ -32,7 +32,7 @@ class Group:
 
 
 class _Shared:
-    """What thread and trainer share. It does not refer to the `Prefetcher`, so that Python can free the `Prefetcher`."""
+    """What thread and trainer share. It has no reference to the `Prefetcher`, so Python can free the prefetcher."""
 
     def __init__(self, ahead: int) -> None:
         self.groups: queue.Queue[Group] = queue.Queue(ahead)
@@ -42,7 +42,7 @@ class _Shared:
     def put(self, group: Group) -> None:
         while not self.stop.is_set():
             try:
-                self.groups.put(group, timeout=_LOOK_SECONDS)
+                self.groups.put(group, timeout=_POLL_SECONDS)
                 return
             except queue.Full:
                 continue
@@ -77,10 +77,10 @@ class Prefetcher:
         seen, silent = self._shared.items, 0.0
         while True:
             try:
-                group = self._shared.groups.get(timeout=_LOOK_SECONDS)
+                group = self._shared.groups.get(timeout=_POLL_SECONDS)
                 break
             except queue.Empty:
-                silent += _LOOK_SECONDS
+                silent += _POLL_SECONDS
                 if self._shared.stop.is_set():
                     raise PassError("the loader was closed; iter(loader) starts it again") from None
                 if self._shared.items != seen:
