@@ -37,7 +37,7 @@ _MOST_AT_ONCE = 64
 _SECONDS_AT_ONCE = 0.02
 _BYTES_AT_ONCE = 8 << 20
 
-_one_answer = threading.Lock()  # locked while `get_worker_info` of this process returns a shard
+_worker_info_lock = threading.Lock()  # locked while `get_worker_info` of this process returns a shard
 
 
 @dataclass(frozen=True)
@@ -90,13 +90,13 @@ class ShardReader:
 
     def __call__(self, part: Part) -> tuple[list[Any], bool, str | None]:
         """The rows of a part, whether the shard has ended, and the state after the part if the source has one."""
-        stands_at, iterator, save, thing = self._open.pop(part.shard, (None, iter(()), None, None))
-        if stands_at != (part.epoch, part.start):
+        next_start, iterator, save, thing = self._open.pop(part.shard, (None, iter(()), None, None))
+        if next_start != (part.epoch, part.start):
             thing, iterator, save = self._opened(part)
         items: list[Any] = []
         began, size = perf_counter(), 0
         ended, reuse = True, ReuseCheck("the iterable")
-        with self._being(part.shard, thing):
+        with self._as_worker(part.shard, thing):
             for item in iterator:
                 reuse.see(item)
                 items.append(item)
@@ -115,7 +115,7 @@ class ShardReader:
             become_worker_process()
             forget_job()
         thing, init = pickle.loads(self._pickled)
-        with self._being(part.shard, thing):
+        with self._as_worker(part.shard, thing):
             if init is not None:
                 init(part.shard)
             source = source_of(thing, skips=self._skips)
@@ -125,14 +125,14 @@ class ShardReader:
         return thing, iterator, save
 
     @contextmanager
-    def _being(self, shard: int, thing: Any) -> Iterator[None]:
+    def _as_worker(self, shard: int, thing: Any) -> Iterator[None]:
         """Let `get_worker_info`, of this package and of PyTorch, return the shard."""
         if not (self._asks or self.is_process):
             yield
             return
         # A process has only one worker info, so threads that read for several loaders read one at a time.
         info = WorkerInfo(shard, self._num_shards, self._seed, thing)
-        with nullcontext() if self.is_process else _one_answer, being_worker(info):
+        with nullcontext() if self.is_process else _worker_info_lock, being_worker(info):
             yield
 
 
