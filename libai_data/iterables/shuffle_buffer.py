@@ -17,7 +17,7 @@ from libai_data.iterables.shared_use import SaveState
 
 _END = object()
 _DRAWN_AT_ONCE = 256
-_OF_THE_END = 1
+_LAST_ROWS = 1
 
 
 class ShuffleBuffer:
@@ -57,7 +57,7 @@ class ShuffleBuffer:
                 drawn, self._kept[slot], self._numbers[slot] = self._kept[slot], row, self._read - 1
                 self._drawn += 1
                 yield drawn
-        generator = np.random.Generator(np.random.Philox(key=combine64(self._key, _OF_THE_END)))
+        generator = np.random.Generator(np.random.Philox(key=combine64(self._key, _LAST_ROWS)))
         for slot in generator.permutation(len(self._kept)).tolist()[drawn_of_the_end:]:
             self._drawn += 1
             yield self._kept[slot]
