@@ -134,7 +134,7 @@ class IterableStream(EpochPositions, StreamSampler):
             of = data_parallel_size if self._is_sharded else 1
             self._readers = [RowReader(rows.source, rows.options, shard, of) for shard in taken]
         # By (epoch, position), with epoch 0 for an endless stream: the current, the earlier and the restored places.
-        self._stands_at: _Key | None = None
+        self._current_key: _Key | None = None
         self._places: OrderedDict[_Key, tuple[Place, ...]] = OrderedDict()
         self._restored: tuple[_Key, dict[str, Any]] = ((0, 0), {})
 
@@ -172,27 +172,27 @@ class IterableStream(EpochPositions, StreamSampler):
         epoch = self.cursor.epoch
         if self._rows is not None:
             self._rows.taken.clear()
-        self._go_to((epoch, position))
+        self._move_to((epoch, position))
         batch = self._next_batch(position, epoch)
         if batch is None and position:
             epoch, position = epoch + 1, 0
-            self._go_to((epoch, position))
+            self._move_to((epoch, position))
             batch = self._next_batch(position, epoch)
         while batch is not None:
             position += batch.valid
             self._places[epoch, position] = tuple(reader.place for reader in self._readers)
             while len(self._places) > _PLACES_KEPT:
                 self._places.popitem(last=False)
-            self._stands_at = (epoch, position)
+            self._current_key = (epoch, position)
             yield batch
             # Until the next batch is complete, the place is unknown: reading may fail, or be interrupted.
-            self._stands_at = None
+            self._current_key = None
             batch = self._next_batch(position, epoch)
 
-    def _go_to(self, key: _Key) -> None:
-        stands_at, self._stands_at = self._stands_at, None
+    def _move_to(self, key: _Key) -> None:
+        current_key, self._current_key = self._current_key, None
         epoch, position = key
-        if position and key == stands_at:
+        if position and key == current_key:
             return
         if not position:
             places: tuple[Place, ...] = tuple(Place(epoch) for _ in self._readers)
@@ -363,13 +363,13 @@ class IterableStream(EpochPositions, StreamSampler):
                     f"batches of {size} rows cannot be shared by {self.data_parallel_size} data-parallel ranks"
                 )
             self._size = size
-        self._stands_at = None
+        self._current_key = None
         self._places.clear()
         self._restored = (int(state.get("epoch", 0)), int(state["position"])), dict(details)
 
     def close(self) -> None:
         """Stop the prefetching."""
-        self._stands_at = None
+        self._current_key = None
         for reader in self._readers:
             reader.stop()
         # The source is closed before the readers, because their threads may wait for the threads that read shards.
