@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         if not _is_output_closed():
             raise
-        # What Python writes as it exits goes nowhere.
+        # Python flushes stdout again at exit; on the closed pipe, that flush would fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 128 + signal.SIGPIPE
 
@@ -85,7 +85,7 @@ def _run(name: str, arguments: Sequence[str]) -> int:
         what = f"there is no command {name!r}.{nearest(name, COMMANDS)}" if name else "which command?"
         print(f"libai-data: {what}\n{usage()}", file=sys.stderr)
         return 2
-    # What argparse shows as the program's name.
+    # argparse shows this as the program's name.
     sys.argv[0] = f"libai-data {name}"
     result = importlib.import_module(COMMANDS[name].module).main(arguments[1:])
     if sys.stdout is not None:

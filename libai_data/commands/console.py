@@ -1,4 +1,4 @@
-"""What console commands share: tables, lines that are printed at once, and errors as one line and an exit code."""
+"""Functions that all console commands use: tables, lines printed at once, errors as one line and an exit code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from libai_data.errors import DataPipelineError
 
 
 def config_parser(command: str, description: str | None, asks_ranks: bool = False) -> argparse.ArgumentParser:
-    """The arguments of a command that looks at a config, and, if asked, at the ranks that it is for."""
+    """Make the parser of a command that reads a config; with `asks_ranks` it has --ranks and --nodes too."""
     arguments = IntermixedParser(prog=f"libai-data {command}", description=description)
     arguments.add_argument("config", help="config file")
     arguments.add_argument("opts", nargs="*", metavar="key=value", help="changes to the config, as in training")
@@ -25,16 +25,16 @@ def config_parser(command: str, description: str | None, asks_ranks: bool = Fals
 
 
 def print_lines(command: str, lines: Callable[[], Iterable[str]], also_told: tuple[type[Exception], ...] = ()) -> int:
-    """Print the lines of a command; returns the exit code: 1 after an error, which is told in a line of stderr.
+    """Print the lines of a command; returns the exit code: 1 after an error, which is printed as a line on stderr.
 
-    These errors are `DataPipelineError`, OSError, and what is `also_told`.
+    This applies to `DataPipelineError`, OSError and the classes of `also_told`; other errors are raised.
     """
     told: tuple[type[Exception], ...] = (DataPipelineError, OSError) + also_told
     try:
         for line in lines():
             print(line, flush=True)
     except BrokenPipeError:
-        raise  # The console command tells whether that is its own output.
+        raise  # `commands.main` decides whether the broken pipe is the output.
     except told as error:
         print(f"libai-data {command}: {error}", file=sys.stderr)
         return 1
@@ -42,17 +42,17 @@ def print_lines(command: str, lines: Callable[[], Iterable[str]], also_told: tup
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The rows, a line each, with their cells below each other; each row has equally many."""
+    """One line for each row, with aligned columns; all rows must have the same number of cells."""
     widths = widths_of(rows)
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
 
 
 def widths_of(rows: Sequence[Sequence[str]]) -> list[int]:
-    """Characters of each column."""
+    """The width of each column, in characters."""
     return [max(map(len, column)) for column in zip(*rows)]
 
 
 def with_ruled_head(rows: Sequence[Sequence[str]]) -> list[str]:
-    """`aligned`, with a rule of dashes below the first row, column by column."""
+    """Lines as of `aligned`, with dashes below each column of the first row."""
     head, *lines = aligned(rows)
     return [head, "  ".join("-" * width for width in widths_of(rows)), *lines]

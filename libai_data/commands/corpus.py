@@ -18,22 +18,22 @@ from libai_data.errors import ConfigError
 
 _COUNTED_AT_ONCE = 1 << 24
 _WIDEST_BAR = 40
-_PICTURE = (720, 24, 150)  # pixels: its width, the height of a row, and the width of the row's name
+_PICTURE = (720, 24, 150)  # pixels: width of the picture, height of a row, width of the row's name
 
 
 @dataclass(frozen=True)
 class Corpus:
     """Statistics of an indexed dataset."""
 
-    lengths: np.ndarray  # int64 [documents], tokens of each
+    lengths: np.ndarray  # int64 [documents], number of tokens of each document
     duplicates: int  # documents with the same tokens as an earlier one
-    duplicate_tokens: int
+    duplicate_tokens: int  # tokens of these documents
     special: dict[str, int] = field(default_factory=dict)  # special token -> how often it occurs
     sequences: int = 0
     dtype: str = ""
 
     def histogram(self) -> list[tuple[str, int, int]]:
-        """Lengths from one power of two to the next: in words, how many documents, and their tokens."""
+        """For each range of lengths, between powers of two: the range in words, its documents, and their tokens."""
         classes = np.frexp(self.lengths.astype(np.float64))[1]
         documents = np.bincount(classes, minlength=1)
         tokens = np.bincount(classes, self.lengths, minlength=1).astype(np.int64)
@@ -45,11 +45,15 @@ class Corpus:
 
 
 def examine(source: IndexedSource, tokenizer: TextTokenizer | None = None) -> Corpus:
-    """Read a corpus once; memory holds 24 bytes a document. A ConfigError if a token lies outside the vocabulary."""
+    """Read a corpus once, with 24 bytes of memory for each document.
+
+    Raises:
+        ConfigError: The corpus has a token that is not in the tokenizer's vocabulary.
+    """
     offsets = source.document_offsets()
     lengths = np.diff(offsets)
     digests = np.fromiter(_digests(source, offsets), np.uint64, len(lengths))
-    # Empty documents repeat nothing.
+    # Empty documents do not count as duplicates of each other.
     _, first = np.unique(digests[lengths > 0], return_index=True)
     full = lengths[lengths > 0]
     special = {} if tokenizer is None else _special_counts(source, tokenizer)
@@ -89,7 +93,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit code: 1 where something cannot be read or written."""
+    """Run the command; returns the exit code: 1 if a file cannot be read or written."""
     asked = parser().parse_args(argv)
     return print_lines("corpus", lambda: _corpus(asked))
 
@@ -108,7 +112,7 @@ def _corpus(asked: argparse.Namespace) -> Iterator[str]:
 
 
 def summary(found: Corpus) -> list[str]:
-    """A corpus in words."""
+    """The statistics as lines of text."""
     tokens, count = int(found.lengths.sum()), len(found.lengths)
     lines = [
         f"{count:,} documents of {found.sequences:,} sequences, {tokens:,} tokens ({found.dtype}); "
@@ -135,7 +139,7 @@ def summary(found: Corpus) -> list[str]:
 
 
 def picture(found: Corpus, title: str) -> str:
-    """The histogram of lengths as SVG: bars of documents, and the share of all tokens in words."""
+    """The histogram of lengths as SVG: a bar for the number of documents, and their share of all tokens in words."""
     width, height, names = _PICTURE
     rows = found.histogram()
     most = max((documents for _, documents, _ in rows), default=0)

@@ -30,7 +30,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit code: 1 where something cannot be read or written, not for warnings."""
+    """Run the command; returns the exit code: 1 if something cannot be read or written. Warnings do not change it."""
     asked = parser().parse_intermixed_args(argv)
     return print_lines("inspect", lambda: _inspect(asked))
 

@@ -1,4 +1,4 @@
-"""A config on one process: its mesh, and loaders of the batches that each of its ranks would use."""
+"""A config on one process: its mesh, and loaders that yield the batches of all its ranks."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ SPLITS = tuple(_KINDS)
 
 
 class OneRank(NamedTuple):
-    """Loaders of a split on one process; one for training."""
+    """Loaders of a split on one process; for training there is one loader."""
 
     loaders: list[Any]
     plan: StepPlan  # the steps of the training on the mesh, as the config describes them
-    follows: bool = False  # the training loader takes these steps, each cut into batches of one data-parallel rank
+    follows: bool = False  # whether the training loader follows `plan`, with a batch per data-parallel rank
 
     def close(self) -> None:
         for loader in self.loaders:
@@ -36,13 +36,13 @@ class OneRank(NamedTuple):
 def one_rank_loaders(
     cfg: Any, data_parallel_size: int, split: str = "train", num_workers: int = 0, tokenizer: Any = None
 ) -> OneRank:
-    """Build loaders whose batches are, one after the other, what the data-parallel ranks 0, 1, ... of a mesh take.
+    """Build loaders that yield the batch of data-parallel rank 0, then the batch of rank 1, and so on.
 
     Args:
         cfg: the whole config; it is not changed.
         split: "train", "valid" or "test".
-        num_workers: of each loader that takes such an argument.
-        tokenizer: given to the datasets, if there is one.
+        num_workers: workers of each loader that has such an argument.
+        tokenizer: for the datasets; None if the config has no tokenizer.
     """
     cfg = deepcopy(cfg)
     plan = step_plan(cfg, data_parallel_size)
@@ -95,7 +95,7 @@ def _built(cfg: Any, split: str, tokenizer: Any | None) -> list[Any]:
 
 
 def mesh_of(cfg: Any, ranks: int | None = None, nodes: int = 1) -> ParallelMesh:
-    """The mesh of `train.dist`, by default of as few ranks as it allows.
+    """The mesh of `train.dist`; by default with the fewest ranks that its sizes allow.
 
     Raises:
         ConfigError: The config has no `train` section, or it has an unknown key or an impossible value.
@@ -109,6 +109,6 @@ def mesh_of(cfg: Any, ranks: int | None = None, nodes: int = 1) -> ParallelMesh:
         ranks = 1
         for key in SIZE_KEYS:
             size = dist.get(key)
-            # What is no number is named by from_config.
+            # If a size is not a number, from_config raises an error that names it.
             ranks *= size if isinstance(size, int) and size > 0 else 1
     return ParallelMesh.from_config(dist, world_size=ranks, num_nodes=nodes, gpu_available=True)

@@ -41,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit code: 1 where the config does not fit, or samples cannot be read."""
+    """Run the command; returns the exit code: 1 if the config does not fit, or samples cannot be read."""
     asked = parser().parse_intermixed_args(argv)
     return print_lines("plan", lambda: _plan(asked))
 
@@ -75,7 +75,7 @@ def _plan(asked: argparse.Namespace) -> list[str]:
 
 
 _NODES_SHOWN = 4
-_WORTH_SHARING = 1.5  # how many times a sample must be read over before one reader a node is recommended
+_WORTH_SHARING = 1.5  # if every_rank reads a sample this many times as often as node, node is recommended
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class PlannedField:
 
     @property
     def sample_bytes(self) -> int:
-        """Of one sample, decoded."""
+        """Decoded bytes of one sample."""
         return int(np.prod(self.sample_shape, dtype=np.int64)) * self.dtype.itemsize
 
 
@@ -103,7 +103,7 @@ class JobPlan:
     reads_parts: bool = False
 
     def sizes(self) -> list[FieldSize]:
-        """The fields, as far as they cost something."""
+        """Bytes, layer and number of read parts of each field."""
         tensor = self.mesh.tensor_parallel_size
         return [
             FieldSize(
@@ -116,7 +116,7 @@ class JobPlan:
         ]
 
     def costs(self, readers: str) -> dict[NodeTraffic, list[int]]:
-        """What a batch costs, in one read mode, with the nodes that it costs so much."""
+        """Each different cost of a batch in one read mode, with the nodes that have this cost."""
         plan, sizes = ReadPlan(self.mesh, readers), self.sizes()
         nodes: dict[NodeTraffic, list[int]] = {}
         for node in range(self.mesh.num_nodes):
@@ -124,7 +124,7 @@ class JobPlan:
         return nodes
 
     def part_held(self, field: PlannedField, rank: int) -> Part | None:
-        """The part of a field's global tensor on a rank; None if another stage has the field.
+        """The part of a field's global tensor on a rank; None if the field is on another stage.
 
         Raises:
             SchemaError: The layout does not fit the mesh.
@@ -151,7 +151,7 @@ class JobPlan:
 
 
 def report(job: JobPlan, batches_a_step: int, readers: str) -> list[str]:
-    """The plan, line by line, of steps of so many batches; `readers` is the read mode of the config."""
+    """The lines of the plan, for steps of `batches_a_step` batches; `readers` is the read mode of the config."""
     mode, why = job.recommended()
     return [
         *_job(job, batches_a_step),
@@ -248,10 +248,10 @@ def _bytes(count: float) -> str:
 def streaming_report(
     dataset: Any, order: Any, mesh: ParallelMesh, rows: int, readers: str, ahead: int = 0
 ) -> list[str]:
-    """Lines about the first epoch; none for a dataset that is not streamed.
+    """Lines about the streaming of the first epoch; no lines if the dataset is not streamed.
 
     Args:
-        rows: of a batch, of each data-parallel rank.
+        rows: rows of a batch of one data-parallel rank.
         ahead: batches that workers read ahead.
     """
     shards = StreamedShards(dataset)
@@ -282,7 +282,7 @@ def streaming_report(
             )
             for each, parts in zip(spans, of_readers)
         )
-        # How many samples a batch of a filter or packer takes is not known in advance.
+        # The number of samples in a batch of a filter or packer is not known in advance.
         rate = inf if isinstance(dataset, StreamTransform) else bytes_a_batch(uses, sizes, max(size, enough) // 2)
         costs.setdefault(
             (

@@ -19,7 +19,7 @@ from libai_data.errors.argument_rules import PATH, check, whole
 
 TOKENIZER_NAMES = ("BertTokenizer", "GPT2Tokenizer", "RobertaTokenizer", "T5Tokenizer")
 _EXTRA_IDS_OF_T5 = 100
-_MOST_UNKNOWN = 0.01  # share of tokens that the tokenizer may not know without a warning
+_MOST_UNKNOWN = 0.01  # largest share of unknown tokens without a warning
 
 
 def add_input_arguments(arguments: argparse.ArgumentParser) -> None:
@@ -97,7 +97,7 @@ def tokenizer_files(asked: argparse.Namespace) -> TokenizerFiles:
 
 
 class _Bar:
-    """The progress bar, in bytes of input, with `interval` documents between two updates."""
+    """The progress bar, in bytes of input; it is updated every `interval` documents."""
 
     def __init__(self, interval: int) -> None:
         self._bar = tqdm(unit="B", unit_scale=True, unit_divisor=1024, file=sys.stderr)

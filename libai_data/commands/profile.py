@@ -1,4 +1,4 @@
-"""The command `libai-data profile`: how fast a config's loader is with 0 to all cores as workers, and what to set."""
+"""The command `libai-data profile`: measure a config's loader with 0 to all cores as workers, and recommend workers."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from libai_data.errors import ConfigError
 from libai_data.mesh.parallel_mesh import ParallelMesh
 from libai_data.structures import fields_of, origin_of
 
-_GOOD_ENOUGH = 0.95  # the fewest workers that reach this share of the best rate are recommended: each costs memory
+_GOOD_ENOUGH = 0.95  # each worker costs memory, so the fewest that reach this share of the best rate are recommended
 _WARM_UP_BATCHES = 2
 
 
 class Measurement(NamedTuple):
-    """One run of a loader, once the first batches are there."""
+    """The numbers of one run of a loader, without its first batches."""
 
     workers: int  # worker processes
     rate: float  # samples a second
-    seconds: Sequence[float]  # of each stage, a sample
+    seconds: Sequence[float]  # seconds per sample, for each of `STAGES`
     batch: float  # seconds from one batch to the next
     fixed: float  # seconds that the trainer spends on a batch, besides reading samples
-    streaming: str = ""  # what was fetched of a streamed source, in words; "" of another one
+    streaming: str = ""  # what a streamed source fetched, in words; "" if the source is not streamed
 
     @property
     def bottleneck(self) -> str:
-        """The stage that needs most of the time. The trainer computes nothing here, so no loader waits for it."""
+        """The stage that needs the most time. No model computes between batches, so the loader never waits for one."""
         return STAGES[max(range(len(STAGES)), key=self.seconds.__getitem__)]
 
     def line(self) -> str:
-        """A line of the table."""
+        """The line of this run in the table."""
         costs = "  ".join(f"{cost * 1e6:12,.1f}" for cost in self.seconds)
         batch = f"{self.batch * 1e6:12,.1f}  {self.fixed * 1e6:12,.1f}"
         return f"{self.workers:7}  {self.rate:10,.0f}  {costs}  {batch}  {self.bottleneck}"
@@ -62,7 +62,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit code: 1 where the config cannot be read, or its loader not be measured."""
+    """Run the command; returns the exit code: 1 if the config cannot be read, or its loader cannot be measured."""
     asked = parser().parse_intermixed_args(argv)
     return print_lines("profile", lambda: _profile(asked))
 
@@ -94,7 +94,7 @@ def _profile(asked: argparse.Namespace) -> Iterator[str]:
 
 
 def worker_counts(most: int) -> list[int]:
-    """0 to `most` workers; of the numbers above 8 only every doubling, and `most` itself."""
+    """Numbers of workers to measure: 0 to 8, then powers of two, and `most` as the last number."""
     doubling = [2**power for power in range(4, most.bit_length())]
     return sorted({*range(min(most, 8) + 1), *(count for count in doubling if count < most), most})
 
@@ -107,11 +107,15 @@ def measure(
     clock: Callable[[], float] = time.perf_counter,
     busy: Callable[[], float] = time.thread_time,
 ) -> Measurement:
-    """Read batches as fast as possible, at least one. A finite loader is repeated.
+    """Read batches as fast as possible for `seconds`, and at least one batch. A finite loader is repeated.
 
     Args:
-        workers: that it has. Without workers the trainer reads the samples, which is no part of the fixed cost.
-        busy: seconds of processor time of the trainer's thread.
+        workers: workers of the loader. If it has none, the trainer reads the samples; this is not a fixed cost.
+        rows_of: counts the samples of a batch.
+        busy: returns the processor time of the trainer's thread, in seconds.
+
+    Raises:
+        ConfigError: The loader has no `stats()`, or yields no batch.
     """
     if not callable(attribute_of(loader, "stats")):
         raise ConfigError(f"the train loader is a {type(loader).__name__}, which has no stats(), so it is not measured")
@@ -141,7 +145,7 @@ def _batches(loader: Any) -> Iterator[Any]:
 
 
 def _rows_of(batch: Any) -> int:
-    """The samples that the loader read for a batch; of a batch of another origin, dim 0 of its first field."""
+    """The number of samples that the loader read for a batch; if unknown, the size of the first field's dim 0."""
     rows = origin_of(batch).rows
     if rows is not None:
         return len(rows.indices)
@@ -152,10 +156,10 @@ def _rows_of(batch: Any) -> int:
 def recommend(
     measurements: Sequence[Measurement], mesh: ParallelMesh, readers: str = "every_rank"
 ) -> tuple[list[str], list[str]]:
-    """Choose the number of workers, and who reads, by measurements of one loader.
+    """Choose the number of workers and the read mode from measurements of one loader.
 
-    All of a node's ranks share the cores that were measured. `readers` is who reads now. Returns the setting, as
-    `key=value` of a config, and the reasons, in words.
+    The ranks of a node share the cores that were measured. `readers` is the read mode of the config. Returns the
+    settings, as `key=value` of a config, and the reasons, in words.
     """
     best = max(measurements, key=lambda each: each.rate)
     enough = min(
@@ -183,7 +187,7 @@ def recommend(
 
 
 def _mattering(found: Measurement, reading: int) -> str:
-    """At which step time a loader stops mattering that one rank measured on all cores, which `reading` ranks share."""
+    """From which step time on the loader costs nothing; `reading` ranks share the cores that one rank measured."""
     if not found.workers:
         return (
             f"Without workers a step waits {_span(found.batch)} for each batch, of which {_span(found.fixed)} are "

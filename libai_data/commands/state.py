@@ -1,4 +1,4 @@
-"""The command `libai-data state`: what a checkpoint continues with, whether it fits, and how to change it."""
+"""The command `libai-data state`: show, verify or edit the data state of a checkpoint, and list its samples."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit code: 1 where a checkpoint is damaged or does not fit."""
+    """Run the command; returns the exit code: 1 if a checkpoint is damaged or does not fit."""
     asked = parser().parse_args(argv)
     return print_lines(f"state {asked.verb}", lambda: _VERBS[asked.verb](asked), also_told=(IndexError,))
 
@@ -73,7 +73,7 @@ def _fit(saved: SavedState, config_file: str, opts: Sequence[str]) -> list[str]:
     """Restore the data state into the loader that a config describes."""
     cfg, opened = _configured_loader(saved, config_file, opts)
     loader = opened.loaders[0]
-    # What a resume says of samples that are repeated or left out.
+    # On a resume, the sampler logs a warning if samples are repeated or left out.
     notes = BufferingHandler(capacity=sys.maxsize)
     notes.setLevel(logging.WARNING)
     sampler_log = logging.getLogger("libai_data.data.samplers")
@@ -95,7 +95,7 @@ def _configured_loader(saved: SavedState, config_file: str, opts: Sequence[str])
 
 
 def _ledger_and_sources(saved: SavedState, config: list[str] | None) -> tuple[Ledger, list[tuple[str, int]]]:
-    """The ledger; names and lengths of the datasets that a config puts together, or that the checkpoint lists."""
+    """The ledger; and names and lengths of the datasets that the config joins, or that the checkpoint lists."""
     if not config:
         return Ledger(saved.stream), sources_of(saved.data)
     _, opened = _configured_loader(saved, config[0], config[1:])
@@ -109,7 +109,7 @@ def _ledger_and_sources(saved: SavedState, config: list[str] | None) -> tuple[Le
         )
     stream, batches = saved.stream, {}
     if not stream.order.can_locate:
-        # The config has what the checkpoint has no room for.
+        # The state alone cannot compute the order, so the order comes from the config's loader.
         loader.load_state_dict(saved.data)
         stream = replace(stream, order=loader.stream.state.order)
         batches = {size: sizes.num_accumulation_steps for size, sizes in opened.plan.sizes.items()}

@@ -1,4 +1,4 @@
-"""The training command: `libai-data train`, and what `tools/train_net.py` runs."""
+"""The training command: `libai-data train`; `tools/train_net.py` runs it too."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FAST_EVAL_PERIOD = 10
 
 
 def main(argv: Sequence[str] | None = None, trainer_class: type[DefaultTrainer] = DefaultTrainer) -> dict[str, Any]:
-    """Train or evaluate what a config file and `key=value` overrides describe.
+    """Train or evaluate the model of a config file with `key=value` overrides.
 
     ::
 
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None, trainer_class: type[DefaultTrainer] 
 
     Args:
         argv: command line; by default the process's own.
-        trainer_class: a subclass with overridden parts.
+        trainer_class: `DefaultTrainer`, or a subclass of it.
 
     Returns:
         Results of the last evaluation.
@@ -52,10 +52,10 @@ def main(argv: Sequence[str] | None = None, trainer_class: type[DefaultTrainer] 
 
 
 def run(args: Any, trainer_class: type[DefaultTrainer] = DefaultTrainer) -> dict[str, Any]:
-    """Train or evaluate what the parsed command line says; returns the results of the last evaluation."""
+    """Train or evaluate as the parsed command line says; returns the results of the last evaluation."""
     cfg = load_config(args.config_file, args.opts)
     if args.fast_dev_run:
-        check_values(cfg)  # Before some of them are replaced: the training would refuse them.
+        check_values(cfg)  # Check the user's values before `shorten` replaces some of them.
         shorten(cfg)
     default_setup(cfg, args)
     seed_all(cfg.train.seed)
@@ -69,9 +69,9 @@ def run(args: Any, trainer_class: type[DefaultTrainer] = DefaultTrainer) -> dict
 
 
 def shorten(cfg: Any) -> None:
-    """Make a training that tries everything once: 20 steps, an evaluation every 10, each step logged.
+    """Shorten a training to a trial of 20 steps: an evaluation every 10 steps, each step logged.
 
-    It writes into a separate folder (`default_setup`), and `run` deletes all but the log.
+    `default_setup` gives the trial a separate folder. `run` deletes all but the log.
     """
     cfg.train.train_epoch = 0
     cfg.train.train_iter = _FAST_STEPS
@@ -85,7 +85,7 @@ def evaluate(cfg: Any, trainer_class: type[DefaultTrainer], resume: bool) -> dic
 
     Raises:
         CheckpointError: There is no checkpoint to resume.
-        ConfigError: There are neither, or there is nothing to evaluate on.
+        ConfigError: There is neither a checkpoint nor `train.load_weight`, or there is nothing to evaluate on.
     """
     tokenizer = trainer_class.build_tokenizer(cfg)
     model = trainer_class.build_model(cfg)
@@ -117,6 +117,6 @@ def evaluate(cfg: Any, trainer_class: type[DefaultTrainer], resume: bool) -> dic
 
 
 if __name__ == "__main__":
-    # What argparse shows as the program's name: the launcher starts this module for `launch train`.
+    # argparse shows this as the program's name. The launcher starts this module for `launch train`.
     sys.argv[0] = "libai-data train"
     main()

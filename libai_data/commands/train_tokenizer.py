@@ -29,7 +29,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Train a tokenizer; returns the exit code: 1 if that failed, 2 if the arguments do not fit."""
     asked = parser().parse_args(argv)
-    # Training is compiled code, which hears of a Ctrl-C after its end only; nothing is written before.
+    # Python's handler of Ctrl-C would run only after the training, which is compiled code. Nothing is written before.
     interrupted = signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         training = Training(asked.model, asked.vocab_size, asked.min_frequency, asked.do_lower_case, asked.extra_ids)

@@ -43,19 +43,19 @@ class ConversionError(WorkError):
 
 @dataclass(frozen=True)
 class Conversion:
-    """What becomes what.
+    """The records to read, and the shards to write.
 
     Raises:
         ConfigError: There is no such format, a shard would have no record, the output is no path on this machine, or
             the name has a '/'.
     """
 
-    paths: Sequence[str]  # of the records: files, globs or folders
+    paths: Sequence[str]  # files, globs or folders of the records
     to: str  # format of the shards: "array_record", "webdataset" or "parquet"
     output: str | Path  # folder of the shards, "<name>-00000-of-00008.<ending>"
-    format: str = ""  # of the records; by default from the file names
-    records_per_shard: int = 100_000  # at most; the shards are as equal as can be
-    name: str = "records"  # that the names of the shards begin with
+    format: str = ""  # format of the records; by default from the file names
+    records_per_shard: int = 100_000  # at most; the sizes of two shards differ by at most one record
+    name: str = "records"  # beginning of the shards' file names
 
     def __post_init__(self) -> None:
         if self.to not in FORMATS:
@@ -65,7 +65,7 @@ class Conversion:
 
 @dataclass
 class Converted:
-    """What came of a conversion: `size` bytes in all, and `kept` shards that an earlier run had finished."""
+    """The result of a conversion: `size` bytes in all, and `kept` shards that an earlier run had finished."""
 
     paths: list[str] = field(default_factory=list)
     records: int = 0
@@ -80,19 +80,19 @@ def convert(
 
     Each shard is read again and compared before it gets its name. If the run ends early, finished shards are kept, and
     the same call writes the missing ones. If an input file changed, its shards are written again. A hidden file in the
-    folder stores how the shards were made.
+    folder stores the settings of the conversion and the digests of the shards.
 
     Args:
-        conversion: what becomes what.
-        workers: processes.
+        conversion: the records to read, and the shards to write.
+        workers: number of processes.
         progress: called after each shard with the number of finished records, and of all records.
 
     Raises:
-        ConfigError: There are no records, shards of another conversion in the folder, or a shard would overwrite an
+        ConfigError: There are no records, the folder has shards of another conversion, or a shard would overwrite an
             input.
         FormatError: The source cannot be read.
-        ConversionError: A process failed: a record cannot be read or written, a shard is not what was written, or a
-            file of the source changed meanwhile.
+        ConversionError: A process failed: a record cannot be read or written, a shard differs when it is read again,
+            or a file of the source changed meanwhile.
     """
     check({"workers": whole(1)}, workers=workers)
     paths = list(conversion.paths)
@@ -111,7 +111,7 @@ def convert(
         if before:
             check_same_plan(output, before["plan"], plan)
         keep_to_plan(folder, plan)
-        # Until the run is finished, each shard has a note of its own.
+        # Until the run is finished, the folder has one JSON file per finished shard.
         for name, report in before.get("shards", {}).items():
             write_json(folder / f"{name}.json", report)
         (output / MANIFEST).unlink(missing_ok=True)
@@ -188,7 +188,7 @@ def _note(folder: Path, job: ShardJob) -> Path:
 
 
 def _finished(folder: Path, job: ShardJob) -> Any:
-    """The report of a shard that is there as it was written, from what it would be made of now; else None."""
+    """The report of a shard whose file is complete and whose input did not change; else None."""
     note = _note(folder, job)
     try:
         report = ShardReport(**json.loads(note.read_text("utf-8")))
@@ -215,26 +215,27 @@ class ShardJob:
 
 @dataclass(frozen=True)
 class ShardReport:
-    """What was written."""
+    """A shard that was written."""
 
     records: int
-    size: int
-    digest: str  # of the records, as a source gives them
-    input: str = ""  # the job's; a shard whose input has another identity now is written again
+    size: int  # bytes
+    digest: str  # of the records, as a source returns them
+    input: str = ""  # identity of the job's input; if it differs later, the shard is written again
 
 
 class WriteShard:
-    """Writes shards, of a source that is opened once in each process; unfinished files lie in `folder`."""
+    """Writes shards. Each process opens the source once; unfinished files are in `folder`."""
 
     def __init__(self, paths: Any, format: str, to: str, schema: Any, folder: str) -> None:
         self._paths, self._format, self._to, self._schema, self._folder = paths, format, to, schema, folder
         self._source: Any | None = None
 
     def __call__(self, job: ShardJob) -> ShardReport:
-        """Write a shard under its name, after it was read again as it was written.
+        """Write a shard, read it again to compare it, and then give it its name.
 
         Raises:
-            SchemaError: The format cannot hold a record; its index is named.
+            SchemaError: The format cannot store a record; the error names the records' indices.
+            FormatError: The shard differs when it is read again.
         """
         if self._source is None:
             self._source = open_source(self._paths, self._format)
@@ -268,7 +269,7 @@ class WriteShard:
     def _digest_of_file(self, path: Path) -> str:
         digest = hashlib.blake2b(digest_size=16)
         with tempfile.TemporaryDirectory(dir=self._folder) as folder:
-            # A shard under a name of its own for a while needs no index that stays.
+            # The unfinished name is temporary, so WebDataset's index of it must not stay in the user's cache.
             options = {"cache_dir": folder} if self._to == "webdataset" else {}
             for record in FORMATS[self._to].source([path], **options):
                 _feed(digest, record)
@@ -276,7 +277,7 @@ class WriteShard:
 
 
 def _feed(digest: Any, value: Any) -> None:
-    """Add a record, whatever it is made of, to a hash."""
+    """Add a record, with all nested values, to a hash."""
     if isinstance(value, (dict, list, tuple)):
         digest.update(f"{type(value).__name__} {len(value)}\n".encode())
         for each in sorted(value.items()) if isinstance(value, dict) else value:

@@ -1,4 +1,4 @@
-"""Writers of shards: records in, a file out, and what a source of the format must give back."""
+"""Writers of shards: a writer writes records to a file, and returns what a source must read from the file."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ from libai_data.data.sources.webdataset import WebDatasetSource
 from libai_data.errors import SchemaError
 
 _ROW_GROUP = 4096
-# Endings whose files WebDataset decodes as a whole number.
+# WebDataset decodes files with these endings as integers.
 _WHOLE_NUMBERS = ("cls", "cls2", "class", "count", "index", "inx", "id")
 
 
 class ShardWriter(Protocol):
-    """Writes one shard, with what `schema_of` has found."""
+    """Writes one shard; `schema` is the result of `schema_of`."""
 
     def __init__(self, path: Path, schema: Any) -> None: ...
 
     def write(self, records: Sequence[Any], first: int) -> list[Any]:
-        """Write records, from index `first` on; returns what a source of the format must give for them.
+        """Write records, from index `first` on; returns the records as a source of the format must read them.
 
-        A SchemaError names one that the format cannot hold.
+        Raises:
+            SchemaError: The format cannot store a record.
         """
         ...
 
@@ -39,7 +40,7 @@ class ShardWriter(Protocol):
 
 
 class _ArrayRecord:
-    """Bytes as they are, dicts packed; one record a group, so that each is read by itself."""
+    """Writes bytes unchanged and dicts packed. Each group has one record, so each record can be read alone."""
 
     def __init__(self, path: Path, schema: Any) -> None:
         self._writer = array_record_module("writing ArrayRecord").ArrayRecordWriter(str(path), "group_size:1")
@@ -55,7 +56,7 @@ class _ArrayRecord:
 
 
 class _WebDataset:
-    """A file for each field, named by what it holds; the same bytes whenever it is written."""
+    """Writes a file for each field, with the ending of its type. The same records give the same bytes."""
 
     def __init__(self, path: Path, schema: Any) -> None:
         self._file = tarfile.open(path, "w", format=tarfile.PAX_FORMAT)  # noqa: SIM115
@@ -86,7 +87,7 @@ class _WebDataset:
 
 
 def _as_file(name: str, value: Any) -> tuple[str, bytes]:
-    """The ending and the content of the file for a field, such that WebDataset decodes it."""
+    """The ending and the content of a field's file, which WebDataset decodes to the field's value."""
     ending = name.lower()
     if isinstance(value, bytes):
         return ending, value
@@ -105,7 +106,7 @@ def _as_file(name: str, value: Any) -> tuple[str, bytes]:
 
 
 class _Parquet:
-    """A column for each field, and "record" for bytes; pages have checksums."""
+    """Writes a column for each field; a record of bytes is the column "record". Pages have checksums."""
 
     def __init__(self, path: Path, schema: Any) -> None:
         self._pyarrow = import_pyarrow("writing Parquet")
@@ -117,7 +118,7 @@ class _Parquet:
 
     def write(self, records: Sequence[Any], first: int) -> list[Any]:
         rows = [as_row(record) for record in records]
-        # Arrow would leave them out.
+        # Arrow would drop unknown fields silently.
         unknown = sorted({name for row in rows for name in row} - set(self._schema.names))
         if unknown:
             raise SchemaError(f"they have fields {unknown}, of which the first records have only {self._schema.names}")
@@ -143,14 +144,14 @@ class _Parquet:
 
 
 def as_row(record: Any) -> dict[str, Any]:
-    """A record as Arrow takes it."""
+    """A record as a row for Arrow."""
     if isinstance(record, bytes):
         return {"record": record}
     return {name: value.tolist() if hasattr(value, "tolist") else value for name, value in record.items()}
 
 
 def schema_of(to: str, first_records: Callable[[], Sequence[Any]]) -> Any:
-    """What all shards of a format must have in common: of Parquet the columns, found in the first records."""
+    """The schema that all shards must have: for Parquet the columns of the first records; None for other formats."""
     if to != "parquet":
         return None
     pyarrow = import_pyarrow("writing Parquet")
@@ -163,7 +164,7 @@ def schema_of(to: str, first_records: Callable[[], Sequence[Any]]) -> Any:
 
 
 class ShardFormat(NamedTuple):
-    """A format that shards can be written in: the ending of its files, their writer, and their source."""
+    """A format of shards: the ending of its files, their writer, and the source that reads them."""
 
     ending: str
     writer: type[ShardWriter]

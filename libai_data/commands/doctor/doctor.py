@@ -1,10 +1,10 @@
 """The command `libai-data doctor`: checks every rank of a job before it starts, and shows what to correct.
 
     libai-data doctor CONFIG --ranks 4                               on one machine
-    libai-data launch --nnodes 2 ... -m libai_data doctor CONFIG     on several, on each of them
+    libai-data launch --nnodes 2 ... -m libai_data doctor CONFIG     on several machines: run it on each
     NODE=2 NODE_RANK=0 ADDR=... bash tools/train.sh tools/doctor.py CONFIG 8
 
-The ranks do not join OneFlow's job. They meet over plain TCP at the same address, with a limit of time.
+The ranks do not join OneFlow's job. They connect to rank 0 over TCP, at the job's address, with a time limit.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from libai_data.mesh.peers.network_link import send_head
 
 _SECONDS = 60.0
 _PROBLEM = "problem"
-_SECONDS_FOR_THE_REST = 15.0  # what questions and the table may take at most, beyond the time for coming and looking
+_SECONDS_FOR_THE_REST = 15.0  # time limit of rank 0's requests and the table, after the connections and checks
 
 
 def parser() -> argparse.ArgumentParser:
@@ -50,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit code, the same on all ranks: 1 where a line is red."""
+    """Run the command; returns the exit code, the same on all ranks: 1 if a line of the table is red."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     asked = parser().parse_intermixed_args(arguments)
     config, *overrides = ([asked.config_file] if asked.config_file else []) + asked.words or [""]
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _examined(config: str, overrides: Sequence[str], seconds: float, codes: list[int]) -> Iterator[str]:
-    """Look at this rank; rank 0 yields the table of all. `codes` gets the exit code."""
+    """Check this rank; rank 0 yields the table of all ranks. The exit code is appended to `codes`."""
     start = time.monotonic()
     job = JobRank.of(os.environ)
     forget_job()
@@ -121,7 +121,7 @@ def _all_in_all(seconds: float) -> float:
 
 
 class _Watch:
-    """Ends this process when looking takes too long, and says at what; storage may not answer, ever."""
+    """Ends this process if the checks take too long, and names the current check. Storage may never answer."""
 
     def __init__(self, rank: int, seconds: float) -> None:
         self._rank, self._seconds = rank, seconds
@@ -143,7 +143,7 @@ class _Watch:
 
 
 class Check(NamedTuple):
-    """A check: `examine` looks at something on one rank, and `judge` makes findings of all ranks' facts."""
+    """A check: `examine` collects facts on one rank, and `judge` makes findings from the facts of all ranks."""
 
     name: str
     examine: Callable[[Examined], Facts]
@@ -163,7 +163,7 @@ CHECKS = (
 
 
 def examine_all(examined: Examined, about_to: Callable[[str], None]) -> dict[str, Facts]:
-    """Make all checks on this rank, telling `about_to` the name of each before it. What fails is a fact too."""
+    """Run all checks on this rank; `about_to(name)` is called before each. If a check fails, its error is its fact."""
     facts: dict[str, Facts] = {}
     for check in CHECKS:
         about_to(check.name)
@@ -175,7 +175,7 @@ def examine_all(examined: Examined, about_to: Callable[[str], None]) -> dict[str
 
 
 def judge_all(reports: Reports) -> list[tuple[str, Finding]]:
-    """Judge all ranks' facts; a failure that makes several checks fail is told once."""
+    """Judge the facts of all ranks; if several checks fail with the same error, the table shows the error once."""
     found: list[tuple[str, Finding]] = []
     told: set[str] = set()
     for check in CHECKS:

@@ -1,4 +1,4 @@
-"""The ranks meet over plain TCP, at the address where OneFlow would have them meet: rank 0 listens, all others call.
+"""Connects the ranks over TCP, at the address that OneFlow would use: rank 0 listens, and the others connect.
 
 Every wait has a limit. A rank that reaches the limit names the missing ranks, or says why it could not connect.
 """
@@ -31,7 +31,8 @@ _GONE = (OSError, EOFError, ValueError, PeerError)
 class Meeting:
     """Rank 0's side: connected ranks (`links`), their `reports`, and the check that each began last (`last_words`).
 
-    A PeerError if something else uses the port.
+    Raises:
+        PeerError: Rank 0 cannot listen on the port.
     """
 
     def __init__(self, job: JobRank, seconds: float) -> None:
@@ -44,7 +45,7 @@ class Meeting:
         self._reception = Reception(_listening(job.port), job.key)
 
     def gather(self) -> None:
-        """Receive the reports of all ranks, until the time is over."""
+        """Receive the reports of all ranks, until the time limit. The report of a rank that disconnects is None."""
         while len(self.reports) < self._world_size - 1 and time.monotonic() < self._deadline:
             silent = {link.fileno(): rank for rank, link in self.links.items() if rank not in self.reports}
             poll = select.poll()
@@ -67,7 +68,7 @@ class Meeting:
         try:
             head = receive_head(self.links[rank])
         except _GONE:
-            self.reports[rank] = None  # gone; its own output tells why
+            self.reports[rank] = None  # disconnected; the rank's own output shows the reason
             return
         if "report" in head:
             self.reports[rank] = head["report"]
@@ -75,7 +76,7 @@ class Meeting:
             self.last_words[rank] = str(head.get("at"))
 
     def unreached_ports(self, ranks: list[int]) -> dict[int, str]:
-        """Which of these ranks cannot reach a port that the system chooses on this machine, and why."""
+        """Ranks that cannot reach a port of this machine which the system chose: rank -> reason."""
         answers: dict[int, str] = {}
         with _listening(0) as other:
             for rank in ranks:
@@ -87,7 +88,7 @@ class Meeting:
         return {rank: why for rank, why in answers.items() if why}
 
     def dismiss(self, code: int) -> None:
-        """Let all go, with an exit code."""
+        """Send the exit code to all ranks, and close their connections."""
         for link in self.links.values():
             with suppress(OSError):
                 send_head(link, {"end": code})
@@ -111,7 +112,11 @@ def _listening(port: int) -> socket.socket:
 
 
 def call_rank0(job: JobRank, seconds: float) -> socket.socket:
-    """Connect a rank to rank 0, within so many seconds."""
+    """Connect a rank to rank 0.
+
+    Raises:
+        PeerError: Rank 0 cannot be reached within `seconds`.
+    """
     deadline = time.monotonic() + seconds
     while True:
         left = deadline - time.monotonic()
@@ -128,7 +133,7 @@ def call_rank0(job: JobRank, seconds: float) -> socket.socket:
 
 
 def why_unreached(error: OSError) -> str:
-    """What a failed connection means, and what to look at."""
+    """The likely reason of a failed connection, and what to check."""
     if isinstance(error, socket.gaierror):
         return f"its name has no address here ({error.strerror}); correct MASTER_ADDR, or the names of this machine"
     if isinstance(error, socket.timeout) or error.errno == errno.ETIMEDOUT:
@@ -143,7 +148,11 @@ def why_unreached(error: OSError) -> str:
 
 
 def answer_until_dismissed(link: socket.socket, job: JobRank, seconds: float) -> int:
-    """Answer rank 0's questions, each within so many seconds, until it lets this rank go; returns the exit code."""
+    """Answer rank 0's requests until rank 0 sends the exit code; returns this code.
+
+    Raises:
+        PeerError: Rank 0 disconnected, or sent nothing for `seconds`.
+    """
     link.settimeout(seconds)
     while True:
         try:
@@ -169,7 +178,7 @@ MASTER = "master"
 def judge_meeting(
     reports: Reports, last_words: Mapping[int, str], address: str, has_secret: bool = True
 ) -> list[Finding]:
-    """Name who is missing, who is stuck at its last word, and who does not reach all ports of rank 0."""
+    """Name the ranks that are missing, that did not finish a check, or that cannot reach all ports of rank 0."""
     found: list[Finding] = []
     missing = [rank for rank in range(reports.world_size) if rank not in reports.of_rank]
     never = [rank for rank in missing if rank not in last_words]

@@ -1,4 +1,4 @@
-"""This process as a rank of the job that the doctor checks, without joining the job; and the parts to check."""
+"""This process as a rank of the job that the doctor checks, and the objects that the checks use. It joins no job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from libai_data.mesh.parallel_mesh import ParallelMesh
 
 
 class JobRank(NamedTuple):
-    """A rank by the launcher's variables, and rank 0's address. With `has_secret`, only this job knows the key."""
+    """A rank as the launcher's variables describe it, and rank 0's address. With `has_secret`, `key` is a secret."""
 
     rank: int = 0
     local_rank: int = 0
@@ -31,7 +31,11 @@ class JobRank(NamedTuple):
 
     @staticmethod
     def of(environment: Mapping[str, str]) -> JobRank:
-        """What the environment says; one rank alone where it says nothing."""
+        """Read the launcher's variables; without WORLD_SIZE, the job has one rank.
+
+        Raises:
+            ConfigError: A variable is no number, or RANK is not below WORLD_SIZE.
+        """
         if "WORLD_SIZE" not in environment:
             return JobRank()
         numbers = []
@@ -52,7 +56,7 @@ class JobRank(NamedTuple):
 
 
 class Examined:
-    """What the checks of this rank look at: its config, mesh and dataset, each made when asked for."""
+    """The config, mesh and dataset of this rank, for the checks. Each is built at its first use."""
 
     def __init__(self, job: JobRank, config_file: str, overrides: Sequence[str]) -> None:
         self.job = job
@@ -64,7 +68,7 @@ class Examined:
 
     @cached_property
     def mesh(self) -> ParallelMesh:
-        """The mesh of the job, on one node: which ranks are on which is known when all have told."""
+        """The mesh of the job, as if on one node. Only rank 0 learns the nodes, from the reports of all ranks."""
         return mesh_of(self.cfg, self.job.world_size)
 
     @property
@@ -73,19 +77,19 @@ class Examined:
 
     @property
     def reads(self) -> bool:
-        """Whether this rank opens the dataset in the training."""
+        """Whether this rank reads samples in the training."""
         if self.readers == "every_rank":
             return True
         return self.job.rank == 0 if self.readers == "rank0" else self.job.local_rank == 0
 
     @cached_property
     def opened(self) -> OneRank:
-        """The training's loader, on this process alone."""
-        # By itself: get_mesh would ask OneFlow.
+        """The training's loader, for this process alone."""
+        # Without this, get_mesh would ask OneFlow for the mesh.
         set_mesh(ParallelMesh(1, 1, 1))
         return one_rank_loaders(self.cfg, self.mesh.data_parallel_size, tokenizer=build_configured_tokenizer(self.cfg))
 
     @property
     def dataset(self) -> Any:
-        """The training's dataset; None of a loader that has none."""
+        """The training's dataset; None if its loader has no dataset."""
         return indexed_dataset_of(self.opened.loaders[0])

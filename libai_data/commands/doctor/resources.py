@@ -1,4 +1,4 @@
-"""Whether a rank has the memory and the descriptors that it will need."""
+"""Checks whether a rank has the memory and the file descriptors that the training needs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from libai_data.loader.batch_loader import PREFETCH
 
 MEMORY, LIMITS = "shared memory", "limits"
 
-_SLOTS_BESIDE_PREFETCHED = 3  # of the batch that the model has, the one that is asked for, and one that is kept
+_SLOTS_BESIDE_PREFETCHED = 3  # for the batch that the model uses, the batch that is asked for, and one that is kept
 _SHARED_MEMORY = "/dev/shm"
 _LEAST_FOR_NCCL = 1 << 30
 _DESCRIPTORS_OF_A_RANK, _DESCRIPTORS_OF_A_WORKER = 256, 8
@@ -48,14 +48,14 @@ def _needed(examined: Examined) -> int:
 
 
 def available() -> int:
-    """Bytes that can still be taken: of the machine, or of what a container may use of it."""
+    """Bytes of memory that are available: of the machine, or less if a container has a limit."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     return min([free, *(max(left, 0) for left in _left_to_groups())])
 
 
 def _left_to_groups() -> Iterator[int]:
-    """Bytes left of each limit that a container or a batch system has set for this process's control group, or above.
+    """Bytes that are left of each memory limit of this process's control groups, as set by a container or batch system.
 
     Linux's Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst describe the files.
     """
@@ -72,7 +72,7 @@ def _left_to_groups() -> Iterator[int]:
 
 
 def judge_memory(reports: Reports) -> list[Finding]:
-    """Compare what the ranks of each node need with what it has."""
+    """Compare the memory that the ranks of each node need with the memory that the node has."""
     facts = reports.facts(MEMORY)
     nodes: dict[int, list[Any]] = {}
     ranks_per_node = max(1, reports.world_size // reports.num_nodes)
@@ -104,7 +104,7 @@ def judge_memory(reports: Reports) -> list[Finding]:
 
 
 def examine_limits(examined: Examined) -> Facts:
-    """Descriptors that this process may open, and how many workers it will have."""
+    """The file descriptors that this process may open, and the number of its workers."""
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return {
         "descriptors": None if descriptors == resource.RLIM_INFINITY else descriptors,
@@ -113,7 +113,7 @@ def examine_limits(examined: Examined) -> Facts:
 
 
 def judge_limits(reports: Reports) -> list[Finding]:
-    """Compare with what ranks need: OneFlow connects each rank with every other."""
+    """Compare with the descriptors that a rank needs; OneFlow connects each rank to every other rank."""
     facts = reports.facts(LIMITS)
     if not facts:
         return []

@@ -1,4 +1,4 @@
-"""Whether all ranks have the same packages, config and dataset, and read as fast, on nodes that fit the mesh."""
+"""Compares packages, configs, datasets and reading speed of all ranks, and checks that the nodes fit the mesh."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PACKAGES, CONFIG, MESH, PLACE, DATASET, STORAGE = "packages", "config", "mesh", 
 _HOSTS_NAMED = 8
 _SAMPLES_HASHED = 4
 _SECONDS, _MOST_SAMPLES = 0.5, 2000
-_SLOW = 10.0  # how many times slower than the usual rank is worth a warning
+_SLOW = 10.0  # a rank that is this many times slower than the median gets a warning
 
 
 def examine_packages(examined: Examined) -> Facts:
@@ -69,7 +69,7 @@ def judge_config(reports: Reports) -> list[Finding]:
 
 
 def examine_dataset(examined: Examined) -> Facts:
-    """Length and fingerprint, with a hash of some samples, where this rank reads and the loader has a dataset."""
+    """The dataset's length, fingerprint and hash of some samples; nothing if this rank does not read."""
     if not examined.reads or not has_attribute(examined.dataset, "__len__"):
         return {}
     length = len(examined.dataset)
@@ -100,7 +100,7 @@ def examine_mesh(examined: Examined) -> Facts:
 
 
 def judge_mesh(reports: Reports) -> list[Finding]:
-    """Check the mesh of the whole job; each rank reported only its own place in it."""
+    """Check the mesh of the whole job; each rank reported only its local rank and host."""
     places, facts = reports.facts(PLACE), reports.facts(MESH)
     if not facts or len(places) < reports.world_size:
         return []
@@ -125,7 +125,7 @@ def _listed(hosts: list[str]) -> str:
 
 
 def examine_storage(examined: Examined) -> Facts:
-    """Read samples for a moment, where this rank reads."""
+    """Measure how many samples per second one process reads, for up to 0.5 s; nothing if this rank does not read."""
     if not examined.reads or not has_attribute(examined.dataset, "__len__"):
         return {}
     reader = SampleReader(examined.dataset, 0, ErrorPolicy("raise", None))
@@ -138,7 +138,7 @@ def examine_storage(examined: Examined) -> Facts:
 
 
 def judge_storage(reports: Reports) -> list[Finding]:
-    """Compare the ranks: what is fast enough depends on the model, but all should be about as fast."""
+    """Compare the ranks' rates. The rate that is fast enough depends on the model, but all ranks should be similar."""
     rates = {rank: float(each["samples/s"]) for rank, each in reports.facts(STORAGE).items()}
     if not rates:
         return []

@@ -1,4 +1,4 @@
-"""Shows what a config feeds to its model, on a page; and measures the loader."""
+"""Shows the samples that a config feeds to its model, as an HTML page."""
 
 from libai_data.commands.inspection.inspection import Inspection, inspect_config
 from libai_data.commands.inspection.page import page_of

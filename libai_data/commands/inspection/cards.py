@@ -1,4 +1,4 @@
-"""Cards: what is shown of each sample, as small pictures, as tokens, or as numbers."""
+"""Cards: each shows one sample, its fields as small pictures, as tokens, or as numbers."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ _DECODERS: dict[str, Callable[[Any, int], Any]] = {
     "convert_ids_to_tokens": lambda convert, number: convert([number])[0],
 }
 SIDE = 96
-"""Pixels of the longer side of a picture, at most; small ones are enlarged by whole factors."""
+"""The longer side of a picture has at most so many pixels; a small picture is enlarged by an integer factor."""
 
 
 @dataclass
 class Card:
-    """One sample: (caption, picture), (field, its tokens, how many more there are), (field, its numbers in words)."""
+    """The fields of one sample, as the page shows them."""
 
     origin: RowOrigin
-    pictures: list[tuple[str, Image.Image]] = field(default_factory=list)
-    texts: list[tuple[str, Sequence[Token], int]] = field(default_factory=list)
-    numbers: list[tuple[str, str]] = field(default_factory=list)
+    pictures: list[tuple[str, Image.Image]] = field(default_factory=list)  # (caption, picture)
+    texts: list[tuple[str, Sequence[Token], int]] = field(default_factory=list)  # (field, tokens, how many more)
+    numbers: list[tuple[str, str]] = field(default_factory=list)  # (field, its numbers in words)
 
     @property
     def heading(self) -> str:
-        """Where the sample comes from, in words."""
+        """Row, data rank, index and epoch of the sample, in words."""
         origin = self.origin
         where = f"row {origin.row}, data rank {origin.shard}"
         return where if origin.index is None else f"{where}: sample {origin.index}, epoch {origin.epoch}"
 
 
 def rows_to_show(rows: StepRows, count: int) -> list[int]:
-    """Choose rows: the first ones of each data-parallel rank, equally many as far as there are."""
+    """Choose `count` rows: the first rows of each data-parallel rank, the same number of each if possible."""
     of_shard: dict[int, list[int]] = {}
     for origin in rows.origins:
         of_shard.setdefault(origin.shard, []).append(origin.row)
@@ -57,7 +57,7 @@ def rows_to_show(rows: StepRows, count: int) -> list[int]:
 def cards_of(
     rows: StepRows, shown: Sequence[int], stages: dict[int, list[Stage]], text_of: Callable[[int], str] | None
 ) -> list[Card]:
-    """The cards of rows. `stages` has the stages of rows whose dataset reports them, and `text_of` decodes a token."""
+    """The cards of rows. `stages` maps rows to the stages that their dataset reports; `text_of` decodes a token."""
     cards = [Card(rows.origins[row]) for row in shown]
     shown_as_stage = _add_stages(cards, rows, stages)
     for name, values in rows.values.items():
@@ -79,7 +79,7 @@ def cards_of(
 
 
 def _add_stages(cards: list[Card], rows: StepRows, stages: dict[int, list[Stage]]) -> list[str]:
-    """Add pictures of the stages; returns the fields that the last stage shows already."""
+    """Add pictures of the stages; returns the fields that are equal to the last stage, and so need no picture."""
     shown = [card.origin.row for card in cards]
     told = [stages.get(row, []) for row in shown]
     names = [name for name, _ in max(told, key=len, default=[])]
@@ -101,7 +101,7 @@ def _add_stages(cards: list[Card], rows: StepRows, stages: dict[int, list[Stage]
 
 
 def field_equals(value: Any, array: np.ndarray) -> bool:
-    """Whether the last stage of a sample is a field of it."""
+    """Whether the last stage of a sample (`value`) is equal to a field (`array`)."""
     if isinstance(value, Image.Image):
         return False
     own = np.asarray(value)
@@ -139,11 +139,11 @@ def range_of(values: Any) -> tuple[float, float] | None:
 
 
 def as_picture(value: Any, scale: tuple[float, float] | None) -> Image.Image | None:
-    """Make a picture of what a transform gave, its longer side at most `SIDE` pixels; what is not finite is red.
+    """Make a picture of a transform's result; its longer side has at most `SIDE` pixels, and NaN and infinity are red.
 
     Args:
         value: a Pillow image, or an array [H, W], [C, H, W] or [H, W, C] with 1, 3 or 4 channels; others give None.
-        scale: numbers that become black and white; None for 8 bits as they are.
+        scale: the numbers that become black and white; None if the numbers are 8-bit values already.
     """
     if isinstance(value, Image.Image):
         return _sized(value.convert("RGB"))
@@ -164,7 +164,7 @@ def as_picture(value: Any, scale: tuple[float, float] | None) -> Image.Image | N
 
 
 def data_uri(picture: Image.Image) -> str:
-    """A picture within a page: a PNG as `data:` address."""
+    """A picture as PNG in a `data:` address, so that the page needs no other file."""
     file = io.BytesIO()
     picture.save(file, "PNG", optimize=True)
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode("ascii")
@@ -179,12 +179,12 @@ def _sized(picture: Image.Image) -> Image.Image:
     return picture.resize((picture.width * factor, picture.height * factor), Image.Resampling.NEAREST)
 
 
-# What fields of tokens to predict are called.
+# A field is a label if its name contains one of these words.
 _LABELS = ("label", "target")
 
 
 class Token(NamedTuple):
-    """A token; its text is "·" for a negative id, which is none. It is counted by the loss, padding, or plain."""
+    """A token. Its text is "·" if its id is negative. Its kind says whether the loss counts it, or it is padding."""
 
     id: int
     text: str
@@ -192,7 +192,7 @@ class Token(NamedTuple):
 
 
 def decoder_of(tokenizer: Any) -> Callable[[int], str] | None:
-    """A function from a token's number to its text; None without a tokenizer that has one."""
+    """A function from a token's id to its text; None if the tokenizer has no method to decode an id."""
     tries = [partial(_DECODERS[name], getattr(tokenizer, name)) for name in _DECODERS if hasattr(tokenizer, name)]
     if not tries:
         return None
@@ -201,9 +201,9 @@ def decoder_of(tokenizer: Any) -> Callable[[int], str] | None:
         for attempt in tries:
             try:
                 text = attempt(number)
-            except (IndexError, KeyError, ValueError, TypeError, OverflowError):  # a number that it does not know
+            except (IndexError, KeyError, ValueError, TypeError, OverflowError):  # the tokenizer does not know the id
                 continue
-            # Special tokens are often decoded to nothing.
+            # Many tokenizers decode special tokens to the empty string.
             if isinstance(text, str) and text:
                 return text
         return f"⟨{number}⟩"
@@ -214,27 +214,30 @@ def decoder_of(tokenizer: Any) -> Callable[[int], str] | None:
 def tokens_of(
     ids: np.ndarray, sample: Mapping[str, np.ndarray], text_of: Callable[[int], str] | None, most: int
 ) -> tuple[Sequence[Token], int]:
-    """The first tokens of a field, int [length], and how many more there are; masks as long tell their kinds."""
+    """The first `most` tokens of a field, int [length], and the number of the others.
+
+    Masks of the same length in the sample decide the kinds of the tokens.
+    """
     counted = _mask(sample, ids, is_loss_mask)
     if counted is not None:
         counted = _carrying_loss(counted, ids, sample)
-    # A mask that counts all tokens, or all that are there, tells nothing by colour.
+    # If a loss mask counts all tokens that are not padding, colours would show nothing new.
     present = _mask(sample, ids, is_padding_mask)
     there = np.ones(len(ids), dtype=bool) if present is None else present
     tells = counted is not None and not np.array_equal(counted & there, there)
     tokens = []
     for place, number in enumerate(ids[:most].tolist()):
         kind = PADDING if not there[place] else COUNTED if tells and counted is not None and counted[place] else PLAIN
-        # No token: places of labels that the loss leaves out. Tokenizers may count from the end, as lists do.
+        # A negative id marks a label that the loss ignores. A tokenizer may read it as an index from the end.
         text = "·" if number < 0 else str(number) if text_of is None else text_of(number)
         tokens.append(Token(number, text, kind))
     return tokens, max(0, len(ids) - most)
 
 
 def _carrying_loss(counted: np.ndarray, ids: np.ndarray, sample: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Which tokens of a field are predicted, bool [length]; `counted` says it of labels.
+    """Which tokens of a field the model predicts, bool [length]; `counted` marks places of the labels.
 
-    Where labels are the next tokens of a field, each token of the field is counted at the place before it.
+    If the labels are the next tokens of the field, the token at place i + 1 is counted if `counted` marks place i.
     """
     for name, labels in sample.items():
         if not any(word in name.lower() for word in _LABELS) or labels.shape != ids.shape or labels is ids:
@@ -242,7 +245,7 @@ def _carrying_loss(counted: np.ndarray, ids: np.ndarray, sample: Mapping[str, np
         is_next = ids[1:] == labels[:-1]
         if (labels == ids).all() or is_next.mean() <= (ids == labels).mean():
             continue
-        # Behind the end of a packed document comes another one, which is not its label.
+        # The token after the end of a packed document belongs to another document, and is not a label.
         return np.concatenate([[False], counted[:-1] & is_next])
     return counted
 

@@ -1,4 +1,4 @@
-"""The fields of a step: their use, their numbers, and the part that each rank of a mesh has."""
+"""The fields of a step: their kind, their numbers, and the part that each rank of a mesh has."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ Part = tuple[slice, ...]
 
 @dataclass(frozen=True)
 class FieldReport:
-    """One field over the rows that were read: its numbers, and how it lies on the mesh."""
+    """One field over the rows that were read: its numbers, and its distribution over the mesh."""
 
     name: str
     dtype: str
-    sample_shape: tuple[int, ...]  # without the batch dim; of ragged batches the longest
-    ragged: bool
-    # Of the global tensor of one batch; None if it cannot be made, for the reason in `problem`.
+    sample_shape: tuple[int, ...]  # without the batch dim; if the samples' shapes differ, the largest
+    ragged: bool  # whether the samples' shapes differ
+    # Shape of the global tensor of one batch; None if it cannot be made, for the reason in `problem`.
     shape: tuple[int, ...] | None
-    low: float | None  # the least finite number, as `high` the largest; None without any
-    high: float | None
+    low: float | None  # the smallest finite number; None if there is no finite number
+    high: float | None  # the largest finite number
     mean: float | None
     nans: int
     infinities: int
@@ -42,7 +42,7 @@ class FieldReport:
 
 
 def field_reports(rows: StepRows, mesh: ParallelMesh) -> dict[str, FieldReport]:
-    """Report on each field of a step, on the mesh that it is for."""
+    """Report on each field of a step, on the mesh of the training."""
     return {name: _report(name, rows, mesh) for name in rows.values}
 
 
@@ -64,7 +64,7 @@ def _report(name: str, rows: StepRows, mesh: ParallelMesh) -> FieldReport:
 
 
 def _numbers(values: Sequence[np.ndarray]) -> tuple[float | None, float | None, float | None, int, int]:
-    """Least, largest and mean finite number, NaNs and infinities; of complex numbers their magnitudes."""
+    """Smallest, largest and mean finite number, and counts of NaNs and infinities; complex numbers by magnitude."""
     flat = np.concatenate([value.reshape(-1) for value in values])
     flat = np.abs(flat) if flat.dtype.kind == "c" else flat
     finite, nans = flat[np.isfinite(flat)], int(np.isnan(flat).sum())
@@ -75,7 +75,7 @@ def _numbers(values: Sequence[np.ndarray]) -> tuple[float | None, float | None, 
 
 
 def whole_shape(rows: int, sample_shape: Sequence[int], layout: Layout, mesh: ParallelMesh) -> tuple[int, ...]:
-    """Shape of the global tensor of one batch of all data-parallel ranks, with `rows` of each.
+    """Shape of the global tensor of one batch of all data-parallel ranks, each with `rows` rows.
 
     Raises:
         SchemaError: An axis does not divide the dim that it splits.
@@ -86,9 +86,9 @@ def whole_shape(rows: int, sample_shape: Sequence[int], layout: Layout, mesh: Pa
 
 
 def part_of(shape: Sequence[int], layout: Layout, mesh: ParallelMesh, rank: int) -> Part | None:
-    """What a rank holds of a global tensor: the data axis splits first, then the tensor axis what that left.
+    """The part of a global tensor on a rank: the data axis splits first, then the tensor axis splits each result.
 
-    That is a slice for each dim; None where another pipeline stage holds the field.
+    Returns a slice for each dim; None if the field is on another pipeline stage.
     """
     ranks = np.array(mesh.ranks_of_stage(mesh.layer_stage(layout.placement_idx)))
     grid = ranks.reshape(mesh.data_parallel_size, mesh.tensor_parallel_size)
@@ -104,7 +104,7 @@ def spread(layout: Layout, mesh: ParallelMesh) -> tuple[int, int]:
 
 
 def in_words(part: Part, shape: Sequence[int]) -> str:
-    """A part as an index expression; dims that are whole are `:`, and left out at the end."""
+    """A part as an index expression. A dim that is not split is `:`; at the end of the expression it is left out."""
     words = [":" if (cut.start, cut.stop) == (0, size) else f"{cut.start}:{cut.stop}" for cut, size in zip(part, shape)]
     while len(words) > 1 and words[-1] == ":":
         words.pop()
@@ -112,28 +112,28 @@ def in_words(part: Part, shape: Sequence[int]) -> str:
 
 
 def is_mask(name: str, value: np.ndarray) -> bool:
-    """Whether a field of a sample marks places: by its name, or by being boolean."""
+    """Whether a field of a sample is a mask: its name contains "mask", or its dtype is bool."""
     return value.ndim >= 1 and ("mask" in name.lower() or value.dtype == np.bool_)
 
 
 def is_loss_mask(name: str, value: np.ndarray) -> bool:
-    """Whether a field says which tokens the loss counts."""
+    """Whether a field marks the tokens that the loss counts."""
     return is_mask(name, value) and value.ndim == 1 and "loss" in name.lower()
 
 
 def is_padding_mask(name: str, value: np.ndarray) -> bool:
-    """Whether a field says which tokens are there, and are not padding."""
+    """Whether a field marks the tokens that are not padding."""
     known = ("attention", "padding", "input", "pad")
     return is_mask(name, value) and value.ndim == 1 and any(word in name.lower() for word in known)
 
 
 def is_tokens(name: str, value: np.ndarray) -> bool:
-    """Whether a field holds the ids of tokens."""
+    """Whether a field contains token ids."""
     return value.ndim == 1 and value.dtype.kind in "iu" and not any(word in name.lower() for word in _NOT_TOKENS)
 
 
 def is_class_label(name: str, value: np.ndarray) -> bool:
-    """Whether a field is the number of a class."""
+    """Whether a field is the label of a class."""
     return value.size == 1 and value.dtype.kind in "iu" and name.lower() in LABELS
 
 

@@ -1,4 +1,4 @@
-"""What the samples of a step have in them: what looks wrong, and how often values occur."""
+"""Findings about the samples of a step: what looks wrong, and how often values occur."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ Bars = list[tuple[str, int]]
 
 _NAMED = 5
 _MOST_BARS = 32
-_IGNORED_LABELS = (-1, -100)  # of tokens that the loss leaves out, in the usual loss functions
+_IGNORED_LABELS = (-1, -100)  # the usual loss functions ignore tokens with these labels
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What the config says that labels and tokens may be: 0 to one less than these; None if it does not say."""
+    """Exclusive upper limits of labels and token ids, from the config; None if the config has no limit."""
 
     classes: int | None = None
     vocabulary: int | None = None
@@ -45,7 +45,7 @@ class Limits:
 
 
 def findings(rows: StepRows, reports: Mapping[str, FieldReport], limits: Limits) -> list[str]:
-    """Look for what is wrong, a sentence each; fields and samples are named."""
+    """Find what looks wrong in the samples: one sentence for each problem, with the names of fields and samples."""
     found: list[str] = []
     for name, report in reports.items():
         if report.problem:
@@ -111,7 +111,7 @@ def _named(rows: StepRows, which: list[int]) -> str:
 
 
 def histograms(rows: StepRows, raw_lengths: Mapping[str, list[int]]) -> dict[str, Bars]:
-    """What is counted, in words, and its bars.
+    """Histograms of a step: title -> bars.
 
     Counts the values of integer fields with one number per sample, the marked places of masks, the finite numbers of
     floating-point fields, and the lengths of padded fields before padding (`raw_lengths`).
@@ -133,7 +133,7 @@ def histograms(rows: StepRows, raw_lengths: Mapping[str, list[int]]) -> dict[str
 
 
 def _counted(values: Sequence[float] | np.ndarray, whole: bool) -> Bars:
-    """Count values by themselves where they are few, else in ranges of equal width; gaps of integers count as 0."""
+    """Count each value if there are few, else ranges of equal width; integers that do not occur count as 0."""
     array = np.asarray(values)
     low, high = array.min(), array.max()
     if whole and high - low < _MOST_BARS:

@@ -1,4 +1,4 @@
-"""All that is shown of one step of a config."""
+"""Reads one step of a config, and collects what the page shows about it."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from libai_data.mesh.parallel_mesh import ParallelMesh
 from libai_data.structures import fields_of
 
 STAGES = ("source", "transform", "copy")
-"""Of `loader.stats()`."""
+"""The stages that `loader.stats()` measures."""
 
-_READ = 256  # rows whose numbers the table and the warnings go by, of a step that has more
+_READ = 256  # the table and the warnings use so many rows of a step, or all if it has fewer
 
 
 @dataclass
 class Inspection:
-    """One step of a config."""
+    """What the page shows about one step of a config."""
 
     title: str  # the config, in words
-    facts: list[tuple[str, str]]  # (what, value) about step, mesh and dataset
-    findings: list[str]  # what looks wrong, a sentence each
+    facts: list[tuple[str, str]]  # (name, value) about step, mesh and dataset
+    findings: list[str]  # what looks wrong, one sentence each
     cards: list[Card]  # the samples
-    reports: dict[str, FieldReport]  # on each field
-    mesh: ParallelMesh  # of the training
-    readers: str = "every_rank"  # who reads; see `ReadPlan`
-    histograms: dict[str, Bars] = field(default_factory=dict)  # of labels, lengths and values, by their titles
-    stats: dict[str, Any] = field(default_factory=dict)  # of the loader, after the step was read
+    reports: dict[str, FieldReport]  # field -> its report
+    mesh: ParallelMesh  # the mesh of the training
+    readers: str = "every_rank"  # the read mode; see `ReadPlan`
+    histograms: dict[str, Bars] = field(default_factory=dict)  # title -> bars of labels, lengths or values
+    stats: dict[str, Any] = field(default_factory=dict)  # the loader's stats, after the step was read
 
 
 def inspect_config(
@@ -55,17 +55,17 @@ def inspect_config(
     mesh: ParallelMesh | None = None,
     checkpoint: str | None = None,
 ) -> Inspection:
-    """Read a step as the ranks of a mesh would, on this process alone, and describe it.
+    """Read a step as the ranks of a mesh would, on this process alone, and describe the step.
 
     Args:
         cfg: the whole config; it is not changed.
-        title: for the page.
+        title: title of the page.
         split: "train", "valid" or "test"; "test:1" is the second of the test loaders.
-        step: of the training, or batch of the evaluation; by default the first, or the one that the checkpoint
-            continues with.
-        samples: shown.
+        step: number of the training's step, or of the evaluation's batch, from 0; by default the first, or the next
+            step of the checkpoint.
+        samples: how many samples the page shows.
         mesh: by default the smallest that `train.dist` allows.
-        checkpoint: whose data state decides the samples, instead of the config's seed alone.
+        checkpoint: checkpoint whose data state decides the samples; without it, the config alone decides.
 
     Raises:
         ConfigError: There is no such split or step, or the config is wrong.
@@ -153,7 +153,7 @@ def _stages(loader: Any, rows: StepRows, shown: Sequence[int]) -> dict[int, list
 
 
 def _wrong_stages(stages: dict[int, list[Stage]], rows: StepRows) -> list[str]:
-    """A dataset whose stages do not lead to what it returns tells something else than the model sees."""
+    """A warning if the last stage is not equal to any field: the stages then do not show what the model gets."""
     for row, own in stages.items():
         if not any(field_equals(own[-1][1], values[row]) for values in rows.values.values()):
             return [
@@ -164,7 +164,7 @@ def _wrong_stages(stages: dict[int, list[Stage]], rows: StepRows) -> list[str]:
 
 
 def _raw_lengths(loader: Any, rows: StepRows) -> dict[str, list[int]]:
-    """Lengths of the samples of ragged fields, before a collator made batches of them."""
+    """Lengths of the samples of each field that the collator pads; a field of unchanged lengths is left out."""
     if not rows.collated or any(origin.index is None for origin in rows.origins):
         return {}
     reader = SampleReader(loader.dataset, loader.seed, ErrorPolicy("raise", None))

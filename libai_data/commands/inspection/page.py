@@ -1,4 +1,4 @@
-"""An inspection as one HTML page that needs nothing else: no script, no file, no network."""
+"""An inspection as one HTML page, which needs no script, no other file and no network."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ td.bad { color: #b83232; font-weight: 600 } td.number { text-align: right; font-
 .bars::before { content: attr(data-most); position: absolute; right: 100%; padding-right: 5px }
 .bars::after { content: "0"; position: absolute; right: 100%; padding-right: 5px; bottom: -3px }
 """
-_MOST_SHOWN = 4  # coordinates of an axis that are shown; of a larger one the first ones
+_MOST_SHOWN = 4  # the figure shows only so many coordinates of an axis, from 0 on
 _COLOURS = ("#2b6cb0", "#c05621", "#2f855a", "#6b46c1", "#b83280", "#975a16", "#0987a0", "#4a5568")
 _CHART_WIDTH, _LETTER_WIDTH = 290, 7
 
@@ -177,7 +177,7 @@ def _timings(stats: dict[str, Any]) -> str:
 
 
 def colour_of_shard(shard: int) -> str:
-    """The colour of a data-parallel rank, the same in all figures."""
+    """The colour of a data-parallel rank, which is the same in all figures."""
     return _COLOURS[shard % len(_COLOURS)]
 
 
@@ -225,7 +225,7 @@ def _reading(plan: ReadPlan, rank: int) -> str:
 
 
 def _held(report: FieldReport, own: ParallelMesh) -> str:
-    """A rectangle for the whole field, with what the rank holds filled."""
+    """A rectangle for the whole field, in which the part on this rank is filled."""
     name, shape = escape(report.name), report.shape or ()
     part = part_of(shape, report.layout, own, own.rank)
     if part is None:
@@ -247,7 +247,7 @@ def _share(part: tuple[slice, ...], shape: Sequence[int], dim: int) -> tuple[flo
 
 
 def chart(title: str, bars: Bars) -> str:
-    """Counts as bars, of which as many are named as there is room for."""
+    """Counts as a bar chart; only as many bars have a name as there is room for."""
     most = max(count for _, count in bars) or 1
     every = -(-max(len(name) for name, _ in bars) * _LETTER_WIDTH * len(bars) // _CHART_WIDTH)
     columns = [

@@ -1,4 +1,4 @@
-"""The rows of one step, read as its ranks would read them, with their origins and stages."""
+"""The rows of one step, as the ranks would read them, with their origins and stages."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from libai_data.loader.schema import Layout, array_of, layout_of
 from libai_data.structures import batch_info, fields_of
 
 Stage = tuple[str, Any]
-"""What a sample is after a stage of its dataset: (name of the stage, Pillow image or array)."""
+"""A sample after a stage of its dataset: (name of the stage, Pillow image or array)."""
 
 
 @dataclass(frozen=True)
 class RowOrigin:
-    """Where a row of a step comes from, and which data-parallel rank takes it."""
+    """The sample of a row of a step, and the data-parallel rank that uses the row."""
 
     row: int
     shard: int  # coordinate of the rank on the data axis
-    epoch: int | None  # of the sample, as `index`; None where the loader does not tell
-    index: int | None
-    source: str = ""  # name of the dataset that the sample is from, and its index there, in words
+    epoch: int | None  # epoch of the sample; None if the loader does not report it
+    index: int | None  # index of the sample; None if the loader does not report it
+    source: str = ""  # name of the sample's dataset, and the sample's index there, in words
 
     @property
     def name(self) -> str:
@@ -50,26 +50,30 @@ class StepRows:
     """Rows of a step."""
 
     step: int
-    position: int  # of its first sample in the stream
-    size: int  # rows of the whole step, of which only the first may have been read
+    position: int  # position of the step's first sample in the stream
+    size: int  # rows of the whole step; perhaps only the first rows were read
     micro_batch_size: int  # rows of one batch of one data-parallel rank
     origins: list[RowOrigin] = field(default_factory=list)
     # Field -> its array in each row that was read, without the batch dim.
     values: dict[str, list[np.ndarray]] = field(default_factory=dict)
     layouts: dict[str, Layout] = field(default_factory=dict)
-    collated: bool = False
+    collated: bool = False  # whether a collator makes the batches, so that their shapes may change
 
 
 def read_step(
     opened: OneRank, split: str, loader: Any, step: int, data_parallel_size: int, micro_batch_size: int, rows: int
 ) -> StepRows:
-    """Read the first rows of a step, in whole batches, and at least `rows` where the step has as many.
+    """Read the first `rows` rows of a step, or all if it has fewer; whole batches are read, so there may be more.
 
     Args:
-        step: its number; of an evaluation, that of the batch, whose ranks have `micro_batch_size` rows each.
+        step: number of the step, from 0; for an evaluation, of the batch of all ranks.
+        micro_batch_size: rows of each rank in a batch of an evaluation.
+
+    Raises:
+        ConfigError: There is no such step.
     """
     stream = attribute_of(loader, "stream")
-    # A sampler of the user's own may follow steps, and tell its state in another form.
+    # A user's own sampler may follow steps too, but its state has another form.
     state = stream_state_of(loader) if isinstance(loader, BatchLoader) else None
     if split == "train" and opened.follows and state is not None:
         ledger = Ledger(state)
@@ -83,7 +87,7 @@ def read_step(
     found.collated = bool(attribute_of(loader, "collates", False))
     wanted = min(max(rows, 1), found.size)
     if isinstance(loader, BatchLoader) and stream is not None and has_attribute(stream, "batch_at"):
-        # Behind the end of a single round, the next round would begin.
+        # After the end of a single round, the loader would read the next round.
         ended = not stream.endless and found.position >= stream.batches_per_round() * stream.global_batch_size
         chunks = iter(()) if ended else _from_position(loader, found.position)
     else:
@@ -113,7 +117,7 @@ def _from_position(loader: BatchLoader, position: int) -> Iterator[_Chunk]:
 
 
 def _from_beginning(loader: Any, skipped: int) -> Iterator[_Chunk]:
-    """Batches of a loader that cannot be asked for a place in its stream."""
+    """Batches of a loader that cannot start at a position: the first `skipped` batches are read and dropped."""
     for batch in islice(iter(loader), skipped, None):
         leaves: dict[str, Any] = {}
         taken_apart(fields_of(batch), leaves)
@@ -141,7 +145,7 @@ def _take(found: StepRows, chunk: _Chunk, data_parallel_size: int, sources: list
 
 
 def _sources(loader: Any) -> list[tuple[str, int]]:
-    """Names and lengths of the datasets that a dataset puts one behind the other; none where it is a single one."""
+    """Names and lengths of the datasets that the loader's dataset concatenates; empty if it is not a concatenation."""
     parts = getattr(indexed_dataset_of(loader), "datasets", None)
     if not isinstance(parts, (list, tuple)) or sum(map(len, parts)) != len(loader.dataset):
         return []
@@ -149,11 +153,11 @@ def _sources(loader: Any) -> list[tuple[str, int]]:
 
 
 def stages_of_sample(dataset: Any, seed: int, epoch: int, index: int) -> list[Stage]:
-    """What a sample is after each stage, with the random numbers that a loader of this seed would give it.
+    """A sample after each stage of its dataset, with the random numbers that a loader with this seed would use.
 
     Args:
-        dataset: its method `stages(index)`, if it has one, yields (name of the stage, Pillow image or array), the last
-            one the field as the model gets it. Datasets of datasets ask the inner ones; other datasets have no stages.
+        dataset: its method `stages(index)` yields (name of the stage, Pillow image or array); the last stage is the
+            field of the model. A dataset of datasets uses the inner dataset's method. Without the method: no stages.
     """
     own = index
     while not callable(attribute_of(dataset, "stages")):
