@@ -1,4 +1,4 @@
-"""Configs: written in Python or YAML, changed by `key=value`, checked, saved, and built into objects."""
+"""Configs: load Python or YAML files, change keys by `key=value`, check, save, and build the objects."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class IntermixedParser(argparse.ArgumentParser):
 
 
 class _TrainingParser(IntermixedParser):
-    """Without --config-file, the first word that is no override is the config."""
+    """A parser that uses the first word that is no override as the config, if --config-file is not given."""
 
     def parse_known_intermixed_args(self, args: Any = None, namespace: Any = None) -> Any:
         parsed, unknown = super().parse_known_intermixed_args(args, namespace)
@@ -47,7 +47,9 @@ def default_argument_parser(epilog: str | None = None) -> argparse.ArgumentParse
     """A parser with LiBai's arguments: the config, --resume, --eval-only, --fast-dev-run and overrides (`opts`).
 
     The config is a word of its own (`CONFIG key=value`), or follows --config-file. Options and overrides may be mixed.
-    Below the help stands the epilog, by default some examples.
+
+    Args:
+        epilog: text at the end of the help; by default some examples.
     """
     parser = _TrainingParser(
         epilog=epilog or _EXAMPLES.format(program=sys.argv[0].replace("libai-data ", "")),

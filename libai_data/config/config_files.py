@@ -1,8 +1,8 @@
-"""Runs config files written in Python, again in each load.
+"""Runs config files written in Python.
 
-A config file may import others by relative imports (`from .common.train import train`), which are found only by their
-place on disk. Every load runs each file again, in a new namespace. Nothing is kept in `sys.modules`, so one load cannot
-change another.
+A config file may import other config files by relative imports (`from .common.train import train`), which are resolved
+by paths on disk. Each load runs each file again, in a new namespace. Nothing is kept in `sys.modules`, so one load
+cannot change another load.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ def run_config_file(path: str) -> dict[str, Any]:
         The names that the file defines or imports.
 
     Raises:
-        ConfigError: the file, or one that it imports, is not valid Python or raises something (naming file and line),
-            or a relative import leads nowhere or in a circle.
+        ConfigError: the file, or one that it imports, is not valid Python or raises an error (the message names file
+            and line), or a relative import finds no file or is circular.
     """
     try:
         return _run(os.path.abspath(path), ()).__dict__
     except Exception as error:
         frames = list(traceback.walk_tb(error.__traceback__))
         if isinstance(error, ConfigError) and frames[-1][0].f_globals["__name__"] == __name__:
-            raise  # It says where.
+            raise  # The message already names the place.
         raise _located(error, frames, path) from (error if _is_raised_elsewhere(frames) else None)
 
 
 def as_config(value: Any) -> Any:
-    """A dict as a `DictConfig` that may hold objects; everything else as it is."""
+    """A dict as a `DictConfig` that may contain objects; other values unchanged."""
     return DictConfig(value, flags={"allow_objects": True}) if isinstance(value, dict) else value
 
 
 def files_near(path: str, suffixes: tuple[str, ...] = (".py", ".yaml", ".yml")) -> str:
-    """For the message about a file that does not exist: what there is in its place."""
+    """A sentence for the message about a file that does not exist: similar or other files in its folder."""
     folder = os.path.dirname(os.path.abspath(path))
     if not os.path.isdir(folder):
         while not os.path.isdir(folder):
@@ -69,7 +69,7 @@ def files_near(path: str, suffixes: tuple[str, ...] = (".py", ".yaml", ".yml")) 
 
 
 def _located(error: Exception, frames: Sequence[tuple[types.FrameType, int]], path: str) -> ConfigError:
-    """The error with the file and line that raised it, or called what did."""
+    """The error with the last file and line of a config in its traceback."""
     text = str(error) if isinstance(error, DataPipelineError) else error_text(error)
     place = path
     for frame, line in frames:
@@ -79,7 +79,7 @@ def _located(error: Exception, frames: Sequence[tuple[types.FrameType, int]], pa
 
 
 def _is_raised_elsewhere(frames: Sequence[tuple[types.FrameType, int]]) -> bool:
-    """Whether it comes out of the user's modules, so that file and line of the config do not tell all."""
+    """Whether the error comes from a module of the user, so that the user also needs its traceback."""
     packages = [_module_of(frame).partition(".")[0] for frame, _ in frames]
     return any(not name.startswith((CONFIG_MODULE_PREFIX, *_NO_USERS)) for name in packages)
 
@@ -94,11 +94,11 @@ def _run(path: str, importers: tuple[str, ...]) -> types.ModuleType:
         raise ConfigImportError(f"Config files import each other in a circle: {circle}.")
     module = types.ModuleType(f"{CONFIG_MODULE_PREFIX}{next(_numbers)}")
     module.__file__ = path
-    # The interpreter looks up __import__ in the builtins of the running namespace, so that giving the file its own
-    # leaves everybody else's imports alone, those of other threads included.
+    # The interpreter looks up __import__ in the builtins of the running namespace. Only this file gets its own
+    # __import__; the imports of other modules and threads do not change.
     module.__dict__["__builtins__"] = {**builtins.__dict__, "__import__": _importer(path, (*importers, path))}
     code = _compile(path)
-    # Listed while it runs, since dataclasses look up the module that they are defined in.
+    # While the file runs, the module is in sys.modules, because dataclasses look up their module there.
     sys.modules[module.__name__] = module
     try:
         exec(code, module.__dict__)
@@ -116,7 +116,7 @@ def _compile(path: str) -> types.CodeType:
     except SyntaxError as error:
         text = f": {error.text.strip()}" if error.text else ""
         raise ConfigError(f"{error.filename or path}, line {error.lineno}: {error.msg}{text}") from None
-    except ValueError as error:  # a NUL byte, for one
+    except ValueError as error:  # such as a NUL byte
         raise ConfigError(f"{path} is not a Python file: {error}") from None
 
 
@@ -152,7 +152,7 @@ def _import_relative(
             f"{path} says `{statement}`, but there is neither {base}.py nor {os.path.join(base, '__init__.py')}."
             + files_near(f"{base}.py", (".py",))
         )
-    # A folder whose __init__.py is still running has its files to offer, as in Python.
+    # If the folder's __init__.py is still running, its other files can be imported, as in Python.
     is_running_folder = file in importers and file == _folder_file(base)
     module = types.ModuleType(name) if file is None or is_running_folder else _run(file, importers)
     for wanted in _public_names(module) if "*" in fromlist else fromlist:
@@ -165,7 +165,7 @@ def _import_relative(
 def _neighbour(
     base: str, wanted: str, module: types.ModuleType, path: str, importers: tuple[str, ...], statement: str
 ) -> types.ModuleType:
-    """The file of that name in the folder that is imported from."""
+    """The module of the file `wanted` in the folder that is imported from."""
     file = _module_file(os.path.join(base, wanted)) if os.path.isdir(base) else None
     if file is not None:
         found = _run(file, importers)
@@ -197,7 +197,7 @@ def _public_names(module: types.ModuleType) -> Sequence[str]:
 
 
 def _with_copied_configs(module: Any, fromlist: Sequence[str]) -> Any:
-    """A package's module, with copies of the configs among the wanted names: every load shares the originals."""
+    """A package's module with copies of the imported configs, because all loads share the module's own configs."""
     names = _public_names(module) if "*" in fromlist else fromlist
     values = {name: vars(module).get(name) for name in names}
     configs = {name: value for name, value in values.items() if isinstance(value, (DictConfig, ListConfig))}

@@ -1,8 +1,8 @@
 """The keys of configs: default, allowed values and meaning of each, in LiBai's names.
 
-This table is the only place that says them. The default sections, the checks of values and the page of config keys in
-the documentation are made from it. What only a config can choose (the evaluator, the schedule, the graph classes) is
-None here; `get_config` fills it in.
+The default sections, the checks of values and the documentation's page of config keys are made from this table. Keys
+whose value only a config can choose (the evaluator, the schedule, the graph classes) are None here; the configs that
+`get_config` loads set these keys.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from libai_data.errors.argument_rules import FLAG, OUTPUT, TEXT, Rule, list_of, 
 class Key(NamedTuple):
     """A key of a config."""
 
-    default: Any  # its value in configs that do not set it
+    default: Any  # the value in configs that do not set the key
     rule: Rule
     meaning: str
-    is_computed: bool = False  # a run adds it to the config, so that a saved config holds it
+    is_computed: bool = False  # a run adds the key to the config, so a saved config contains it
 
 
 def _describes_evaluators(value: Any) -> bool:
@@ -39,7 +39,7 @@ def _unused(default: Any, instead: str) -> Rule:
 
 
 def _checked_later(rule: Rule) -> Rule:
-    """A rule that whoever reads the key checks, with an error of its own."""
+    """A rule that accepts every value, because the code that reads the key checks the value itself."""
     return rule._replace(holds=lambda value: True)
 
 
@@ -240,7 +240,7 @@ KEYS: dict[str, Key] = {
     for section, keys in (("train", _TRAIN), ("graph", _GRAPH), ("tokenization", _TOKENIZATION))
     for name, key in keys.items()
 }
-"""Every key of the sections that are checked, dotted."""
+"""Every dotted key of the sections that `check_values` checks."""
 
 SECTIONS: dict[str, Key] = {
     "model": Key(None, _CALL, "The model."),
@@ -256,10 +256,10 @@ SECTIONS: dict[str, Key] = {
     ),
     "datamodule": Key(None, _CALL, "A DataModule, in place of `dataloader`."),
 }
-"""The keys at the top that hold LazyCalls, whose own keys are the arguments of what they call."""
+"""The top-level keys whose values are LazyCalls; their own keys are arguments of the call's target."""
 
 WRITTEN_TRAIN_KEYS = tuple(name for name, key in _TRAIN.items() if key.is_computed)
-"""Keys that a run adds to `train` itself, so that a saved config holds them: known, though nobody sets them by hand."""
+"""Keys that a run adds to `train`. A saved config contains them, so they are allowed, though no user sets them."""
 
 
 def default_train() -> DictConfig:

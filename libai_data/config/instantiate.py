@@ -1,4 +1,4 @@
-"""Calls written down, to be changed and made later: `LazyCall` describes one, `instantiate` makes it."""
+"""Calls that are described first and made later: `LazyCall` describes a call, and `instantiate` makes the call."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from libai_data.errors.argument_rules import check_types
 
 
 class LazyCall:
-    """Wraps a callable so that calling it gives a description of the call, to be made by `instantiate`.
+    """Wraps a callable: calling the wrapper returns a description of the call, which `instantiate` makes later.
 
     Example:
 
@@ -38,7 +38,7 @@ class LazyCall:
 
     Args:
         target: a callable (function, class, dataclass), the dotted name of one, or another LazyCall's description
-            whose result is to be called.
+            whose result is the callable.
     """
 
     def __init__(self, target: Any) -> None:
@@ -50,7 +50,11 @@ class LazyCall:
         self._target = target
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> DictConfig:
-        """The description: a section with the arguments, and the target as `_target_`."""
+        """The description: a section with the arguments, and with the target as `_target_`.
+
+        Raises:
+            ConfigError: An argument is given by position.
+        """
         if args:
             target = self._target
             name = target if isinstance(target, str) else getattr(target, "__qualname__", type(target).__qualname__)
@@ -62,7 +66,7 @@ class LazyCall:
 
 
 def instantiate(cfg: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """Makes the call that a LazyCall describes, after the calls among its arguments.
+    """Makes the call that a LazyCall describes; calls among its arguments are made first.
 
     A target receives a list or tuple of the config as a plain list. It receives a section without `_target_` as a
     `DictConfig`, whose values are read as attributes or by key; the LazyCalls in it are called first. Interpolations
@@ -72,10 +76,10 @@ def instantiate(cfg: Any, /, *args: Any, **kwargs: Any) -> Any:
     Args:
         cfg: a LazyCall's section, or a list or section with some. Other values are returned unchanged.
         *args: positional arguments for the target.
-        **kwargs: further arguments, which win over the config's; a mapping is merged into a section of the same name.
+        **kwargs: further arguments, which override the config's; a mapping is merged into a section of the same name.
 
     Returns:
-        What the target returned. For a list, a list; for a section without `_target_`, a section.
+        The target's result. For a list, a list; for a section without `_target_`, a section.
 
     Raises:
         ConfigError: the target does not exist, has no such keyword, lacks an argument, or raised an error. The message
@@ -104,9 +108,9 @@ def instantiate(cfg: Any, /, *args: Any, **kwargs: Any) -> Any:
 
 
 def _storable(target: Any) -> Any:
-    """The target in a form that OmegaConf keeps.
+    """The target in a form that OmegaConf stores unchanged.
 
-    It would turn a dataclass into a section of its fields, and it refuses the built-in containers.
+    OmegaConf would turn a dataclass into a section of its fields, and it rejects the built-in containers.
     """
     if isinstance(target, (str, abc.Mapping, DictConfig)):
         return target
@@ -126,7 +130,7 @@ def _build(node: Any, recursive: bool, path: str) -> Any:
     if _is_call(node):
         return _call(node, (), {}, recursive, path)
     if isinstance(node, (list, tuple)):
-        # What is left of a list of the config when its target gets it unmade.
+        # A target that got a list unbuilt (`_recursive_=False`) may pass the list to `instantiate` later.
         return type(node)(_build(item, recursive, path_of(item) or join_path(path, i)) for i, item in enumerate(node))
     built = {key: _build(value, recursive, join_path(path, key)) for key, value in node.items()}
     return DictConfig(built, flags={"allow_objects": True}) if isinstance(node, DictConfig) else built
@@ -138,7 +142,7 @@ def _call(cfg: Any, args: tuple[Any, ...], extra: dict[str, Any], recursive: boo
     if _is_call(target):
         target = _call(target, (), {}, True, join_path(path, TARGET))
     target = resolve_target(target, path)
-    # What the config leaves open ("???") for arguments that are given now.
+    # Arguments that are open ("???") in the config, and given now.
     filled_in = {key for key in extra if isinstance(cfg, DictConfig) and OmegaConf.is_missing(cfg, key)}
     written = {str(key): cfg[key] for key in cfg if key not in SPECIAL_KEYS and key not in filled_in}
     given = dict(written)
@@ -151,10 +155,10 @@ def _call(cfg: Any, args: tuple[Any, ...], extra: dict[str, Any], recursive: boo
     check_types(target, built, path)
     try:
         return target(*args, **built)
-    # A library that calls `sys.exit(0)` has not made what the config asks for.
+    # If a library calls `sys.exit(0)`, the object of the config does not exist, so this is an error too.
     except (Exception, SystemExit) as error:
         if isinstance(error, DataPipelineError) and error.config_path is not None:
-            raise  # an inner instantiate has said where
+            raise  # an inner instantiate already added the place
         if isinstance(error, SystemExit) and comes_from_signal_handler(error):
             raise
         raise _named(error, target, path, built) from error
@@ -176,9 +180,9 @@ def _check_required(target: Callable[..., Any], args: tuple[Any, ...], given: di
 def _named(
     error: BaseException, target: Callable[..., Any], path: str, arguments: abc.Mapping[str, Any]
 ) -> DataPipelineError:
-    """An error that says where in the config the call stands, of the same class when that is one of ours.
+    """An error whose message has the key of the call; if `error` is of this package, the class stays the same.
 
-    Ours name the argument. Of another error it says what the plain arguments were.
+    This package's errors name the argument already. For other errors, the message lists the plain arguments.
     """
     is_ours = isinstance(error, DataPipelineError)
     message = f"{path or 'The config'}: calling {describe(target)} failed: {error if is_ours else error_text(error)}"
@@ -187,7 +191,7 @@ def _named(
         message += f" (called with {', '.join(plain):.300})"
     try:
         named: Any = type(error)(message) if is_ours else ConfigError(message)
-    except TypeError:  # a class whose constructor wants more than a message
+    except TypeError:  # the constructor of the class requires more than a message
         named = ConfigError(message)
     return _located(named, path)
 
@@ -205,7 +209,7 @@ def _merged(present: Any, new: Any) -> Any:
 
 
 def _is_object(node: DictConfig) -> bool:
-    """Whether it is an instance of a dataclass that was put into a config: OmegaConf keeps those as sections."""
+    """Whether a section was made from an instance of a dataclass, which OmegaConf stores as a section."""
     kind = OmegaConf.get_type(node)
     return dataclasses.is_dataclass(kind) or hasattr(kind, "__attrs_attrs__")
 
@@ -215,7 +219,7 @@ def _is_call(node: Any) -> bool:
 
 
 def _holds_call(node: Any) -> bool:
-    """Whether there is something to build in it, at any depth of lists and sections."""
+    """Whether a node contains a call or a dataclass to build, at any depth of lists and sections."""
     if isinstance(node, (dict, DictConfig)):
         if TARGET in node or (isinstance(node, DictConfig) and _is_object(node)):
             return True
@@ -226,7 +230,7 @@ def _holds_call(node: Any) -> bool:
 
 
 def _values(node: Any) -> Iterator[Any]:
-    """The values, but for those that the config leaves open or that refer to what is not there."""
+    """The values, except values that are open ("???") or that refer to a key that does not exist."""
     if not isinstance(node, (DictConfig, ListConfig)):
         yield from node.values() if isinstance(node, dict) else node
         return

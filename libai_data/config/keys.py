@@ -1,4 +1,4 @@
-"""Finding keys in a config, and raising errors for keys that no code reads."""
+"""Finds keys in a config, and raises errors for keys that no code reads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def try_get_key(cfg: DictConfig, *keys: str, default: Any = None) -> Any:
         keys: dotted keys, such as `"train.dist.tensor_parallel_size"`, in the order to try.
 
     Returns:
-        The value, which may be None in the config; `default` if there is none.
+        The value, which may be None in the config; `default` if the config has none of the keys.
 
     Raises:
         ConfigError: the value is an interpolation (`${...}`) of a key that does not exist.
@@ -29,7 +29,7 @@ def try_get_key(cfg: DictConfig, *keys: str, default: Any = None) -> Any:
     for key in keys:
         try:
             value = OmegaConf.select(cfg, key, default=_ABSENT)
-        except ConfigTypeError:  # a name where a list wants an index
+        except ConfigTypeError:  # the key has a name where a list needs an index
             continue
         except InterpolationResolutionError as error:
             raise ConfigError(f"The config's {key} refers to a key that does not exist: {error}") from None
@@ -39,19 +39,19 @@ def try_get_key(cfg: DictConfig, *keys: str, default: Any = None) -> Any:
 
 
 def check_keys(cfg: Mapping[str, Any], reference: Mapping[str, Any], path: str = "", also: Iterable[str] = ()) -> None:
-    """Refuses keys of a section that its reference does not have, with what was probably meant.
+    """Rejects keys of a section that its reference does not have, and suggests the nearest key.
 
-    Sections are compared all the way down, except where the reference has None or a LazyCall: there the config
-    may put what it likes. Values are not compared, but a plain value where the reference has a section is refused.
+    Sections within the section are compared too. If the reference has None or a LazyCall for a key, every value is
+    allowed. Values are not compared, but a plain value is an error if the reference has a section.
 
     Args:
         cfg: the section that a user wrote, e.g. `cfg.train`.
         reference: a section with every key that is read, e.g. `default_train()`.
-        path: the section's own key, for the messages, e.g. `"train"`.
+        path: the section's key, for the messages, e.g. `"train"`.
         also: further keys that are known, dotted and relative to the section.
 
     Raises:
-        ConfigError: naming every unknown key, each with the nearest known one.
+        ConfigError: there are unknown keys; the message names each, with the nearest known key.
     """
     problems = list(_KeyCheck(reference, path, frozenset(also)).problems(cfg, reference))
     if problems:
@@ -64,7 +64,7 @@ def join_path(path: str, key: object) -> str:
 
 
 def every_key(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Each dotted key below a section or list, with its value; None of a key that is open or refers to another one."""
+    """Each dotted key below a section or list, with its value; None if the key is open or refers to another key."""
     for key in node if isinstance(node, DictConfig) else range(len(node)) if isinstance(node, ListConfig) else ():
         is_open = OmegaConf.is_interpolation(node, key) or OmegaConf.is_missing(node, key)
         value, where = None if is_open else node[key], join_path(path, key)
@@ -82,7 +82,7 @@ def path_of(node: Any) -> str:
 
 
 class _KeyCheck:
-    """Compares a section with its reference; `inside` is the dotted key of what is compared, from there."""
+    """Compares a section with its reference; `inside` is a dotted key relative to this section."""
 
     def __init__(self, reference: Mapping[str, Any], root: str, also: frozenset[str]) -> None:
         self._root, self._also = root, also
@@ -108,7 +108,7 @@ class _KeyCheck:
 
     def _hint(self, key: str, reference: Mapping[str, Any], inside: str) -> str:
         elsewhere = self._places.get(key, [])
-        if 1 <= len(elsewhere) <= 2:  # not of keys like 'enabled', which are everywhere
+        if 1 <= len(elsewhere) <= 2:  # keys such as 'enabled' are in many sections, so a hint would not help
             return f" It belongs at {' or '.join(join_path(self._root, place) for place in elsewhere)}."
         prefix = f"{inside}." if inside else ""
         siblings = [str(k) for k in reference] + [k[len(prefix) :] for k in self._also if k.startswith(prefix)]
@@ -116,7 +116,7 @@ class _KeyCheck:
 
 
 def _dotted_keys(section: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
-    """Each key, dotted and by its last part."""
+    """Each key below a section: (dotted key, its last part)."""
     for key, value in section.items():
         dotted = join_path(prefix, key)
         yield dotted, str(key)

@@ -1,4 +1,4 @@
-"""Config files: loading, changing, saving."""
+"""Loads, changes and saves config files."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from libai_data.errors.argument_rules import OUTPUT_FILE, check
 
 Keys = Union[None, str, Sequence[str]]
 Path = Union[str, "os.PathLike[str]"]
-_WIDTH = 88  # of lines of `to_py`
-# They import the engine, and so lie there.
+_WIDTH = 88  # characters in a line of `to_py`
+# The package's configs import the engine, so they are in its folder.
 _PACKAGED = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "engine", "configs")
 
 
@@ -43,18 +43,18 @@ class LazyConfig:
         """Loads a config file.
 
         Python files may import other config files relatively (`from .common.train import train`) and packages
-        absolutely. Each load runs the files anew. YAML files are read safely: see `libai_data.config.yaml_format`.
+        absolutely. Each load runs the files again. YAML files are read safely: see `libai_data.config.yaml_format`.
 
         Args:
-            filename: a `.py`, `.yaml` or `.yml` file; a relative path counts from the working directory.
-            keys: a name, or several, of which to return the values alone.
+            filename: a `.py`, `.yaml` or `.yml` file; a relative path starts at the working directory.
+            keys: one name, or several names, whose values to return; by default the whole config.
 
         Returns:
-            A `DictConfig` with the configs that the file defines; with one key its value, with several a tuple.
+            A `DictConfig` with the configs that the file defines; for one key its value, for several keys a tuple.
 
         Raises:
-            ConfigError: there is no such file (with what is there instead), it is malformed (with its line), or it
-                does not define a key.
+            ConfigError: there is no such file (the message lists other files), the file is malformed (the message
+                has the line), or the file does not define a key.
         """
         path = _existing_file(os.fspath(filename))
         values = run_config_file(path) if path.endswith(".py") else _read_yaml(path)
@@ -75,7 +75,7 @@ class LazyConfig:
         """Loads a config file whose path is relative to the file that calls this; see `load`.
 
         Raises:
-            ConfigError: as `load`; or the caller is not in a file.
+            ConfigError: as for `load`; or the caller's code is not in a file.
         """
         caller = sys._getframe(1).f_code.co_filename
         if not os.path.isfile(caller):
@@ -84,13 +84,13 @@ class LazyConfig:
 
     @staticmethod
     def save(cfg: Any, filename: Path) -> None:
-        """Saves a config as YAML, whole or not at all.
+        """Saves a config as YAML; the file is written completely or not at all.
 
-        Loading the file gives an equal config: callables are written by their dotted names. Those that have none
-        (lambdas, nested functions) are written as a note, with a warning, and refused by a later load.
+        Loading the file gives an equal config, because callables are written by their dotted names. A callable without
+        a dotted name (a lambda, a nested function) is written as a note, with a warning. Loading this note is an error.
 
         Args:
-            filename: the YAML file to write; its folder is made when needed.
+            filename: the YAML file to write; its folder is created if needed.
         """
         check({"filename": OUTPUT_FILE}, filename=filename)
         path = os.path.abspath(os.fspath(filename))
@@ -106,12 +106,12 @@ class LazyConfig:
 
     @staticmethod
     def to_py(cfg: Any, prefix: str = "cfg.") -> str:
-        """A config as Python-like text, for people to read; `save` keeps one for programs.
+        """A config as Python-like text for people to read; for programs, use `save`.
 
-        Keys are sorted, references resolved, and callables shown by their dotted names.
+        Keys are sorted, references are resolved, and callables are shown by their dotted names.
 
         Args:
-            prefix: what the name of each key begins with.
+            prefix: prefix of each key's name.
         """
         return "".join(f"{line}\n" for line in _statements(OmegaConf.to_container(cfg, resolve=True), prefix))
 
@@ -151,23 +151,23 @@ def _pick(values: Mapping[str, Any], key: str, path: str) -> Any:
 
 
 def get_config(config_path: str) -> Any:
-    """A config of this package, as LiBai's function of the same name: `get_config("common/train.py").train`.
+    """Load a config of this package, as LiBai's function of the same name: `get_config("common/train.py").train`.
 
-    Each call loads the file anew. A folder `configs` of the working directory plays no part.
+    Each call loads the file again. A folder `configs` in the working directory is not used.
 
     Args:
-        config_path: relative to the configs of the package: `common/train.py`, `common/optim.py`,
+        config_path: path in the folder of the package's configs: `common/train.py`, `common/optim.py`,
             `common/models/graph.py`, `common/data/cifar100.py` or `common/data/imagenet.py`.
 
     Raises:
-        ConfigError: there is no such config, with what is there instead.
+        ConfigError: there is no such config; the message lists other configs.
     """
     return LazyConfig.load(os.path.join(_PACKAGED, config_path))
 
 
 def load_config(config_file: str, overrides: Sequence[str] = ()) -> Any:
     """Load a config and change it, as the training command does."""
-    # Configs import each other, and a user's own modules, from the working directory.
+    # Configs may import other configs and the user's modules from the working directory.
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     return LazyConfig.apply_overrides(LazyConfig.load(config_file), list(overrides))
@@ -184,7 +184,7 @@ def _statements(section: Mapping[Any, Any], prefix: str) -> Iterator[str]:
 
 
 def _expression(value: Any, indent: int, used: int) -> str:
-    """The text of a value: one line, or one for each argument or element if `indent + used` leave no room."""
+    """The text of a value: one line, or a line for each argument or element if one line would be too long."""
     flat = _flat(value)
     opening, items, closing = _parts(value)
     if not items or indent + used + len(flat) <= _WIDTH:
@@ -200,7 +200,7 @@ def _flat(value: Any) -> str:
 
 
 def _parts(value: Any) -> tuple[str, list[tuple[str, Any]], str]:
-    """What a value begins with, its items with what stands before each, and what it ends with."""
+    """The opening text of a value, its items as (text before the item, item), and the closing text."""
     if isinstance(value, Mapping) and TARGET in value:
         arguments = [(f"{key}=", value[key]) for key in sorted(value, key=str) if key != TARGET]
         return f"{describe(value[TARGET])}(", arguments, ")"

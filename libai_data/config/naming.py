@@ -1,4 +1,4 @@
-"""Objects by their dotted names, and back."""
+"""Converts objects to dotted names, and dotted names to objects."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from typing import Any
 from libai_data.errors import ConfigError, error_text, nearest
 
 CONFIG_MODULE_PREFIX = "_libai_data_config_file_"
-"""Starts the module name of whatever a config file defines: such a module is gone once the file is loaded."""
+"""Prefix of the module name of a config file. Such a module exists only while the file is loaded."""
 
 
 def locate(name: str) -> Any:
-    """The object that a dotted name such as "oneflow.optim.AdamW" stands for, importing its module when needed."""
+    """The object of a dotted name such as "oneflow.optim.AdamW"; its module is imported if needed.
+
+    Raises:
+        ConfigError: There is no such object, or its module cannot be imported.
+    """
     parts = name.split(".")
     if not all(parts):
         raise ConfigError(f"{name!r} is not a dotted name of the form package.module.attribute.")
@@ -34,16 +38,16 @@ def locate(name: str) -> Any:
 
 
 def dotted_name(obj: Any) -> str | None:
-    """The shortest dotted name by which `locate` finds this very object in another process, or None.
+    """The shortest dotted name by which `locate` finds the same object in another process, or None.
 
-    Classes, functions, methods of classes, members of enums, and dtypes (such as `oneflow.float32`) have one. Lambdas,
-    nested functions and what a config file defines have none.
+    Classes, functions, methods of classes, members of enums, and dtypes (such as `oneflow.float32`) have such a name.
+    Lambdas, nested functions and objects that a config file defines have none.
     """
     return next((name for name in _candidates(obj) if _is_found_as(name, obj)), None)
 
 
 def describe(obj: Any) -> str:
-    """What to call an object in a message: its name where it has one, else its kind and where it was defined."""
+    """An object's name for a message: its dotted name, or else its kind and the place of its definition."""
     name = obj if isinstance(obj, str) else dotted_name(obj)
     if name is not None:
         return str(name)
@@ -81,17 +85,17 @@ def _candidates(obj: Any) -> Iterator[str]:
     if isinstance(module, str) and isinstance(qualname, str):
         if "<" in qualname or module.startswith(CONFIG_MODULE_PREFIX):
             return
-        # `package.Thing` reads better than `package._impl.thing.Thing`, and survives moves of the implementation.
+        # `package.Thing` is shorter than `package._impl.thing.Thing`, and stays valid if the implementation moves.
         parts = module.split(".")
         for end in range(1, len(parts) + 1):
             yield ".".join([*parts[:end], qualname])
     elif type(obj).__name__ == "dtype":
-        # No other type is asked for its repr: that of a global tensor makes all ranks communicate.
+        # Call repr for dtypes only: the repr of a global tensor makes all ranks communicate.
         yield repr(obj)
 
 
 def _is_found_as(name: str, obj: Any) -> bool:
-    """Whether the name leads to the object through what is imported already: an object's own module always is."""
+    """Whether a name finds the object in the modules that are already imported; the object's own module is."""
     parts = name.split(".")
     for end in range(len(parts) - 1, 0, -1):
         found: Any = sys.modules.get(".".join(parts[:end]))

@@ -5,7 +5,7 @@
     ++key=value    changes or adds a key
     ~key           deletes a key
 
-Keys are dotted; elements of lists go by index: `dataloader.test.0.num_workers`, or `dataloader.test[0].num_workers`.
+Keys are dotted. Elements of lists have an index: `dataloader.test.0.num_workers`, or `dataloader.test[0].num_workers`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def apply_overrides(cfg: DictConfig, overrides: list[str]) -> DictConfig:
     Args:
         overrides: texts in Hydra's override grammar (values: null, true, 1, 1e-4, text, 'quoted', [1,2], {a: 1}).
     """
-    # Its parser takes a while to import, and most processes never need it.
+    # Hydra's parser is slow to import, and most processes never need it.
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     parser = OverridesParser.create()
@@ -54,7 +54,7 @@ def apply_overrides(cfg: DictConfig, overrides: list[str]) -> DictConfig:
 
 
 def has_overrides(cfg: DictConfig) -> bool:
-    """Whether `apply_overrides` has changed a config, or found nothing to change."""
+    """Whether `apply_overrides` was called for a config, even with an empty list."""
     return bool(cfg._get_flag(_HAS_OVERRIDES))
 
 
@@ -97,8 +97,8 @@ def _apply(cfg: DictConfig, override: Any, opened: set[str]) -> None:
 def _descend(cfg: DictConfig, parts: list[str], create: bool = False, opened: set[str] | None = None) -> _Place:
     """The place of a dotted key.
 
-    Sections on the way are made where `create` says so, or where a target takes them: their keys are added to `opened`,
-    since such a section may hold anything.
+    Missing sections above the key are created if `create` is True, or if they are arguments of a target. The keys of
+    such arguments are added to `opened`, because such a section may have any key.
     """
     place = _place_of(cfg, cfg, "", parts[0])
     for part in parts[1:]:
@@ -124,7 +124,7 @@ def _change(place: _Place, value: Any, opened: set[str], is_quoted: bool = False
         raise place.unknown()
     present = place.written_value
     if isinstance(value, dict) and isinstance(present, DictConfig):
-        # The target first: it decides which other keys are known.
+        # Set the target first, because it decides which other keys are known.
         for key in sorted(value, key=lambda k: k != TARGET):
             _change(_place_of(place.root, present, place.full_key, str(key)), value[key], opened)
         return
@@ -135,9 +135,9 @@ def _change(place: _Place, value: Any, opened: set[str], is_quoted: bool = False
 
 
 def _check_kind(place: _Place, present: Any, value: Any, is_quoted: bool) -> None:
-    """Refuses a value that is most likely a slip, since it has another kind than the one it replaces.
+    """Rejects a value of another kind than the value that it replaces, because this is probably a mistake.
 
-    Who puts a text into quotes means a text.
+    A text in quotes is accepted, because the quotes show that the user wants a text.
     """
     if value is None or _refers(value):
         return
@@ -163,7 +163,7 @@ def _check_kind(place: _Place, present: Any, value: Any, is_quoted: bool) -> Non
 
 
 def _refuse_slip(cfg: DictConfig, name: str) -> None:
-    """Refuses a new section whose name resembles that of another one: nothing would read it."""
+    """Rejects a new section whose name is similar to an existing section, because no code would read it."""
     sections = [key for key, value in every_key(cfg) if "." not in key and isinstance(value, DictConfig)]
     hint = "" if name in (*cfg, *_SECTIONS) else nearest(name, sections)
     if hint:
@@ -216,11 +216,11 @@ def _shown(value: Any) -> str:
 
 @dataclass(frozen=True)
 class _Place:
-    """A key in a section or list of a config; it need not be there yet."""
+    """A key in a section or list of a config; the config may not have the key yet."""
 
     root: DictConfig
     section: DictConfig | ListConfig
-    path: str  # the section's own dotted key
+    path: str  # dotted key of the section
     key: str | int
 
     @property
@@ -230,21 +230,21 @@ class _Place:
 
     @property
     def exists(self) -> bool:
-        """Whether the config has the key, whatever its value."""
+        """Whether the config has the key, with any value."""
         if isinstance(self.section, ListConfig):
             return isinstance(self.key, int) and self.key < len(self.section)
         return self.key in self.section.keys()  # noqa: SIM118 - `in` denies keys whose value is open or refers to nothing
 
     @property
     def written_value(self) -> Any:
-        """The value, or None where there is none yet: no key, an open value, or a reference to another key."""
+        """The value; None if the key does not exist, is open, or refers to another key."""
         if not self.exists or self._refers or OmegaConf.is_missing(self.section, self.key):
             return None
         return self.section[self.key]
 
     @property
     def value(self) -> Any:
-        """The value, found through a reference if need be; None where there is none."""
+        """The value, or the value of the key that it refers to; None if the key does not exist or is open."""
         return self.section[self.key] if self.exists and self._refers else self.written_value
 
     @property
@@ -252,12 +252,12 @@ class _Place:
         return bool(OmegaConf.is_interpolation(self.section, self.key))
 
     def takes_argument(self, opened: set[str]) -> bool:
-        """Whether the section may hold anything, or is a LazyCall of a target that takes this key as an argument."""
+        """Whether the section may have any key, or is a LazyCall whose target has an argument of this name."""
         is_special = self.key in SPECIAL_KEYS and "_target_" in self.section
         return self.path in opened or is_special or self._parameters().accepts(str(self.key))
 
     def put(self, value: Any) -> None:
-        """Sets the value, adding the key when it is not there; in a list, the place after the last can be added."""
+        """Sets the value, and adds the key if needed; a list can be extended by one element at its end."""
         if isinstance(self.section, ListConfig):
             if self.key == len(self.section):
                 self.section.append(value)
@@ -268,7 +268,7 @@ class _Place:
             self.section[self.key] = value
 
     def unknown(self) -> ConfigKeyError:
-        """The error for a key that is not there, with what was probably meant."""
+        """The error for a key that does not exist, with the nearest existing key."""
         if isinstance(self.section, ListConfig):
             count = len(self.section)
             allowed = f"indices 0 to {count - 1}" if count else "no elements"
@@ -292,7 +292,7 @@ class _Place:
 
 
 def _place_of(root: DictConfig, section: DictConfig | ListConfig, path: str, part: str) -> _Place:
-    """The place that one part of a dotted key means in a section: a name, or an index into a list."""
+    """The place of one part of a dotted key in a section: the part is a name, or the index of a list."""
     if isinstance(section, ListConfig):
         if not part.isdigit():
             raise ConfigError(f"{path} is a list, whose elements are {path}.0 and so on; found {part!r}.")

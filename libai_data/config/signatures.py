@@ -1,4 +1,4 @@
-"""What a target can be called with, known without calling it."""
+"""Finds and checks the arguments of a target without calling the target."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ SPECIAL_KEYS = frozenset({TARGET, RECURSIVE})
 class Parameters:
     """The arguments of a target that can be given by name."""
 
-    positional: tuple[str, ...]  # those that can also be given by place, in order
+    positional: tuple[str, ...]  # arguments that can also be given by position, in order
     names: frozenset[str]
     required: frozenset[str]
-    takes_any: bool  # whether it takes `**kwargs`, or tells nothing about its arguments
+    takes_any: bool  # whether the target has `**kwargs`, or its arguments are unknown
 
     def accepts(self, name: str) -> bool:
         """Whether the target can be called with this keyword."""
@@ -39,7 +39,7 @@ class Parameters:
 def parameters_of(target: Callable[..., Any]) -> Parameters:
     """The arguments of a callable. If they are unknown (some builtins), any argument is accepted."""
     try:
-        # A wrapper is asked, not what it wraps: it may take arguments of its own.
+        # Use the signature of a wrapper, not of the wrapped function: the wrapper may have other arguments.
         signature = inspect.signature(target, follow_wrapped=False)
     except (TypeError, ValueError):
         return Parameters((), frozenset(), frozenset(), takes_any=True)
@@ -53,7 +53,7 @@ def parameters_of(target: Callable[..., Any]) -> Parameters:
 
 
 def resolve_target(target: Any, path: str) -> Callable[..., Any]:
-    """The callable that a `_target_`, a callable or a dotted name, stands for; `path` is the key of the section."""
+    """The callable of a `_target_`, which is a callable or a dotted name; `path` is the key of the section."""
     if isinstance(target, str):
         try:
             target = locate(target)
@@ -65,7 +65,7 @@ def resolve_target(target: Any, path: str) -> Callable[..., Any]:
 
 
 def check_keywords(target: Callable[..., Any], keywords: Collection[str], path: str) -> None:
-    """Refuses keywords that the target does not take."""
+    """Rejects keywords that the target does not accept."""
     parameters = parameters_of(target)
     for name in keywords:
         if not parameters.accepts(str(name)):
@@ -76,7 +76,7 @@ def check_keywords(target: Callable[..., Any], keywords: Collection[str], path: 
 
 
 def check_written(target: Callable[..., Any], keys: Collection[str], path: str) -> None:
-    """Refuses keys of a config that the target accepts by `**kwargs`, but never reads."""
+    """Rejects keys of a config that the target accepts by `**kwargs`, but never reads."""
     read = names_read(target) if parameters_of(target).takes_any else None
     for name in keys:
         if read is not None and name not in read:
@@ -87,7 +87,7 @@ def check_written(target: Callable[..., Any], keys: Collection[str], path: str) 
 
 
 def check_sections(target: Callable[..., Any], values: Mapping[str, Any], path: str) -> None:
-    """Refuses keys of plain sections that the target is given, but never reads."""
+    """Rejects keys of plain sections if the target gets the section, but never reads the key."""
     for name, section in values.items():
         if not isinstance(section, DictConfig) or TARGET in section or section._metadata.object_type is not dict:
             continue
@@ -102,13 +102,13 @@ def check_sections(target: Callable[..., Any], values: Mapping[str, Any], path: 
 
 
 def check_targets(cfg: Any) -> None:
-    """Refuses what LazyCalls of a config, or of a part of one, could not be called with, before anything is built.
+    """Checks the arguments of all LazyCalls in a config, or in a part of a config, before anything is built.
 
-    Every target in the config must exist and take the keywords that it is given, with values of their types. Arguments
-    that are still missing are no error: the trainer adds some.
+    Every target in the config must exist and accept the keywords of its section, with values of their types. Missing
+    arguments are no error, because the trainer adds some.
 
     Raises:
-        ConfigError: naming the key, the target and the nearest argument.
+        ConfigError: a target cannot be called so; the message names the key, the target and the nearest argument.
     """
     for where, section in chain([("", cfg)], every_key(cfg)):
         if not isinstance(section, DictConfig) or TARGET not in section:
@@ -126,7 +126,7 @@ def check_targets(cfg: Any) -> None:
 
 
 def check_is_call(section: Any, path: str) -> None:
-    """Refuse what is no LazyCall."""
+    """Raise a ConfigError if a section is no LazyCall."""
     if not isinstance(section, DictConfig) or TARGET not in section:
         raise ConfigError(f"{path} is {section!r:.200}; it must be a LazyCall, {{{TARGET}: ..., and its arguments}}.")
     if OmegaConf.is_missing(section, TARGET):
@@ -134,7 +134,7 @@ def check_is_call(section: Any, path: str) -> None:
 
 
 def target_of(section: Any, path: str) -> Callable[..., Any] | None:
-    """The callable that a section describes a call of; None for other sections, and for targets yet to be built."""
+    """The callable of a LazyCall's section; None if the section is no LazyCall, or its target is a LazyCall too."""
     if not isinstance(section, DictConfig):
         return None
     target = _written_target(section, path)

@@ -1,7 +1,7 @@
-"""Arguments that a callable accepts by `**kwargs`, or in a section, and never reads: a misspelled key would do nothing.
+"""Finds which arguments a callable reads of its `**kwargs` or of a section: a misspelled key would have no effect.
 
-Python gives no way to see which of them a call reads, so the source of the callable is asked. Where the source does not
-tell for certain, every name counts as read.
+Python cannot report which names a call reads, so this module analyses the callable's source code. If the source is not
+conclusive, every name counts as read.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _READS_ONE = frozenset({"get", "pop"})
 
 
 def names_read(target: Callable[..., Any]) -> frozenset[str] | None:
-    """The names of all keywords that a callable reads; None if that is not certain.
+    """The names of all keywords that a callable reads; None if they cannot be determined.
 
-    `**kwargs` is followed where it is never read, read by literal names (`kwargs.get("name")`), or passed on to
+    `**kwargs` is understood if it is never read, read by literal names (`kwargs.get("name")`), or passed on to
     `super().__init__`.
     """
     return _names_read(target) if isinstance(target, (FunctionType, type)) else None
@@ -30,7 +30,7 @@ def names_read(target: Callable[..., Any]) -> frozenset[str] | None:
 
 @lru_cache(maxsize=256)
 def keys_read(target: Callable[..., Any], parameter: str) -> frozenset[str] | None:
-    """The keys that a callable reads of a section which it is given as this argument; None if that is not certain."""
+    """The keys that a callable reads of a section in the argument `parameter`; None if they cannot be determined."""
     is_class = isinstance(target, type) and type(target).__call__ is type.__call__
     init = inspect.getattr_static(target, "__init__") if is_class else target
     if not isinstance(init, FunctionType) or parameter not in inspect.signature(init).parameters:
@@ -49,7 +49,7 @@ def _names_read(target: FunctionType | type) -> frozenset[str] | None:
 
 
 def _names_of_next(classes: tuple[type, ...]) -> frozenset[str] | None:
-    """Those that the next `__init__` of a method resolution order reads."""
+    """The names that the next `__init__` of a method resolution order reads."""
     for place, each in enumerate(classes[:-1]):
         if "__init__" in vars(each):
             init = vars(each)["__init__"]
@@ -73,7 +73,7 @@ def _names_of(function: FunctionType, others: tuple[type, ...]) -> frozenset[str
 
 
 def _uses_in(function: FunctionType, uses: _Uses) -> _Uses | None:
-    """Look through the source of a function; None if there is none."""
+    """Analyse the source of a function; None if there is no source."""
     if hasattr(function, "__wrapped__"):
         return None
     try:
@@ -92,7 +92,7 @@ class _Uses(ast.NodeVisitor):
         self.are_passed_on = self.are_unknown = False
 
     def visit_Name(self, node: ast.Name) -> None:
-        # All uses that are understood are dealt with below, and do not come here.
+        # The methods below handle all uses that are understood, and do not visit this name for them.
         self.are_unknown |= node.id == self._name or node.id in _READS_ALL
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
@@ -134,7 +134,7 @@ class _Uses(ast.NodeVisitor):
 
 
 class _UsesOfSection(_Uses):
-    """How the body of a function uses a section of the config, of which it also reads keys as attributes."""
+    """How the body of a function uses a section of the config; keys may also be read as attributes."""
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         if self._is_it(node.value) and not hasattr(DictConfig, node.attr):

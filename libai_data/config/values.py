@@ -1,4 +1,4 @@
-"""Which values the keys of `train`, `graph` and `tokenization` can have, checked before anything is built."""
+"""Checks the values of the keys of `train`, `graph` and `tokenization`, before anything is built."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _ABSENT = object()
 
 
 def check_values(cfg: Any) -> None:
-    """Refuse a config without `train`, unknown keys of `train` and `graph`, and values that cannot work.
+    """Check that a config has `train`, no unknown keys in `train` and `graph`, and only allowed values.
 
-    A key of `train` that the config does not have gets its default. A float such as 1e9 becomes an int where an int is
-    meant.
+    A key of `train` that the config does not have gets its default. A float such as 1e9 becomes an int if the key needs
+    an int.
 
     Raises:
-        ConfigError: Naming the key, its value and what is allowed.
+        ConfigError: The config is wrong; the message names the key, its value and the allowed values.
     """
     if not isinstance(_value_of(cfg, "train"), Mapping):
         raise ConfigError(
@@ -64,7 +64,7 @@ def check_values(cfg: Any) -> None:
 
 
 def check_device(cfg: Any, device_type: str) -> None:
-    """Refuse keys that need a GPU where there is none."""
+    """Raise a ConfigError if a key needs a GPU, and the job runs on the CPU."""
     for key in _GPU_ONLY if device_type == "cpu" else ():
         if try_get_key(cfg, key):
             raise ConfigError(
@@ -73,19 +73,23 @@ def check_device(cfg: Any, device_type: str) -> None:
 
 
 def fill_in(cfg: Any, key: str, value: Any) -> None:
-    """Set a key that the trainer computes, and note the value, so that `given` does not take it for the user's."""
+    """Set a key that the trainer computes, and record the value, so that `given` knows that no user set it."""
     OmegaConf.update(cfg, key, value, force_add=True)
     OmegaConf.update(cfg, _record_of(key), value, force_add=True)
 
 
 def given(cfg: Any, key: str) -> Any:
-    """The user's value of a key that the trainer else computes; None where there is none."""
+    """The user's value of a key that the trainer would compute; None if the user set none."""
     value, computed = try_get_key(cfg, key), try_get_key(cfg, _record_of(key), default=_ABSENT)
     return None if value is computed or (type(value) is type(computed) and value == computed) else value
 
 
 def require(cfg: Any, key: str, value: Any, source: str, default: Any = None) -> None:
-    """Set a key that only the trainer may decide; in configs that do not decide it stands None or `default`."""
+    """Set a key that only the trainer may set; a config may have None, `default` or the same value.
+
+    Raises:
+        ConfigError: The config has another value.
+    """
     users = given(cfg, key)
     if users not in (None, default, value):
         raise ConfigError(f"{key} is {users!r}, but the trainer sets it to {value!r}, from {source}. Delete {key}.")
@@ -93,7 +97,7 @@ def require(cfg: Any, key: str, value: Any, source: str, default: Any = None) ->
 
 
 def _check_given(node: Any, path: str) -> None:
-    """Refuse a key that is open (`???`) or refers to what is not there; to LazyCalls the trainer may still add."""
+    """Reject keys that are open (`???`) or refer to a missing key; not in LazyCalls, to which the trainer may add."""
     if isinstance(node, DictConfig) and TARGET not in node:
         keys: Any = list(node)
     else:
@@ -108,7 +112,7 @@ def _check_given(node: Any, path: str) -> None:
 
 
 def _complete(cfg: Any, path: str, defaults: Mapping[str, Any]) -> None:
-    """Add the keys that a section does not have."""
+    """Add the keys that a section does not have, with their defaults."""
     for key, default in defaults.items():
         where = join_path(path, key)
         if _value_of(cfg, where) is _ABSENT:

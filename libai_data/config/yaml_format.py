@@ -1,8 +1,8 @@
-"""Configs as YAML: written so that loading gives an equal config, and read without running anything.
+"""Writes and reads configs as YAML; reading a written config gives an equal config, and calls nothing.
 
-Beyond plain YAML there are three tags: `!name package.thing` is the object of that dotted name (a function, class, enum
-member or dtype), `!path text` a `pathlib.Path`, and `!unsaved text` a value that could not be written. Reading
-imports the named modules, and calls nothing.
+Three tags extend plain YAML: `!name package.thing` is the object of that dotted name (a function, class, enum member or
+dtype), `!path text` is a `pathlib.Path`, and `!unsaved text` is a value that could not be written. Reading imports the
+named modules.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from libai_data.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 _SCALARS = (str, bool, int, float, bytes, type(None))
-# YAML 1.1, which PyYAML speaks, takes 1e-4 for a text and 2024-01-01 for a date; configs mean the number and the text.
+# PyYAML implements YAML 1.1, which reads 1e-4 as text and 2024-01-01 as a date. In configs, they are a number and text.
 _FLOAT = re.compile(
     r"""^(?:[-+]?[0-9][0-9_]*\.[0-9_]*(?:[eE][-+]?[0-9]+)?
         |[-+]?[0-9][0-9_]*(?:[eE][-+]?[0-9]+)
@@ -50,9 +50,9 @@ class _Unsaved:
 def to_yaml(cfg: Any) -> str:
     """The YAML text of a config, or of a plain dict or list.
 
-    Targets are written as dotted names, other objects that have one with `!name`, dataclass instances as LazyCalls of
-    their class, numpy scalars as plain numbers. Interpolations stay as they are. What has no name (a lambda, a nested
-    function, an array) is written as `!unsaved`, with a warning that says so.
+    Targets are written as dotted names, other objects that have a dotted name with `!name`, dataclass instances as
+    LazyCalls of their class, and numpy scalars as plain numbers. Interpolations are not resolved. An object without
+    a name (a lambda, a nested function, an array) is written as `!unsaved`, and a warning is logged.
     """
     unsaved: list[str] = []
     plain = _plain(cfg, "", unsaved)
@@ -64,7 +64,11 @@ def to_yaml(cfg: Any) -> str:
 
 
 def from_yaml(text: str, origin: str) -> Any:
-    """The plain dicts, lists and values of a YAML text."""
+    """The plain dicts, lists and values of a YAML text; `origin` is the file's name for messages.
+
+    Raises:
+        ConfigError: The text is not valid YAML, or a name in it cannot be imported.
+    """
     try:
         return yaml.load(text, Loader=_Loader)  # derives from SafeLoader
     except yaml.MarkedYAMLError as error:
@@ -108,7 +112,7 @@ def _plain_container(node: Any, path: str, unsaved: list[str]) -> Any:
 
 
 def _raw(node: Any, key: Any) -> Any:
-    """A value of a container as written: an interpolation as text, not what it refers to."""
+    """A value of a container as written: an interpolation is returned as text, and not resolved."""
     child = node._get_node(key)
     return child if isinstance(child, (DictConfig, ListConfig)) else child._value()
 
@@ -178,7 +182,7 @@ def _construct_unsaved(loader: _Loader, node: yaml.ScalarNode) -> Any:
 
 
 def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
-    # Unquoted, these line breaks of Unicode would come back as blanks.
+    # Without quotes, YAML would read these Unicode line breaks back as spaces.
     style = '"' if any(mark in text for mark in "\x85\u2028\u2029\ufeff") else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
