@@ -1,1 +1,1 @@
-"""Starts ranks on this machine and on others, ends them together, and starts them again."""
+"""Starts ranks on this machine and on others, ends them together, and restarts them after a failure."""

@@ -5,8 +5,8 @@ site-packages, and the dynamic loader finds them on the search path of a CUDA ma
 `pip install --target`, system packages) the import fails. `install_import_hook` prevents this: just before OneFlow's
 extension module is loaded, the hook loads each library from the folder that has it, the machine's own first.
 
-This is a hook, because the libraries have hundreds of megabytes. Processes that only read data, and never import
-OneFlow, should not map them.
+A hook is used because the libraries have hundreds of megabytes. Processes that only read data, and never import
+OneFlow, should not map these libraries.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from types import ModuleType
 
-# In the order of their dependencies.
+# Sorted: each library comes after the libraries that it depends on.
 SONAMES = (
     "libcublasLt.so.11",
     "libcublas.so.11",
@@ -41,8 +41,8 @@ def install_import_hook(joining: _Around, loading: _Around) -> None:
     """Make a later `import oneflow` find its CUDA libraries.
 
     Args:
-        joining: Gives what is entered around that import; at once, if OneFlow is imported already.
-        loading: Gives what is entered around the load of OneFlow's extension module, inside of `joining`.
+        joining: Returns a context manager around this import. If OneFlow is already imported, it is entered at once.
+        loading: Returns a context manager around the load of OneFlow's extension module, within `joining`.
     """
     if EXTENSION in sys.modules:
         with joining():
@@ -77,13 +77,13 @@ def library_path_for_ranks() -> str | None:
 
 
 def load(oneflow_folder: Path) -> list[str]:
-    """Load the CUDA libraries that OneFlow's extension module would not find by itself.
+    """Load the CUDA libraries that the dynamic loader would not find for OneFlow's extension module.
 
     Args:
         oneflow_folder: The folder of the `oneflow` package.
 
     Returns:
-        The names of the libraries that were found nowhere.
+        The names of the libraries that were not found.
     """
     folders = package_library_folders()
     missing = []
@@ -110,7 +110,7 @@ def _is_neighbour(oneflow_folder: Path, soname: str) -> bool:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Has OneFlow loaded by `_JoiningLoader`, its extension module by `_Loader`; leaves every other module alone."""
+    """Loads OneFlow with `_JoiningLoader` and its extension module with `_Loader`; other modules are not affected."""
 
     def __init__(self, joining: _Around, loading: _Around):
         self._joining, self._loading = joining, loading
@@ -129,7 +129,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 class _JoiningLoader(importlib.machinery.SourceFileLoader):
-    """Imports OneFlow inside of what the hook was given."""
+    """Imports OneFlow within the context manager `joining` of the hook."""
 
     def __init__(self, fullname: str, path: str, joining: _Around):
         super().__init__(fullname, path)
@@ -141,7 +141,7 @@ class _JoiningLoader(importlib.machinery.SourceFileLoader):
 
 
 class _Loader(importlib.machinery.ExtensionFileLoader):
-    """Loads the CUDA libraries before the extension module, and says what to install when one is missing."""
+    """Loads the CUDA libraries before the extension module; if one is missing, the error says what to install."""
 
     def __init__(self, fullname: str, path: str, loading: _Around):
         super().__init__(fullname, path)

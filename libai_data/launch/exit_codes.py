@@ -1,15 +1,15 @@
-"""What the exit codes of ranks and launchers mean."""
+"""The exit codes of ranks and launchers, and their meaning."""
 
 from __future__ import annotations
 
 import signal
 
 STOPPED = 85
-"""A rank's exit code for "I was told to stop, and have saved": run the same command again to go on."""
+"""A rank's exit code after a signal to stop, when a checkpoint is saved: the same command resumes the training."""
 
 
 def as_exit_code(returncode: int) -> int:
-    """A process's return code as a shell would give it: 128 + N where signal N (-N in Python) ended it."""
+    """A process's exit code as a shell shows it: 128 + N if signal N ended the process (-N in Python)."""
     return returncode if returncode >= 0 else 128 - returncode
 
 

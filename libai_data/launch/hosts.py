@@ -1,4 +1,4 @@
-"""All nodes of a hostfile: starts them over ssh, prints what they write, and stops all when one fails.
+"""Starts all nodes of a hostfile over ssh, prints their output, and stops all nodes if one fails.
 
 Each node is an ssh process. Commands go to its stdin; `node.py` lists them.
 """
@@ -32,13 +32,13 @@ from libai_data.launch.restarts import Training
 
 
 def read_hostfile(path: str, ranks_per_node: int) -> list[str]:
-    """Read the machines of a hostfile, each as the argument of ssh, "name" or "user@name".
+    """Read the machines of a hostfile, each as an argument for ssh: "name" or "user@name".
 
     Args:
         ranks_per_node: ranks on each machine. If a line has `slots=N`, N must be this number.
 
     Raises:
-        ConfigError: The file cannot be read, names no machine or one twice, or a line is malformed; the line is named.
+        ConfigError: The file cannot be read or names no machine, or a line (named) is malformed or repeats a machine.
     """
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
@@ -67,29 +67,29 @@ def read_hostfile(path: str, ranks_per_node: int) -> list[str]:
 
 _POLL_SECONDS = 0.05
 _HEARTBEAT_SECONDS = 2.0
-# How much longer than its ranks a node may take to end.
+# A node may take so much longer to end than its ranks.
 _SECONDS_LATER = 10.0
 _SECONDS_TO_ANSWER = 20.0
-# What a node's launcher says when a rank there has failed: the first to say so is where it began.
+# A node's launcher writes such a line if one of its ranks fails. The first node to write one failed first.
 _FAILED = re.compile(rb"libai_data\.launch: local rank [\d, -]+ (ended with|waits in) ")
 NODE_PROGRAM = "libai_data.launch.node"
 TAKEN_ALONG = ("ONEFLOW_", "LIBAI_DATA_", "NCCL_", "CUDA_", "OMP_")
 TAKEN_ALONG_WHOLE = ("PYTHONPATH", "LD_LIBRARY_PATH")
 SSH_OPTIONS = {
-    # Keys only: nobody is there to type a password on every machine.
+    # Keys only, because nobody can type a password for every machine.
     "BatchMode": "yes",
     "ConnectTimeout": "10",
-    # A machine that does not answer for 15 to 20 s is gone.
+    # If a machine does not answer for 15 to 20 s, ssh ends the connection.
     "ServerAliveInterval": "5",
     "ServerAliveCountMax": "3",
-    # A connection of its own, which ends with this process.
+    # Share no connection, so that the connection ends with this process.
     "ControlMaster": "no",
     "ControlPath": "none",
 }
 
 
 class Hosts:
-    """Starts the nodes of a job, the first host being machine 0, and again after a failure."""
+    """Starts the nodes of a job, and again after a failure. The first host is machine 0."""
 
     def __init__(self, args: argparse.Namespace, hosts: Sequence[str], training: Training) -> None:
         self._args = args
@@ -108,11 +108,11 @@ class Hosts:
 
     @property
     def stopped(self) -> bool:
-        """Whether a signal to stop has come."""
+        """Whether this process has received a signal to stop."""
         return self.stop_signal is not None
 
     def choose_again(self) -> str:
-        """Choose as many machines that answer as the config can run on; returns why the job cannot start, or ""."""
+        """Choose the largest number of answering machines that the config allows; returns a problem, or ""."""
         answers = [
             subprocess.Popen(
                 ssh_command(self._args.ssh, host, "true"), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
@@ -142,7 +142,7 @@ class Hosts:
         return f"no answer from {silent}, and the job does not run on fewer machines: {problem}"
 
     def run(self, script_args: list[str]) -> int:
-        """Start all nodes, and wait for their end; returns the exit code of the one that failed first, else 0."""
+        """Start all nodes, and wait for their end; returns the exit code of the node that failed first, else 0."""
         self._first, self._rests = None, {}
         self._secret = secrets.token_hex(16)
         words = LastWords(self._print)
@@ -177,7 +177,7 @@ class Hosts:
         }
 
     def _attend(self, words: LastWords) -> None:
-        """Keep the nodes alive and pass signals on, until all have ended."""
+        """Send heartbeats and signals to the nodes, until all nodes have ended."""
         beat = 0.0
         kill_at: float | None = None
         told = False
@@ -195,7 +195,7 @@ class Hosts:
             self._see_who_ended()
             if self._first is not None and not told:
                 told = True
-                # The node that failed repeats its own error; told of another's failure, it would not.
+                # The node that failed repeats its own error. After "fail", it would not.
                 self._tell("fail", [node for node in self._nodes if node.name != self._first])
                 kill_at = now + FAILURE_GRACE_SECONDS + _SECONDS_LATER
             if kill_at is not None and now > kill_at:
@@ -231,7 +231,7 @@ class Hosts:
         code = codes[self._first] or 1
         lines = words.of(self._first)
         if not any(_FAILED.match(line.encode()) for line in lines):
-            # Its launcher has not said why it ended: ssh did, or nobody could.
+            # The node's launcher reported no failed rank, so the connection failed.
             say(f"{self._first} cannot be reached, or ssh to it was lost (exit code {code})")
         if lines and words.last_writer != self._first:
             say(f"{self._first} failed first; the end of what it wrote:\n{quoted(lines).rstrip()}")
@@ -244,13 +244,13 @@ class Hosts:
 
 
 def ssh_command(ssh: str, host: str, *remote: str) -> list[str]:
-    """The command line that runs `remote` on a host. Options of the user's own ssh command are first, and win."""
+    """The command line that runs `remote` on a host. The user's own ssh options come first, so they override ours."""
     options = [word for name, value in SSH_OPTIONS.items() for word in ("-o", f"{name}={value}")]
     return [*shlex.split(ssh), "-T", *options, host, " ".join(map(shlex.quote, remote))]
 
 
 def taken_along(environment: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
-    """The variables that ranks on other machines get as they are here."""
+    """The environment variables that are sent to the other machines."""
     return {
         name: value
         for name, value in environment.items()
@@ -275,7 +275,7 @@ class RemoteNode:
             stderr=subprocess.STDOUT,
             preexec_fn=partial(die_with_main_thread, os.getpid()),
         )
-        assert self.process.stdin is not None and self.process.stdout is not None  # they were asked for
+        assert self.process.stdin is not None and self.process.stdout is not None  # because they are pipes
         self._stdin = self.process.stdin.fileno()
         self.output = os.dup(self.process.stdout.fileno())
         self.process.stdout.close()
@@ -283,12 +283,12 @@ class RemoteNode:
         os.set_blocking(self._stdin, False)
 
     def tell(self, word: str) -> None:
-        """Send a command to the launcher of the node, if it still listens."""
+        """Send a command to the launcher of the node; a node that has ended is ignored."""
         with suppress(OSError):
             os.write(self._stdin, f"{word}\n".encode())
 
     def close(self) -> None:
-        """End ssh; the launcher there notices, and ends too."""
+        """End ssh; then the stdin of the node's launcher closes, and this launcher ends too."""
         self.process.kill()
         self.process.wait()
         with suppress(OSError):

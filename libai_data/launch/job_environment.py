@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from libai_data.errors import ConfigError
 
 SECRET_VARIABLE = "LIBAI_DATA_JOB_SECRET"
-"""Known to the ranks of one job alone. The launcher chooses one, for all machines of a hostfile too; whoever starts
-ranks in another way may set the same random words on all of them."""
+"""A secret that only the ranks of one job know. The launcher chooses it, also for all machines of a hostfile. If you
+start ranks in another way, set the same random words on all machines."""
 
 
 def job_key(environment: Mapping[str, str] = os.environ) -> str:
-    """The key of this job, which other jobs do not have: its secret, or the address of rank 0."""
+    """The key of this job, which differs from other jobs' keys: the job's secret, or else the address of rank 0."""
     names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
     return environment.get(SECRET_VARIABLE) or " ".join(environment.get(name, "") for name in names)
 
@@ -26,12 +26,12 @@ def job_id(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def proof(key: str, *said: object) -> str:
-    """Shows that who says this knows the key."""
+    """An HMAC-SHA256 of `said`, which shows that its sender knows the key."""
     return hmac.new(key.encode(), repr(said).encode(), hashlib.sha256).hexdigest()
 
 
 def machine() -> str:
-    """Names this machine, or the network namespace on it: OneFlow takes each for a node."""
+    """A name of this machine and its network namespace, because OneFlow counts each namespace as a node."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             booted = file.read().strip()
@@ -41,7 +41,11 @@ def machine() -> str:
 
 
 def seconds_from_environment(variable: str, default: float) -> float:
-    """Seconds that an environment variable sets."""
+    """The seconds that an environment variable sets, or `default`.
+
+    Raises:
+        ConfigError: The value is no number above 0.
+    """
     value = os.environ.get(variable, str(default))
     try:
         seconds = float(value)

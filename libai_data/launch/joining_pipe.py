@@ -1,7 +1,7 @@
 """Ranks report to their launcher when they begin and end `import oneflow`, in which each rank waits for all others.
 
-During this wait the process runs no Python code and no signal handler. So the launcher must end a rank that waits for a
-rank that has left, and a rank that must stop.
+During this wait the process runs no Python code and no signal handler. So the launcher must end the rank if it waits
+for a rank that has left, or if it must stop.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from contextlib import suppress
 
 _VARIABLE = "LIBAI_DATA_JOINING_PIPE"
 GRACE_SECONDS = 3.0
-"""How long a rank may stay in `import oneflow` after another one has left, or after a signal to stop."""
+"""How long a rank may stay in `import oneflow` after another rank has left, or after a signal to stop."""
 
 GRACE_SECONDS_ELSEWHERE = 20.0
-"""How long, after another machine has left: whether its ranks had joined is not known, but then the import is short."""
+"""The same after another machine has left. If that machine's ranks had joined before, the import ends in this time."""
 
 _WAITS, _JOINED, _FAILED = b"w", b"j", b"f"
 
 
 class JoiningPipe:
-    """The launcher's end of the pipe of one rank, which learns from `environment` the descriptor that it inherits."""
+    """The launcher's end of the pipe of one rank; the variable in `environment` gives the rank its descriptor."""
 
     def __init__(self) -> None:
         self._descriptor, self.inherited = os.pipe()
         os.set_blocking(self._descriptor, False)
-        # With the inode: a program that the rank starts has the variable, but maybe another file of that number.
+        # With the inode, because a program that the rank starts may use the descriptor's number for another file.
         self.environment = {_VARIABLE: f"{self.inherited}:{os.fstat(self.inherited).st_ino}"}
         self._last = b""
 
     def started(self) -> None:
-        """Leave the other end to the rank alone."""
+        """Close the rank's end in the launcher, after the rank was started."""
         os.close(self.inherited)
 
     def close(self) -> None:
@@ -56,7 +56,7 @@ class JoiningPipe:
 
 
 class JoiningRanks:
-    """How far the ranks of this node are with `import oneflow`, in the order of their start."""
+    """The pipes of this node's ranks, in the order of their start: which ranks wait in `import oneflow`."""
 
     def __init__(self) -> None:
         self._pipes: list[JoiningPipe] = []
@@ -64,7 +64,7 @@ class JoiningRanks:
         self._waits_since: float | None = None
 
     def add(self) -> JoiningPipe:
-        """Return the pipe of one more rank, which is about to be started."""
+        """Return the pipe of one more rank, before the rank is started."""
         self._pipes.append(JoiningPipe())
         return self._pipes[-1]
 
@@ -74,11 +74,11 @@ class JoiningRanks:
             pipe.close()
 
     def waiting(self, codes: Sequence[int | None]) -> list[int]:
-        """The local ranks that are in `import oneflow`; `codes` are exit codes, None of ranks that still run."""
+        """The local ranks that are in `import oneflow`; `codes` are exit codes, None for ranks that still run."""
         return [rank for rank, code in enumerate(codes) if code is None and self._pipes[rank].waits]
 
     def missed(self, codes: Sequence[int | None]) -> int | None:
-        """A local rank that ended well, but without `import oneflow`, in which another one has waited for it since."""
+        """A local rank that ended with code 0 without `import oneflow`, while another rank waits for it there."""
         left = [rank for rank, code in enumerate(codes) if code == 0 and not self._pipes[rank].has_joined]
         if not left or not self.waiting(codes):
             self._left_at = None
@@ -89,7 +89,7 @@ class JoiningRanks:
         return None
 
     def misses_machine(self, codes: Sequence[int | None]) -> bool:
-        """Whether a local rank has been in `import oneflow` for long; asked once a machine of the job has left."""
+        """Whether local ranks were in `import oneflow` for too long; called after a machine of the job has left."""
         if not self.waiting(codes):
             self._waits_since = None
         elif self._waits_since is None:
@@ -110,6 +110,6 @@ def tell_that_it_waits_no_more(has_joined: bool) -> None:
 def _tell(word: bytes) -> None:
     descriptor, _, inode = os.environ.get(_VARIABLE, "").partition(":")
     if descriptor.isdigit() and inode.isdigit():
-        with suppress(OSError):  # The descriptor was closed, or the launcher is gone.
+        with suppress(OSError):  # The descriptor was closed, or the launcher has ended.
             if os.fstat(int(descriptor)).st_ino == int(inode):
                 os.write(int(descriptor), word)

@@ -11,9 +11,9 @@ The launcher accepts the flags of `oneflow.distributed.launch` and sets the same
 * stops all ranks if one fails, exits with the code of the rank that failed first, and prints its error last;
 * forwards SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 to all ranks, once; a training that saved on such a signal ends
   with exit code 85, and so does the launcher;
-* leaves no rank running when it is killed itself;
+* leaves no rank running if the launcher itself is killed;
 * starts the ranks of all nodes of a `--hostfile`, over ssh; and
-* starts all again from the last checkpoint after a failure, `--max-restarts` times.
+* after a failure, restarts all ranks from the last checkpoint, at most `--max-restarts` times.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = ["DEFAULT_PORT", "FORWARDED", "FREE_PORTS", "STOPPED", "free_port", "m
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the launcher and return its exit code: 0, or that of the rank that failed first (128 + N for signal N)."""
+    """Run the launcher; returns 0, or the exit code of the rank that failed first (128 + N for signal N)."""
     args = parse_args(argv)
     os.environ.setdefault(JOB_VARIABLE, secrets.token_hex(8))
     runner: Runner | None = None

@@ -29,7 +29,7 @@ _SECONDS_FOR_PREDECESSOR = 120.0
 
 
 class StdinControl:
-    """Obeys commands from stdin, in a thread. If stdin closes or is silent, the ranks get `grace_seconds` to end."""
+    """Runs commands from stdin, in a thread. If stdin closes or is silent, the ranks get `grace_seconds` to end."""
 
     def __init__(self, descriptor: int, ranks: Ranks, grace_seconds: float) -> None:
         self._descriptor = descriptor
@@ -50,7 +50,7 @@ class StdinControl:
 
     def _obey(self, word: str) -> None:
         if word.startswith("signal "):
-            # To this process, as if it had come here: the main thread passes it on.
+            # Send the signal to this process; the handler in the main thread forwards the signal to the ranks.
             os.kill(os.getpid(), int(word.split()[1]))
         elif word == "fail":
             self._ranks.fail()
@@ -59,14 +59,14 @@ class StdinControl:
 
     def _stop(self) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
-        # The main thread may hang in a write that nobody reads any more.
+        # The main thread may block in a write to a pipe that nobody reads.
         time.sleep(self._grace_seconds + _SECONDS_LATER_THAN_GRACE)
         self._ranks.kill()
         os._exit(1)
 
 
 def read_order(descriptor: int) -> bytes:
-    """Read the first line, and nothing behind it."""
+    """Read the first line, and no byte after it."""
     line = b""
     while not line.endswith(b"\n"):
         byte = os.read(descriptor, 1)
@@ -79,10 +79,13 @@ def read_order(descriptor: int) -> bytes:
 def wait_for_predecessor(job: str) -> socket.socket:
     """Wait until the launcher of an earlier run of the same job, and its ranks, have ended on this machine.
 
-    The socket holds the name of the job until this process ends; the next run waits for it.
+    The returned socket has the name of the job until this process ends. The next run waits for this name.
+
+    Raises:
+        TimeoutError: The earlier run has not ended after two minutes.
     """
     name = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    # With the user's number, so that jobs of the same name that two users start do not wait for each other.
+    # With the user's id, so that jobs of the same name of two users do not wait for each other.
     wanted = f"libai_data.launch/{os.getuid()}/{job}"
     deadline, has_told = time.monotonic() + _SECONDS_FOR_PREDECESSOR, False
     while True:
@@ -104,19 +107,19 @@ def wait_for_predecessor(job: str) -> socket.socket:
 
 
 def _holder(name: str) -> str:
-    """Who has bound an abstract socket name, in words."""
+    """The process that has bound an abstract socket name, in words."""
     with open("/proc/net/unix", encoding="utf-8", errors="replace") as table:
         inodes = [words[6] for line in table if (words := line.split(maxsplit=7))[7:] == [f"@{name}\n"]]
     for entry in Path("/proc").glob("[0-9]*/fd/*"):
-        with suppress(OSError):  # It has ended, or is another user's.
+        with suppress(OSError):  # The process has ended, or belongs to another user.
             if os.readlink(entry) in [f"socket:[{inode}]" for inode in inodes]:
                 return f"process {entry.parts[2]}"
     return "a process of another user, or of another container,"
 
 
 def main() -> int:
-    """Start the ranks that the order asks for; returns the exit code of the first that failed, or 0."""
-    # Where nobody can start a job, because ssh ended, there is none.
+    """Start the ranks of the order; returns the exit code of the rank that failed first, or 0."""
+    # If ssh ended before the order came, there is no job.
     order = read_order(0)
     if not order:
         return 1
@@ -139,5 +142,5 @@ def main() -> int:
 if __name__ == "__main__":
     code = main()
     STDERR.flush()
-    # The thread that reads stdin must not keep it.
+    # Do not wait for the thread that reads stdin.
     os._exit(code)

@@ -1,4 +1,4 @@
-"""The output of processes: forwarded at once, also to an output that may block, and kept for error messages."""
+"""Forwards the output of processes at once, without blocking, and keeps the last lines for error messages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Sink = Callable[[str, bytes], None]
 
 
 class Output:
-    """Passes bytes on to a descriptor by a thread.
+    """Writes bytes to a descriptor in a thread.
 
     If the other side reads slowly, `has_room` tells the caller to wait. If the other side reads nothing for 10 s
     (Ctrl-S, a pager), at most 1 MiB is kept and further lines are dropped. When the other side reads again, the number
@@ -49,7 +49,7 @@ class Output:
         self._thread: threading.Thread | None = None
 
     def write(self, chunk: bytes) -> None:
-        """Hand over bytes; for any thread."""
+        """Queue bytes to be written; may be called from any thread."""
         with self._changed:
             if self._thread is None:
                 self._start()
@@ -66,14 +66,14 @@ class Output:
             self._changed.notify_all()
 
     def has_room(self) -> bool:
-        """Whether to hand over more, rather than let the other side catch up."""
+        """Whether the caller may write more; False if the caller should wait until the other side has read."""
         return self._size < _MOST_WAITING or self._is_stuck()
 
     def flush(self, is_told_to_end: Callable[[], bool] = lambda: False) -> None:
-        """Wait until all is written.
+        """Wait until all bytes are written.
 
-        If the output is a terminal, wait until the terminal reads. Otherwise wait for at most 30 s without any reading,
-        or less if the job must end.
+        If the output is a terminal, there is no time limit. Otherwise the wait ends if the other side reads nothing for
+        30 s. If the job must end, the limit is 1 s.
         """
         start = time.monotonic()
         with self._changed:
@@ -89,7 +89,7 @@ class Output:
 
     def _start(self) -> None:
         self._thread = threading.Thread(target=self._run, name="output", daemon=True)
-        # Signals are for the main thread, which blocks them at times.
+        # Only the main thread may receive signals, because it blocks them at times.
         with signals_blocked(signal.valid_signals()):
             self._thread.start()
 
@@ -111,7 +111,7 @@ class Output:
                     self._changed.notify_all()
 
     def _write_piece(self, piece: bytes) -> None:
-        """Write, or lose it where nobody can read it (a closed pipe, a full disk)."""
+        """Write bytes, or drop them if the output does not accept them (a closed pipe, a full disk)."""
         with suppress(OSError):
             while piece:
                 try:
@@ -121,7 +121,7 @@ class Output:
 
 
 STDOUT, STDERR = Output(1), Output(2)
-"""This process's own."""
+"""The stdout and stderr of this process."""
 
 
 def write_to_stderr(name: str, chunk: bytes) -> None:
@@ -130,10 +130,10 @@ def write_to_stderr(name: str, chunk: bytes) -> None:
 
 
 class LastWords:
-    """The pipes that processes write into. The caller of `pump` reads them; no other thread does.
+    """The pipes to which processes write. Only the caller of `pump` reads these pipes.
 
     Args:
-        sink: called with whole lines and the name of their writer. The beginning of a line follows after 0.1 s.
+        sink: called with the name of the writer and whole lines. An unfinished line is passed on after 0.1 s.
         terminals: if the launcher's output is a terminal, use pseudo-terminals, so that progress bars work.
     """
 
@@ -143,17 +143,17 @@ class LastWords:
         self._selector = selectors.DefaultSelector()
         self._said: dict[str, bytes] = {}
         self._held: dict[int, tuple[float, bytes]] = {}
-        """Of each descriptor, the beginning of a line: `print` writes the end of its line by itself."""
+        """Descriptor -> (time, an unfinished line), because `print` writes the end of a line separately."""
         self.last_writer: str | None = None
 
     def open(self, name: str) -> int:
-        """Return a descriptor for a process to write into; close it here once the process has it."""
+        """Return a descriptor for the output of a process; the caller closes it after the process has started."""
         reader, writer = self._pair(2)
         self.watch(name, reader)
         return writer
 
     def open_stdout(self) -> int:
-        """Return a descriptor for a process's stdout: what it writes goes to ours, and is not remembered."""
+        """Return a descriptor for a process's stdout, which is forwarded to our stdout and not kept."""
         reader, writer = self._pair(1)
         self._selector.register(reader, selectors.EVENT_READ, None)
         return writer
@@ -166,14 +166,14 @@ class LastWords:
         return reader, writer
 
     def watch(self, name: str, reader: int) -> None:
-        """Read this descriptor, and close it at its end."""
+        """Read this descriptor, and close it when its writer has closed the other end."""
         self._said[name] = b""
         self._selector.register(reader, selectors.EVENT_READ, name)
 
     def pump(self, seconds: float) -> bool:
-        """Pass on output that arrives within so many seconds. Return at the first piece, or if all pipes are closed.
+        """Pass on the first output that arrives within `seconds`.
 
-        False if nothing came, nor may come once our own output is read.
+        Returns False if no output arrived. True also means that our own output must be read first.
         """
         if not (STDOUT.has_room() and STDERR.has_room()):
             time.sleep(seconds)
@@ -185,7 +185,7 @@ class LastWords:
         for key, _ in ready:
             try:
                 chunk = os.read(key.fd, _CHUNK)
-            except OSError:  # A pseudo-terminal that everybody has closed.
+            except OSError:  # A pseudo-terminal that all its writers have closed.
                 chunk = b""
             if not chunk:
                 self._close(key)
@@ -219,7 +219,7 @@ class LastWords:
         os.close(key.fd)
 
     def empty(self) -> None:
-        """Pass on the last output of ended processes, and close all pipes, also if another process keeps them open."""
+        """Pass on the last output of ended processes, and close all pipes, even if another process has them open."""
         deadline = time.monotonic() + _SECONDS_TO_EMPTY
         while self._selector.get_map() and (self.pump(0.05) or time.monotonic() < deadline):
             pass
@@ -232,22 +232,22 @@ class LastWords:
 
 
 def last_lines(written: bytes) -> list[str]:
-    """The last lines of what was written, empty ones at the end left out."""
+    """The last lines of an output, without empty lines at the end."""
     return written[-_REMEMBERED_BYTES:].decode(errors="replace").rstrip().splitlines()[-_REMEMBERED_LINES:]
 
 
 def quoted(lines: list[str]) -> str:
-    """Lines as a block that cannot be taken for what is written now."""
+    """Lines as a block, marked so that nobody mistakes them for new output."""
     return "".join(f"  | {line}\n" for line in lines)
 
 
 def say(message: str) -> None:
-    """A line of the launcher itself."""
+    """Write a line of the launcher itself to stderr."""
     STDERR.write(f"libai_data.launch: {message}\n".encode())
 
 
 def _pass_through(terminal: int, own: int) -> None:
-    """Have a pseudo-terminal change nothing, and be as wide as our own."""
+    """Set up a pseudo-terminal that does not change the output, and is as wide as our own terminal."""
     attributes = termios.tcgetattr(terminal)
     attributes[1] &= ~termios.OPOST
     termios.tcsetattr(terminal, termios.TCSANOW, attributes)

@@ -1,4 +1,4 @@
-"""Processes that end when their parent ends, even by `kill -9`: workers watch a pipe, programs get a signal.
+"""Ends processes when their parent ends, even by `kill -9`: workers watch a pipe, programs get a signal.
 
 A program that the parent's main thread starts asks the system for a signal (`die_with_main_thread`). A worker may be
 started by any thread, and the end of this thread would send the signal too early. So a worker watches a pipe.
@@ -16,17 +16,17 @@ import weakref
 from typing import Any, Callable
 
 _PR_SET_PDEATHSIG = 1
-# Looked up before any fork: the child may not take the dynamic loader's lock.
+# Look the function up before any fork, because a forked child must not need the dynamic loader's lock.
 _prctl = ctypes.CDLL(None).prctl
 
 _of_this_process: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
 def keep_from_forks(owner: Any, close: str = "close") -> None:
-    """In each fork, close an object that only this process may keep open, such as the end of a connection.
+    """In each forked child, close an object that only this process may have open, such as the end of a connection.
 
-    While a worker, or anything else that the user's code forked, held it open, the other end could not see this process
-    die. `close` is its method that closes the end.
+    If a worker, or another fork of the user's code, had the object open too, the other end would not notice the end of
+    this process. `close` is the name of the method that closes the object.
     """
     _of_this_process[owner] = close
 
@@ -42,8 +42,8 @@ os.register_at_fork(after_in_child=_let_go_in_forked_child)
 class ParentPipe:
     """A pipe to which nothing is written. Only the parent has the writing end, which closes when the parent ends.
 
-    A thread of the worker cannot replace the pipe: it cannot run while code of the dataset has the interpreter, or
-    while the worker is stopped.
+    A thread that watches in the worker would not suffice: a thread cannot run while the dataset's code has the
+    interpreter, or while the worker is stopped.
     """
 
     descriptor = _parents_end = _process = -1
@@ -60,7 +60,7 @@ class ParentPipe:
     def close_parents_end(self) -> None:
         """Close the parent's end, in the parent or in a process that it has forked."""
         if self._parents_end >= 0:
-            # In one line, so that no interrupt leaves it open, or has it closed twice; the class has -1.
+            # One statement, so that an interrupt cannot leave the descriptor open, or close it twice.
             os.close(vars(self).pop("_parents_end"))
 
     def close(self) -> None:
@@ -71,8 +71,8 @@ class ParentPipe:
 
 
 def die_with_parent(descriptor: int) -> None:
-    """Let this process be killed when the parent's end closes, or end it now if that has happened."""
-    # Opened anew, because whom to signal is noted with the open file, which all workers would share.
+    """Have the system kill this process when the parent's end closes; if the end is closed already, exit now."""
+    # Open the pipe again: the process to signal is a property of the open file, which all workers would share.
     own = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
     fcntl.fcntl(own, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(own, fcntl.F_SETSIG, signal.SIGKILL)
@@ -86,7 +86,7 @@ def die_with_parent(descriptor: int) -> None:
 def die_with_main_thread(parent: int) -> None:
     """Between fork and exec: give this process its own group, and kill it when the parent's main thread ends.
 
-    Ctrl-C on a terminal reaches only the terminal's process group: the launcher, which forwards the signal once.
+    A Ctrl-C on a terminal then reaches only the launcher's process group, and the launcher forwards it once.
     """
     os.setpgid(0, 0)
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""The address at which ranks meet: finds and checks the port of rank 0, and checks that the machines differ."""
+"""Finds and checks the port of rank 0, to which all ranks connect, and checks that the machines differ."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from pathlib import Path
 from libai_data.errors import ConfigError
 
 DEFAULT_PORT = 29500
-# Below the ports that Linux hands out to clients, so that none of them takes it before rank 0 listens.
+# Below the ports that Linux gives to clients, so that no client takes the port before rank 0 listens.
 FREE_PORTS = range(15000, 32000)
 _ESTABLISHED, _LISTENING = "01", "0A"
 _CREDENTIALS = struct.Struct("3i")
-_MOST_CALLERS = 4096  # ranks of a machine; the holder of a port accepts none, and the system keeps all
+_MOST_CALLERS = 4096  # ranks of a machine that may connect; nobody accepts, so the backlog must have room for all
 
 
 def listen(port: int, backlog: int = 1) -> socket.socket:
-    """Listen on a TCP port of all addresses of this machine, including IPv6 if it is there. With 0, the system chooses.
+    """Listen on a TCP port of all addresses of this machine, with IPv6 if available. With 0, the system chooses.
 
-    An OSError if something listens there already.
+    Raises:
+        OSError: Another socket listens on the port already.
     """
     listener = bound(port)
     listener.listen(backlog)
@@ -31,14 +32,18 @@ def listen(port: int, backlog: int = 1) -> socket.socket:
 
 
 def bound(port: int, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:
-    """A socket at a port of all addresses of this machine; an OSError if another one is there."""
+    """A socket bound to a port of all addresses of this machine.
+
+    Raises:
+        OSError: The port is in use.
+    """
     for family, address in ((socket.AF_INET6, "::"), (socket.AF_INET, "")):
         try:
             found = socket.socket(family, kind)
         except OSError:  # no IPv6
             continue
         try:
-            if kind == socket.SOCK_STREAM:  # For UDP, this would let two share the port.
+            if kind == socket.SOCK_STREAM:  # For UDP, this would let two sockets share the port.
                 found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
@@ -46,12 +51,16 @@ def bound(port: int, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.soc
             return found
         except OSError as error:
             found.close()
-            problem = error  # Without IPv6 addresses; where the port is taken, IPv4 says so too.
+            problem = error  # No IPv6 address, or the port is in use; then binding to IPv4 fails too.
     raise problem
 
 
 def free_port() -> int:
-    """Return a TCP port that nothing on this machine listens on."""
+    """Return a TCP port on which no process of this machine listens.
+
+    Raises:
+        OSError: None of 200 ports is free.
+    """
     for port in random.SystemRandom().sample(FREE_PORTS, 200):
         with contextlib.suppress(ConfigError), reserve_port(port):
             return port
@@ -59,12 +68,18 @@ def free_port() -> int:
 
 
 def reserve_port(port: int, holder: str = "launcher") -> socket.socket:
-    """Keep others of this machine from a port, until the returned socket is closed: all launchers, or all ranks 0.
+    """Reserve a port on this machine, against other holders of the same kind, until the returned socket is closed.
 
-    Two that start in the same moment both find the port free, and OneFlow lets two jobs of one user share it: their
-    ranks would join each other.
+    Two launchers that start at the same moment both find the port free. OneFlow lets two jobs of one user share the
+    port, so their ranks would join each other.
+
+    Args:
+        holder: kind of holder, such as "launcher".
+
+    Raises:
+        ConfigError: The port is in use.
     """
-    # The name is free again when its process ends, and belongs to the network namespace, as the port does.
+    # The socket's name is free again when its process ends. Like the port, it belongs to the network namespace.
     reservation = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         reservation.bind(_reservation(port, holder))
@@ -82,7 +97,7 @@ def reserve_port(port: int, holder: str = "launcher") -> socket.socket:
 
 
 def process_with_port(port: int, holder: str) -> int | None:
-    """The process that has reserved a port; None without one, and 0 if it is in another container."""
+    """The id of the process that has reserved a port; None if there is none, and 0 if it is in another container."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
         caller.setblocking(False)
         try:
@@ -93,7 +108,7 @@ def process_with_port(port: int, holder: str) -> int | None:
 
 
 def process_and_user_of(end: socket.socket) -> tuple[int, int]:
-    """Process and user id of the other end of a Unix socket; the process is 0 if it is in another container."""
+    """Process id and user id of the other end of a Unix socket; the process id is 0 for another container."""
     process, user, _ = _CREDENTIALS.unpack(end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return process, user
 
@@ -103,9 +118,9 @@ def _reservation(port: int, holder: str) -> str:
 
 
 def refuse_port_in_use(port: int) -> None:
-    """Check that rank 0 can listen on a port."""
+    """Raise a ConfigError if rank 0 cannot listen on a port."""
     try:
-        # Not listening: a launcher that waits for rank 0 must not take this for it.
+        # Bind without listening; a launcher that waits for rank 0 would connect to a listening socket.
         bound(port).close()
     except OSError as error:
         raise ConfigError(
@@ -115,9 +130,9 @@ def refuse_port_in_use(port: int) -> None:
 
 
 def refuse_one_machine(nnodes: int, node_rank: int, host: str | None) -> None:
-    """Refuse two nodes on one machine, because OneFlow 0.9 computes wrong sums between them.
+    """Raise a ConfigError if two nodes would be on one machine, because OneFlow 0.9 computes wrong sums between them.
 
-    `host` is the address or name of machine 0, and this is machine `node_rank`.
+    `host` is the address or name of machine 0, and `node_rank` is the number of this machine.
     """
     if nnodes == 1:
         return
@@ -133,7 +148,7 @@ def refuse_one_machine(nnodes: int, node_rank: int, host: str | None) -> None:
 
 
 def machines_connected_to(port: int) -> list[str]:
-    """Addresses of other machines that have a connection to a TCP port of this one."""
+    """Addresses of other machines that are connected to a TCP port of this machine."""
     found = {_address_in_words(other.partition(":")[0]) for other in _others_at(port, _ESTABLISHED)}
     return sorted(each for each in found if not _is_of_this_machine(each))
 
@@ -144,12 +159,12 @@ def is_listened_on(port: int) -> bool:
 
 
 def is_this_machine(host: str) -> bool:
-    """Whether a name or address is one of this machine."""
+    """Whether a name or address belongs to this machine."""
     return any(map(_is_of_this_machine, _addresses_of(host)))
 
 
 def _others_at(port: int, state: str) -> Iterator[str]:
-    """The other ends of the sockets in a state at a TCP port of this machine, as Linux writes them."""
+    """The other ends of the sockets in `state` at a TCP port of this machine, in the notation of /proc/net/tcp."""
     for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):
         for line in table.read_text().splitlines()[1:] if table.exists() else ():
             own, other, found = line.split()[1:4]
@@ -170,13 +185,13 @@ def _address_in_words(packed: str) -> str:
 def _addresses_of(host: str) -> set[str]:
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError:  # Whoever connects says so.
+    except OSError:  # The rank that connects reports this error.
         return set()
     return {str(address[0]).partition("%")[0] for *_, address in found}
 
 
 def _is_own(address: str) -> bool:
-    """Whether packets to an address would leave from the same address; sends none."""
+    """Whether packets to an address would have the same source address; no packet is sent."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:

@@ -29,26 +29,26 @@ from libai_data.launch.signals import signals_blocked
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# How long ranks may take to end, after one failed.
+# How long ranks may take to end, after one rank failed.
 FAILURE_GRACE_SECONDS = 5.0
-# How long the other ranks of rank 0's node wait for it to listen. A script may never import OneFlow, or late.
+# On rank 0's node, the other ranks start after this time at the latest. A script may import OneFlow late, or never.
 LISTEN_SECONDS = 10.0
-# How long a rank of OneFlow waits in a collective for one that never comes. OneFlow's own 7200 s are two hours of
-# silence; half an hour is still longer than a rank needs to write a checkpoint or to add up a large evaluation alone.
+# How long a rank of OneFlow waits in a collective for a missing rank. OneFlow's default is 7200 s. Half an hour is
+# still longer than a rank needs to write a checkpoint or to sum up a large evaluation alone.
 ONEFLOW_TIMEOUT_SECONDS = 1800
 POLL_SECONDS = 0.02
 SECONDS_TO_JOIN = "LIBAI_DATA_SECONDS_TO_JOIN"
-# The others may still need the rank that ended, and one may rightly work on alone.
+# The launcher reports an ended rank after this time: other ranks may wait for it, or may finish without it.
 SECONDS_UNTIL_TOLD = 10.0
 
 Output = Union[None, int, IO[bytes]]
 
 
 def rank_environment(args: argparse.Namespace, local_rank: int, library_path: str | None) -> dict[str, str]:
-    """Return the environment of one rank: as `oneflow.distributed.launch` sets it, and a shorter time-out."""
+    """Return the environment of one rank, as `oneflow.distributed.launch` sets it, with a shorter time-out."""
     env = dict(os.environ)
     env.setdefault("ONEFLOW_TIMEOUT_SECONDS", str(ONEFLOW_TIMEOUT_SECONDS))
-    # Ranks and their workers order sets of strings alike, in every run.
+    # All ranks and workers then iterate over sets of strings in the same order, in every run.
     env.setdefault("PYTHONHASHSEED", "0")
     if args.nproc_per_node > 1:
         env.setdefault("OMP_NUM_THREADS", "1")
@@ -72,7 +72,7 @@ def _log_folder(args: argparse.Namespace, local_rank: int) -> Path:
 class Ranks:
     """Starts the ranks of this node, and again after a failure.
 
-    If `controlled`, another launcher reads the output and sends commands to stdin, so the ranks get neither directly.
+    If `controlled`, another launcher reads the output and sends commands to stdin. Then the ranks get neither directly.
     """
 
     def __init__(self, args: argparse.Namespace, controlled: bool = False) -> None:
@@ -97,14 +97,14 @@ class Ranks:
 
     @property
     def stopped(self) -> bool:
-        """Whether a signal to stop has come."""
+        """Whether this process has received a signal to stop."""
         return self.stop_signal is not None
 
     def run(self, script_args: list[str]) -> int:
         """Start all ranks, and wait until all have ended.
 
         Returns:
-            Exit code: of the rank that failed first, or 0.
+            The exit code of the rank that failed first, or 0.
 
         Raises:
             ConfigError: The port of rank 0 is in use, or two nodes would run on one machine.
@@ -134,7 +134,7 @@ class Ranks:
             self._start(script_args)
             return self._wait()
         finally:
-            # What a rank started and did not end, such as its readers, is in the rank's process group.
+            # Processes that a rank started and did not end, such as workers, are in the rank's process group.
             self.kill()
             self._words.empty()
             self._joining.close()
@@ -148,24 +148,24 @@ class Ranks:
         return ""
 
     def fail(self) -> None:
-        """Stop the ranks, because another node has failed. For any thread."""
+        """Stop the ranks, because another node has failed. May be called from any thread."""
         self._failed_elsewhere = True
 
     def note_left(self, machine: str) -> None:
-        """Note that all ranks of another machine have ended with exit code 0. For any thread."""
+        """Note that all ranks of another machine have ended with exit code 0. May be called from any thread."""
         self._left_elsewhere = machine
 
     def kill(self) -> None:
-        """Kill the ranks and what they started. For any thread."""
+        """Kill the ranks and the processes that they started. May be called from any thread."""
         for process in self.processes:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
 
     def _start(self, script_args: list[str]) -> None:
-        """Start all ranks, rank 0 first. After a signal to stop, or when one fails at once, no more are started."""
+        """Start all ranks, rank 0 first. After a signal to stop or a failure, no more ranks are started."""
         args = self._args
         library_path = library_path_for_ranks()
-        # Launchers on several machines share one where a hostfile's, or the user, gave it to them.
+        # On several machines, the launcher of the hostfile, or the user, gives all launchers the same secret.
         secret = {SECRET_VARIABLE: secrets.token_hex(16)} if args.nnodes == 1 else {}
         for local_rank in range(args.nproc_per_node):
             if args.node_rank + local_rank > 0 and local_rank <= 1:
@@ -179,7 +179,7 @@ class Ranks:
         command = [] if args.no_python else [sys.executable, "-u", *(["-m"] if args.module else [])]
         command += [args.training_script, *script_args]
         stdin = subprocess.DEVNULL if self._controlled else None
-        # A signal to forward must not come between the start of a process and its being known.
+        # A signal between the start of a process and its entry in `processes` would not be forwarded to it.
         with signals_blocked(FORWARDED):
             stdout, stderr = self._output(local_rank)
             joining = self._joining.add()
@@ -201,7 +201,7 @@ class Ranks:
                     os.close(descriptor)
 
     def _wait_for_rank_0(self) -> None:
-        """Wait until rank 0 listens; on its own node only so long: its script may do something else first."""
+        """Wait until rank 0 listens. On rank 0's node a time-out is no error: the script may import OneFlow late."""
         args = self._args
         seconds = seconds_from_environment(SECONDS_TO_JOIN, 600.0) if args.node_rank else LISTEN_SECONDS
         where = (args.master_addr or "127.0.0.1", args.master_port)
@@ -223,7 +223,7 @@ class Ranks:
             )
 
     def _wait(self) -> int:
-        """Wait until every rank has ended. Returns the exit code of the first that failed, else 0."""
+        """Wait until every rank has ended; returns the exit code of the rank that failed first, else 0."""
         first: tuple[int, int] | None = None
         told = False
         while True:
@@ -261,7 +261,7 @@ class Ranks:
         return as_exit_code(code)
 
     def _tell_who_may_be_missed(self, codes: Sequence[int | None]) -> None:
-        """Say, once each, that ranks have ended without a failure, or were stopped, while others run."""
+        """Report once if ranks have ended without a failure while others run, and if a rank was stopped."""
         for local_rank, process in enumerate(self.processes):
             with contextlib.suppress(ChildProcessError):
                 if os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOHANG):
@@ -277,7 +277,7 @@ class Ranks:
             say(f"{_ended(codes)} {SECONDS_UNTIL_TOLD:g} s ago or earlier; the others still run")
 
     def _tell_what_is_waited_for(self, codes: Sequence[int | None]) -> None:
-        """Say once that ranks wait in `import oneflow` for those of other machines, and which of these have come."""
+        """Report once that ranks wait in `import oneflow` for other machines, and which machines have connected."""
         if time.monotonic() < self._look_at:
             return
         args, waiting = self._args, self._joining.waiting(codes)
@@ -297,7 +297,7 @@ class Ranks:
         )
 
     def _prepare(self) -> None:
-        """Runs in the rank, before its program."""
+        """Runs in the new process of a rank, before the rank's program."""
         die_with_main_thread(self._launcher_pid)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
 
@@ -307,7 +307,7 @@ class Ranks:
             return stderr if self._controlled else self._words.open_stdout(), stderr
         folder = _log_folder(self._args, local_rank)
         folder.mkdir(parents=True, exist_ok=True)
-        # What an earlier attempt wrote is kept.
+        # Append, so that the output of an earlier attempt is kept.
         files = [(folder / name).open("ab") for name in ("stdout", "stderr")]
         self._files += files
         self._began[local_rank] = files[1].tell()
@@ -328,7 +328,7 @@ class Ranks:
         self._kill_at = at if self._kill_at is None else min(at, self._kill_at)
 
     def _signal_all(self, signum: int) -> None:
-        # To the ranks alone: each knows what its readers have to do.
+        # Signal only the ranks, not their workers: each rank ends its own workers.
         for process in self.processes:
             if process.poll() is None:
                 process.send_signal(signum)
@@ -355,7 +355,7 @@ class Ranks:
             say(f"local rank {local_rank} ended with {described(code)}; stopping the others{before}")
 
     def _report_last(self, local_rank: int, code: int) -> None:
-        """Say again what the first rank that failed said, if others have spoken since."""
+        """Repeat the last output of the rank that failed first, if other ranks have written since."""
         redirected = self._args.redirect_stdout_and_stderr
         if (
             not code

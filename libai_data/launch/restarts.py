@@ -1,4 +1,4 @@
-"""Starts a job again after a failure, unless the failure repeats."""
+"""Restarts a job after a failure, unless the same failure repeats."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from typing import Any, Callable, Protocol
 from libai_data.launch.exit_codes import STOPPED
 from libai_data.launch.output import quoted, say
 
-# An error that comes again so soon after its start, without a new checkpoint, will come again.
+# If the same failure occurs twice within this time after the start, without a new checkpoint, it would occur again.
 SECONDS_TO_PROVE_ITSELF = 60.0
 _SECONDS_TO_DESCRIBE = 120.0
 _RESUME = "--resume"
 
 JOB_VARIABLE = "LIBAI_DATA_JOB"
-"""Names the job, for all its starts: a training resumes without being asked what the same job wrote."""
+"""The name of the job, the same for all its restarts. A training resumes from the checkpoints of its own job."""
 
 RESTARTED_VARIABLE = "LIBAI_DATA_RESTARTED"
-"""Set where `--resume` was added because of a restart: it then means what this job wrote, and nothing older."""
+"""Set if a restart added `--resume`: the run then resumes only from checkpoints of this job, not from older ones."""
 
 
 class Runner(Protocol):
@@ -33,21 +33,21 @@ class Runner(Protocol):
 
     @property
     def stopped(self) -> bool:
-        """Whether somebody wants the job to end."""
+        """Whether the launcher has received a signal to stop."""
 
     def run(self, script_args: list[str]) -> int:
-        """Start all ranks, wait until every one has ended, and return the exit code of the first that failed, or 0."""
+        """Start all ranks, and wait until all have ended; returns the exit code of the first that failed, or 0."""
 
     def choose_again(self) -> str:
-        """Prepare another run after a failure; returns why there can be none, or ""."""
+        """Prepare another run after a failure; returns the reason why no other run is possible, or ""."""
 
 
 @dataclass(frozen=True)
 class Training:
-    """What is known of the script that the ranks run.
+    """Facts about the script that the ranks run.
 
     Args:
-        checkpoints: the folder of its checkpoints; None if unknown.
+        checkpoints: the folder of the script's checkpoints; None if unknown.
         problems: number of nodes -> why the config cannot run on this number, or "". Empty if unknown.
     """
 
@@ -55,7 +55,7 @@ class Training:
     problems: dict[int, str] = field(default_factory=dict)
 
     def last_checkpoint(self) -> tuple[str, int]:
-        """What tells one last checkpoint from another: its name, and when it was named; ("", 0) if there is none."""
+        """Name of the last checkpoint, and time in ns when its name was written; ("", 0) if there is none."""
         if self.checkpoints is None:
             return "", 0
         path = self.checkpoints / "last_checkpoint"
@@ -67,7 +67,7 @@ class Training:
 
 @dataclass
 class Restarts:
-    """Decides after each run whether another one helps; `clock` gives seconds."""
+    """Decides after each run whether to restart; `clock` returns seconds."""
 
     limit: int
     last_checkpoint: Callable[[], tuple[str, int]]
@@ -78,16 +78,16 @@ class Restarts:
     _came_at_once: int | None = None
 
     def begin(self) -> None:
-        """A run begins."""
+        """Note the time and the last checkpoint at the start of a run."""
         self._began = self.clock()
         self._checkpoint = self.last_checkpoint()
 
     def has_new_checkpoint(self) -> bool:
-        """Whether there is a checkpoint that was not there when the run began."""
+        """Whether the run has written a checkpoint."""
         return self.last_checkpoint() not in (("", 0), self._checkpoint)
 
     def refusal(self, code: int) -> str:
-        """Why not to run again after a failure; "" if it is worth it, which counts as a restart."""
+        """The reason not to restart after a failure; "" if the job should restart, which counts as a restart."""
         seconds = self.clock() - self._began
         at_once = seconds < SECONDS_TO_PROVE_ITSELF and not self.has_new_checkpoint()
         again = at_once and self._came_at_once == code
@@ -106,8 +106,8 @@ class Restarts:
 def run_with_restarts(runner: Runner, script_args: Sequence[str], restarts: Restarts) -> int:
     """Run the job, and again after a failure; returns the exit code of the last run.
 
-    The script gets `--resume` before its arguments from the second run on. The environment then says that nobody asked
-    for it.
+    From the second run on, the script gets `--resume` before its arguments. The environment then says that the launcher
+    added `--resume`, and not the user.
     """
     is_told = _RESUME in script_args
     arguments = list(script_args)

@@ -1,4 +1,4 @@
-"""Signals that must wait."""
+"""Blocks signals for a short time."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def signals_blocked(signals: Iterable[int]) -> Iterator[None]:
-    """Within the block, these signals to this thread wait; what was blocked before stays so after it."""
-    # Known before any is blocked: one that came just before is raised as an exception by the call that blocks it.
+    """Block signals to this thread within the `with` block; afterwards the earlier signal mask is restored."""
+    # Read the mask first: the call that blocks signals may raise the exception of a signal that came just before.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
         signal.pthread_sigmask(signal.SIG_BLOCK, signals)
