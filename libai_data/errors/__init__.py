@@ -1,6 +1,7 @@
-"""The errors of libai_data, and the words of their messages.
+"""The error classes of libai_data, and functions that word their messages.
 
-Every class also derives from the fitting built-in exception, so that code without knowledge of this package catches it.
+Every class also derives from a built-in exception of the same kind, so that code that does not know this package can
+catch it.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ _UNITS = ("B", "KB", "MB", "GB", "TB")
 
 
 class DataPipelineError(Exception):
-    """The base of all errors that this package raises on its own account."""
+    """The base class of all errors of this package."""
 
     config_path: str | None = None
-    """The config key of the call that failed, when `instantiate` made that call."""
+    """The config key of the failed call, if `instantiate` made the call."""
 
 
 class ConfigError(DataPipelineError, ValueError):
@@ -26,13 +27,13 @@ class ConfigError(DataPipelineError, ValueError):
 
 
 class ConfigImportError(ConfigError, ImportError):
-    """What a config file imports, or a package that an argument needs, is not there."""
+    """A module that a config file imports, or a package that an argument needs, does not exist."""
 
 
 class ConfigKeyError(ConfigError, KeyError):
     """An override names a key that the config does not have."""
 
-    __str__ = Exception.__str__  # That of KeyError would put the message into quotes.
+    __str__ = Exception.__str__  # KeyError's __str__ would put the message into quotes.
 
 
 class MeshError(DataPipelineError, ValueError):
@@ -60,7 +61,7 @@ class ContractError(DataPipelineError, RuntimeError):
 
 
 ENDS_PROGRAM = (KeyboardInterrupt, SystemExit, GeneratorExit)
-"""Exceptions that say nothing of the sample that is being read."""
+"""Exceptions that end the program, and are not errors of the sample that is being read."""
 
 
 class PeerError(DataPipelineError, ConnectionError):
@@ -80,7 +81,7 @@ class CheckpointError(DataPipelineError, RuntimeError):
 
 
 def error_text(error: BaseException) -> str:
-    """The type and message of any exception, also of one whose `__str__` raises."""
+    """The type and message of any exception, even if its `__str__` raises."""
     try:
         message = str(error)
     except Exception as failure:
@@ -89,9 +90,10 @@ def error_text(error: BaseException) -> str:
 
 
 def failed_reading(which: str, error: BaseException) -> SampleError:
-    """The error that names the samples over which a user's code failed, by whatever exception.
+    """The error for a failure of a user's code: it names the samples (`which`) and the exception.
 
-    Libraries in Rust raise a PanicException, which is no Exception. What is to end the program is raised as it is.
+    `error` may be any BaseException, because libraries in Rust raise PanicException, which is no Exception. Exceptions
+    of `ENDS_PROGRAM` are raised unchanged.
     """
     if isinstance(error, ENDS_PROGRAM):
         raise error
@@ -99,9 +101,9 @@ def failed_reading(which: str, error: BaseException) -> SampleError:
 
 
 def comes_from_signal_handler(error: BaseException) -> bool:
-    """Whether the handler of a signal raised an exception, in the middle of the code that it reached.
+    """Whether a signal handler raised an exception.
 
-    A handler is called with the frame that it interrupts, which is then the frame below its own.
+    Python calls a handler with the interrupted frame as an argument, and this frame is also the caller's frame.
     """
     traceback = error.__traceback__
     while traceback is not None:
@@ -119,22 +121,22 @@ def nearest(name: object, known: Iterable[object]) -> str:
 
     Args:
         name: what the user wrote.
-        known: the names that would have been right.
+        known: the valid names.
 
     Returns:
-        `" Did you mean 'x'?"`, with a leading space, or `""` where nothing known resembles `name`.
+        `" Did you mean 'x'?"`, with a leading space, or `""` if no valid name is similar to `name`.
     """
     spellings: dict[str, str] = {}
     for candidate in known:
         spellings.setdefault(str(candidate).lower(), str(candidate))
-    import difflib  # Not at the start of each worker, which it would delay.
+    import difflib  # Imported here, because the import would delay the start of each worker.
 
     close = difflib.get_close_matches(str(name).lower(), spellings, n=1, cutoff=0.6)
     return f" Did you mean '{spellings[close[0]]}'?" if close else ""
 
 
 def numbers_in_words(numbers: Sequence[int]) -> str:
-    """Ascending numbers, as ranges where they follow each other: `0-3 7`."""
+    """Ascending numbers in words; consecutive numbers become a range: `0-3 7`."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][1] + 1:
@@ -154,7 +156,7 @@ def bytes_in_words(count: float) -> str:
 
 
 def by_rank(values: dict[int, str]) -> str:
-    """Each value of the ranks, once, with who has it: `1.26.4 on rank 0-2, but 1.26.3 on rank 3`.
+    """Each different value, with the ranks that have it: `1.26.4 on rank 0-2, but 1.26.3 on rank 3`.
 
     Args:
         values: rank -> its value.
@@ -164,7 +166,7 @@ def by_rank(values: dict[int, str]) -> str:
 
 
 def ranks_by_value(values: Mapping[int, _Value]) -> dict[_Value, list[int]]:
-    """The ranks that have each value, ascending; values in the order of their first ranks.
+    """Value -> the ranks that have it, ascending; values in the order of their first ranks.
 
     Args:
         values: rank -> its value.
@@ -176,15 +178,15 @@ def ranks_by_value(values: Mapping[int, _Value]) -> dict[_Value, list[int]]:
 
 
 def installed(package: str, whom: str, install: str) -> Any:
-    """A package that is installed on request only.
+    """Import an optional package.
 
     Args:
-        package: its name, or that of a module in it.
-        whom: what needs it, for the error.
-        install: what to install.
+        package: name of the package, or of a module in it.
+        whom: the feature that needs the package, for the error.
+        install: arguments of `pip install`, for the error.
 
     Raises:
-        ConfigImportError: It is not installed.
+        ConfigImportError: The package is not installed.
     """
     try:
         return importlib.import_module(package)

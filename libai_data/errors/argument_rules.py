@@ -1,4 +1,4 @@
-"""What arguments and config keys accept: rules that hold for a value or not, and say in words what is allowed."""
+"""Rules for the values of arguments and config keys: a rule tests a value, and describes the allowed values."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _LARGEST = 2**62
 
 
 class Rule(NamedTuple):
-    """What a value must be.
+    """A rule for a value.
 
     Args:
-        allowed: in words, as in "seed is 'x'; it must be <allowed>".
-        holds: whether a value is allowed.
-        choices: the allowed values, where there are few.
+        allowed: the allowed values in words, as in "seed is 'x'; it must be <allowed>".
+        holds: returns whether a value is allowed.
+        choices: the allowed values, if there are few.
     """
 
     allowed: str
@@ -33,7 +33,7 @@ class Rule(NamedTuple):
     choices: tuple[Any, ...] = ()
 
     def problem(self, name: str, value: Any) -> str:
-        """What is wrong with a value that is not allowed."""
+        """The message about a value that is not allowed."""
         hint = nearest(value, self.choices) if isinstance(value, str) else ""
         if isinstance(value, Integral) and value > _LARGEST:  # type: ignore[operator]
             hint = f" No number may be above {_LARGEST}."
@@ -60,7 +60,7 @@ def real(least: float, most: float, words: str = "") -> Rule:
 
 
 def one_of(*choices: Any) -> Rule:
-    """One of a few values, of the same type."""
+    """One of a few values; the type must be equal too."""
 
     def holds(value: Any) -> bool:
         return any(type(choice) is type(value) and choice == value for choice in choices)
@@ -69,7 +69,7 @@ def one_of(*choices: Any) -> Rule:
 
 
 def list_of(kind: type, words: str, least: int = 0) -> Rule:
-    """A list, or another sequence, of at least so many elements, all of a type."""
+    """A list, or another sequence, of at least `least` elements, all of type `kind`."""
 
     def holds(value: Any) -> bool:
         is_list = isinstance(value, Sequence) and not isinstance(value, (str, bytes)) and len(value) >= least
@@ -83,7 +83,7 @@ def _are_field_names(value: Any) -> bool:
 
 
 def each(rule: Rule, count: int | None = None, least: int = 0) -> Rule:
-    """A list, of so many elements where `count` is given and at least `least`, that all follow a rule."""
+    """A list of `count` elements, or of any number from `least` on, that all follow a rule."""
 
     def holds(value: Any) -> bool:
         fits = isinstance(value, (list, tuple)) and count in (None, len(value)) and len(value) >= least
@@ -103,7 +103,7 @@ def several(rule: Rule) -> Rule:
 
 
 def or_none(rule: Rule) -> Rule:
-    """The same, or None."""
+    """A rule that also allows None."""
     return rule._replace(allowed=f"{rule.allowed}, or None", holds=lambda value: value is None or rule.holds(value))
 
 
@@ -112,7 +112,7 @@ def _is_path(text: Any) -> bool:
 
 
 def _is_output(value: Any) -> bool:
-    # pathlib makes "s3:/bucket" of "s3://bucket".
+    # pathlib turns "s3://bucket" into "s3:/bucket".
     return PATH.holds(value) and not re.search(r"^~|^[\w+.-]+:/|://", os.fspath(value))
 
 
@@ -136,14 +136,14 @@ ANYTHING = Rule("anything", lambda value: True)
 
 
 def check(rules: Mapping[str, Rule], **values: Any) -> None:
-    """Refuse an argument that breaks its rule.
+    """Check arguments against their rules.
 
     Args:
         rules: name -> rule.
-        **values: the arguments; those without a rule are accepted.
+        **values: name -> argument; an argument without a rule is accepted.
 
     Raises:
-        ConfigError: Naming the first such argument, its value and what is allowed.
+        ConfigError: An argument breaks its rule; the message names the first one, its value and the allowed values.
     """
     for name, value in values.items():
         if name in rules and not rules[name].holds(value):
@@ -151,7 +151,7 @@ def check(rules: Mapping[str, Rule], **values: Any) -> None:
 
 
 def takes_numpy_numbers(function: Function) -> Function:
-    """Give a function Python's numbers for numpy's, which cannot be written as JSON."""
+    """Convert numpy numbers in a function's arguments to Python numbers, because JSON cannot store numpy numbers."""
 
     def plain(value: Any) -> Any:
         return value.item() if isinstance(value, np.generic) else value
@@ -178,9 +178,12 @@ _RULE_OF_TYPE = {
 
 
 def check_types(target: Callable[..., Any], values: Mapping[str, Any], path: str = "") -> None:
-    """Refuse numbers, flags, texts, and lists of these, of another type than an argument of this package says.
+    """Check numbers, flags, texts, and lists of these, against the type annotations of a target of this package.
 
-    Other annotations, and other packages' targets, are not judged.
+    Other annotations, and targets of other packages, are not checked.
+
+    Raises:
+        ConfigError: A value has another type.
     """
     if not str(getattr(target, "__module__", "")).startswith("libai_data."):
         return

@@ -1,4 +1,4 @@
-"""This package inside other frameworks; `from_iterable` is here for those who look for it."""
+"""This package inside other frameworks; `from_iterable` can also be imported from here."""
 
 from libai_data.iterables import default_collate, from_iterable
 

@@ -1,4 +1,4 @@
-"""For tests of loaders, ours and others': what a user may rely on, checked."""
+"""Checks for tests of loaders, of this package or of others: does a loader keep its promises?"""
 
 from libai_data.testing.conformance import CHECKS, Finding, Report, check_conformance
 

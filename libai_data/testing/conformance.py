@@ -1,7 +1,7 @@
-"""Checks of any loader: the guarantees that an exact training needs.
+"""Checks whether a loader of any kind keeps the guarantees that an exact training needs.
 
-A factory makes the loader of each rank. The kit runs all ranks in this process and stops them at every step. Then
-it resumes from the state, with the same and with other numbers of ranks and workers.
+A factory makes the loader of each rank. The checks run all ranks in this process, and stop them after every step. Then
+the ranks resume from the state, with the same and with other numbers of ranks and workers.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ def check_conformance(
     indices_of: Callable[[Any], Sequence[int]] | None = None,
     title: str = "loader",
 ) -> Report:
-    """Check a loader, of whatever library.
+    """Check a loader of any library.
 
     Args:
         make_loader: makes the loader of one rank: `make_loader(rank, world, state)`, where `state` is None or what
-            `loader.state_dict()` returned; a loader without `state_dict` is not resumed. If it has a parameter
-            `workers`, it is also called with other numbers of workers. Loaders are iterables of batches; the stream
-            is to be the same on all worlds, so keep the global batch size.
-        samples: length of the dataset. Some dozens that no batch size divides show the most.
+            `loader.state_dict()` returned; a loader without `state_dict` is not resumed. If `make_loader` has a
+            parameter `workers`, it is also called with other numbers of workers. Loaders are iterables of batches. Keep
+            the global batch size the same for all worlds, because the stream must be the same.
+        samples: length of the dataset. A few dozen, not divisible by any batch size, find the most errors.
         endless: the loader continues from epoch to epoch; otherwise each `iter(loader)` is an epoch.
         worlds: numbers of ranks to try.
-        workers: numbers of workers to try, the first of them throughout.
+        workers: numbers of workers to try; all other checks use the first number.
         indices_of: returns the index of each row of a batch, and a negative number for padding. By default a batch is
             a list of indices, or a batch of this library's loader.
-        title: of the report.
+        title: title of the report.
 
     Returns:
         A finding for each promise; `str(report)` is a table.
@@ -67,7 +67,7 @@ class _Examination:
         self._why_not = dict.fromkeys(CHECKS, "")
 
     def report(self, title: str) -> Report:
-        """Check everything."""
+        """Run all checks."""
         whole = {world: self._uninterrupted(world) for world in self._worlds}
         self._same_on_all_worlds(whole)
         for world, epochs in whole.items():
@@ -92,7 +92,7 @@ class _Examination:
             self._failures[check].append(f"{case}: {problem}")
 
     def _play(self, world: int, states: list[Any] | None = None, workers: int | None = None) -> Iterator[Pass]:
-        """Two epochs, one after the other; the first is what is left of it after `states`."""
+        """Run two epochs, one after the other; with `states`, the first epoch is the rest after the states."""
         if workers is None and self._workers:
             workers = self._workers[0]
         job = self._factory.start(world, states, workers)
@@ -129,7 +129,7 @@ class _Examination:
             for name in ("state", "elastic", "epochs"):
                 self._why_not[name] = "the loader has no state_dict"
             return
-        # After the last step of a pass that ends, a loader may stand at the end or at the next beginning.
+        # After the last step of a pass, a loader's state may be the end of this pass or the start of the next one.
         for cut in range(len(first.steps) if self._factory.endless else len(first.steps) - 1):
             states = first.states[cut]
             assert states is not None  # checked above
@@ -191,10 +191,10 @@ def _uneven(each: Pass) -> str:
 
 
 def _not_once(steps: list[Step], samples: int, endless: bool) -> str:
-    """Whether an index comes twice within an epoch, or not at all, or is none of the dataset.
+    """The problem if an index occurs twice within an epoch, is missing, or is not in the dataset; else "".
 
-    Where one epoch of an endless stream ends in the middle of a step, and the next begins, need not be known: at the
-    end of each step no index may be two epochs ahead of another.
+    In an endless stream, an epoch may end in the middle of a step. So the check is only that, after each step, no index
+    is two epochs ahead of another index.
     """
     counts: Counter = Counter(dict.fromkeys(range(samples), 0))
     total = 0
@@ -214,7 +214,7 @@ def _not_once(steps: list[Step], samples: int, endless: bool) -> str:
 
 
 def _not_equal(expected: list[Step], found: list[Step], first: int) -> str:
-    """Whether `found` begins otherwise than `expected`, as far as that goes, or ends before."""
+    """The first difference between `found` and `expected`, or that `found` ends earlier; else ""."""
     for number, (left, right) in enumerate(zip(expected, found)):
         for rank, (ours, theirs) in enumerate(zip(left, right)):
             if ours != theirs:
@@ -225,7 +225,7 @@ def _not_equal(expected: list[Step], found: list[Step], first: int) -> str:
 
 
 def _different(expected: list[Step], found: list[Step]) -> str:
-    """Whether, wherever both have taken equally many samples, these are others."""
+    """The first difference at a step after which both streams have used the same number of samples; else ""."""
     ours, theirs = _taken(expected), _taken(found)
     for total in sorted(set(ours) & set(theirs)):
         if ours[total] != theirs[total]:
@@ -271,10 +271,10 @@ class Finding:
     """The result of one check.
 
     Args:
-        check: its name, a key of `CHECKS`.
-        cases: how many cases were tried; 0 if it does not apply.
-        failed: how many of them failed.
-        detail: the first failure, or why nothing was tried.
+        check: name of the check, a key of `CHECKS`.
+        cases: how many cases were tried; 0 if the check does not apply.
+        failed: how many cases failed.
+        detail: the first failure, or the reason why no case was tried.
     """
 
     check: str
@@ -295,7 +295,7 @@ class Report:
     """The results of all checks, in the order of `CHECKS`.
 
     Args:
-        title: what was checked.
+        title: name of the loader that was checked.
         findings: one for each check.
     """
 
@@ -304,7 +304,7 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether no promise was found broken."""
+        """Whether no check failed."""
         return not self.broken
 
     @property
@@ -323,10 +323,10 @@ class Report:
         return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows)
 
     def raise_if_broken(self) -> None:
-        """Raise with the table, if a promise is broken.
+        """Raise an error with the table if a check failed.
 
         Raises:
-            ContractError: One is.
+            ContractError: A check failed.
         """
         if not self.passed:
             raise ContractError(f"the loader breaks {len(self.broken)} promise(s):\n{self}")

@@ -1,4 +1,4 @@
-"""Runs the loaders of all ranks of a job side by side, step by step, and notes what they yield."""
+"""Runs the loaders of all ranks of a job in one process, step by step, and records the indices that they yield."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from libai_data.errors import ConfigError
 from libai_data.structures import Instance, origin_of
 
 Step = list[list[int]]
-"""For each rank the indices that count in its batch."""
+"""For each rank, the indices in its batch, without padding."""
 
 _END = object()
 _MOST_STEPS_PER_SAMPLE = 4
@@ -23,12 +23,12 @@ _MOST_STEPS_PER_SAMPLE = 4
 
 @dataclass
 class Pass:
-    """What one pass over the loaders yielded.
+    """The record of one pass over the loaders.
 
     Attributes:
-        steps: of all ranks; a rank that has ended yields nothing.
-        states: after each step, each rank's state; None without states.
-        ended: for each rank the number of its steps, once it has ended.
+        steps: the steps of all ranks; a rank that has ended has no indices.
+        states: for each step, the states of all ranks after the step; None if a loader has no state.
+        ended: for each rank, the number of its steps; None until the rank has ended.
     """
 
     steps: list[Step] = field(default_factory=list)
@@ -37,13 +37,13 @@ class Pass:
 
     @property
     def samples(self) -> int:
-        """Indices that count, of all ranks and steps."""
+        """Number of indices of all ranks and steps, without padding."""
         return sum(len(indices) for step in self.steps for indices in step)
 
 
 @dataclass(frozen=True)
 class Factory:
-    """How to make the loaders of a job, and how to read them: the arguments of `check_conformance`."""
+    """Makes the loaders of a job. The fields are the arguments of `check_conformance`."""
 
     make_loader: Callable[..., Iterable[Any]]
     samples: int
@@ -52,11 +52,11 @@ class Factory:
 
     @property
     def takes_workers(self) -> bool:
-        """Whether `make_loader` can be told a number of workers."""
+        """Whether `make_loader` has a parameter for the number of workers."""
         return "workers" in inspect.signature(self.make_loader).parameters
 
     def start(self, world: int, states: list[Any] | None = None, workers: int | None = None) -> Job:
-        """The loaders of all ranks, from the beginning or from each rank's state on."""
+        """Make the loaders of all ranks, at the start of the stream or at each rank's state."""
         more = {} if workers is None else {"workers": workers}
         given = [None] * world if states is None else [copy.deepcopy(state) for state in states]
         return Job(self, [self.make_loader(rank, world, given[rank], **more) for rank in range(world)])
@@ -75,10 +75,10 @@ class Job:
         return all(callable(attribute_of(loader, "state_dict")) for loader in self._loaders)
 
     def play(self, samples: int | None = None) -> Pass:
-        """Take what is left of a pass, rank by rank within each step.
+        """Read the rest of a pass, rank by rank within each step.
 
         Args:
-            samples: of an endless pass, take at least so many, and go on from there the next time.
+            samples: for an endless pass, read at least so many samples; the next call continues after them.
         """
         iterators = self._running or [iter(loader) for loader in self._loaders]
         self._running = iterators if self._factory.endless else None
@@ -125,7 +125,7 @@ class Job:
 
 
 def _counting_rows(batch: Instance, rank: int) -> np.ndarray:
-    """The indices of a batch of ours, without padding: `valid` counts rows of the whole batch."""
+    """The indices of a batch of this package, without padding; `valid` counts rows of the whole global batch."""
     info, rows, *_ = origin_of(batch)
     if rows is None or info is None:
         raise ConfigError("this Instance has no indices of its samples; pass indices_of")

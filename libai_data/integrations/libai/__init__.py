@@ -1,4 +1,4 @@
-"""Inside LiBai: its own `DefaultTrainer` trains on this package's loaders.
+"""Inside LiBai: LiBai's own `DefaultTrainer` trains on this package's loaders.
 
 Two lines in a trainer::
 
@@ -6,8 +6,8 @@ Two lines in a trainer::
 
     class Trainer(DataPipeline, DefaultTrainer): ...
 
-or none, if the config names the builders of this module instead of LiBai's. In both cases LiBai's checkpoints store the
-position in the data, its `--resume` continues there, and its evaluation counts each sample once.
+If the config names the builders of this module instead of LiBai's, no line is needed. In both cases LiBai's checkpoints
+store the position in the data, LiBai's `--resume` continues there, and its evaluation counts each sample once.
 """
 
 from libai_data.integrations.libai.builders import (

@@ -27,16 +27,16 @@ _BUILDERS = (
 _PACKAGE = __name__.rpartition(".")[0]
 _TARGET = "_target_"
 _DEFERRED = "_deferred_target_"
-"""What stands for `_target_` in a section that LiBai is to hand over as it is."""
+"""This key replaces `_target_` in a section, so that LiBai does not instantiate the section."""
 
 _SAMPLERS = ("sampler", "train_sampler", "test_sampler")
-# Arguments of OneFlow's DataLoader that LiBai hands on, and that say nothing about a loader whose workers live on and
-# share their memory with the trainer.
+# Arguments that LiBai passes to OneFlow's DataLoader. They have no effect here, because workers persist and share their
+# memory with the trainer.
 _WITHOUT_MEANING = ("multiprocessing_context", "persistent_workers", "pin_memory", "prefetch_factor")
 
 
 def _for_libai(builder: Callable[..., Any]) -> Callable[..., Any]:
-    """The same builder, with LiBai's arguments, its loaders as `LiBaiLoader`."""
+    """The same builder, but with LiBai's arguments; it returns its loaders as `LiBaiLoader`."""
 
     @wraps(builder)
     def build_for_libai(*args: Any, **arguments: Any) -> Any:
@@ -47,7 +47,7 @@ def _for_libai(builder: Callable[..., Any]) -> Callable[..., Any]:
             return tuple(None if loader is None else LiBaiLoader(loader) for loader in built)
         return LiBaiLoader(built)
 
-    build_for_libai.__module__ = _PACKAGE  # Where errors and saved configs find it.
+    build_for_libai.__module__ = _PACKAGE  # The public place, for errors and saved configs.
     return build_for_libai
 
 
@@ -59,26 +59,26 @@ build_nlp_train_val_test_loader = _for_libai(build.build_nlp_train_val_test_load
 
 
 class DataPipeline:
-    """Goes before LiBai's trainer among the bases of yours; its config may then name LiBai's builders.
+    """A base class for your trainer, listed before LiBai's trainer; the config may then name LiBai's builders.
 
     ::
 
         class Trainer(DataPipeline, DefaultTrainer): ...
 
-    The builders that the config names are replaced by ours of the same name, whose further arguments (`readers`,
-    `layouts`, `prefetch`, `on_error`, ...) the config may set. Datasets are made by the ranks that read them, and by no
-    others. A builder that is none of LiBai's is called as it is.
+    LiBai's builders in the config are replaced by this package's builders of the same name. The config may also set
+    their further arguments (`readers`, `layouts`, `prefetch`, `on_error`, ...). Only ranks that read a dataset make it.
+    A builder that is not LiBai's is called unchanged.
     """
 
     @classmethod
     def build_train_loader(cls, cfg: Any, tokenizer: Any = None) -> Any:
-        """LiBai's, with our builder."""
+        """LiBai's method, with this package's builder."""
         with _our_builders([cfg.dataloader.train]):
             return super().build_train_loader(cfg, tokenizer)  # type: ignore[misc]
 
     @classmethod
     def build_test_loader(cls, cfg: Any, tokenizer: Any = None) -> Any:
-        """LiBai's, with our builders."""
+        """LiBai's method, with this package's builders."""
         with _our_builders(list(cfg.dataloader.get("test") or [])):
             return super().build_test_loader(cfg, tokenizer)  # type: ignore[misc]
 
@@ -95,7 +95,7 @@ def _our_builders(sections: list[Any]) -> Iterator[None]:
             logger.warning("%s is not a builder of LiBai. It is called unchanged, and its data do not resume.", target)
             continue
         changed.append(section)
-    # LiBai is not to make what these describe; the builder does, where it is needed.
+    # LiBai must not instantiate these sections. The builder does this, on the ranks that need the objects.
     made_later = [(section, name) for section in changed for name in ("dataset", *_SAMPLERS)]
     for section, name in made_later:
         _rename(section.get(name), _TARGET, _DEFERRED)
@@ -107,7 +107,7 @@ def _our_builders(sections: list[Any]) -> Iterator[None]:
 
 
 def _translated(arguments: dict[str, Any]) -> dict[str, Any]:
-    """LiBai's arguments as ours: None for a sampler or a collator is the default, and its classes are ours."""
+    """LiBai's arguments as this package's arguments: a sampler of None is left out; LiBai's classes are replaced."""
     translated = {}
     for name, value in arguments.items():
         if name in _WITHOUT_MEANING:
@@ -125,7 +125,7 @@ def _translated(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_of_libai(target: Any, names: Any) -> bool:
-    """Whether a callable, or the dotted name of one, is LiBai's and has one of these names."""
+    """Whether a callable, or the callable of a dotted name, belongs to LiBai and has one of these names."""
     path = (
         target if isinstance(target, str) else f"{getattr(target, '__module__', '')}.{getattr(target, '__name__', '')}"
     )
@@ -133,7 +133,7 @@ def _is_of_libai(target: Any, names: Any) -> bool:
 
 
 def _own_sampler(sampler: Any) -> Any:
-    """The config of a sampler; of one of LiBai's two, which know no state, the config of ours."""
+    """The config of a sampler; LiBai's two samplers, which have no state, are replaced by this package's samplers."""
     if not (isinstance(sampler, DictConfig) and _TARGET in sampler):
         return sampler
     target = sampler[_TARGET]

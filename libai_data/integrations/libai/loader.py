@@ -1,4 +1,4 @@
-"""A loader of this package in LiBai's trainer: where its data resume, and what the trainer's evaluation counts."""
+"""Adapts a loader of this package to LiBai's trainer: checkpoints, resume, and evaluation without padding."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from libai_data.structures import Instance
 logger = logging.getLogger(__name__)
 
 STATE = "train_loader"
-"""The entry of LiBai's checkpoints with the position in the data."""
+"""The entry of LiBai's checkpoints that stores the position in the data."""
 
 _BOUND_ANEW = "_of_libai_data"
 """Marks a function of LiBai that `take_part` has wrapped."""
@@ -26,12 +26,12 @@ _BOUND_ANEW = "_of_libai_data"
 class LiBaiLoader:
     """Adapts a loader of this package to LiBai's trainer.
 
-    The builders of this module return such loaders. Your own `build_train_loader` wraps the loader that it returns,
-    such as one of `from_iterable`. A pass begins with the first `next`, because LiBai calls `iter` before it reads the
-    checkpoint. The ranks compare their batches here, because LiBai makes each field global by itself.
+    The builders of this module return such loaders. If you write your own `build_train_loader`, wrap its loader, such
+    as a loader of `from_iterable`. A pass begins with the first `next`, because LiBai calls `iter` before it reads the
+    checkpoint. The ranks compare their batches here, because LiBai makes each field global itself.
 
     Args:
-        loader: a loader of `DataLoader`, `from_iterable` or a builder. Its attributes are also attributes of this one.
+        loader: a loader of `DataLoader`, `from_iterable` or a builder. This object has all attributes of `loader`.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -51,16 +51,16 @@ class LiBaiLoader:
         return _Pass(self)
 
     def state_dict(self) -> dict[str, Any]:
-        """The position after the last batch that was used, as JSON."""
+        """The position after the last batch that was used, as JSON values."""
         state: dict[str, Any] = self._loader.state_dict()
         return state
 
     def load_state_dict(self, state: Mapping[str, Any], override: Collection[str] = ()) -> None:
-        """Continue where `state` was saved, also with iterators that LiBai already has.
+        """Continue at `state`. Iterators that LiBai already has continue there too.
 
         Args:
-            state: of a loader.
-            override: what may differ on purpose; see `OVERRIDES` of the samplers.
+            state: result of `state_dict`.
+            override: names of what may differ on purpose; see `OVERRIDES` of the samplers.
 
         Raises:
             CheckpointError: The state belongs to another dataset or stream.
@@ -69,10 +69,10 @@ class LiBaiLoader:
         self._restored += 1
 
     def go_to(self, consumed_samples: int) -> None:
-        """Continue after so many samples, for a checkpoint that LiBai saved without a place in the data.
+        """Continue after `consumed_samples` samples, for a checkpoint that has no position in the data.
 
         Raises:
-            CheckpointError: The loader's samples have no order that could be counted.
+            CheckpointError: The loader is not an endless stream of a dataset.
         """
         stream: Any = getattr(self._loader, "stream", None)
         if not hasattr(stream, "set_consumed_samples"):
@@ -86,7 +86,7 @@ class LiBaiLoader:
 
 
 class _Pass:
-    """One iteration, begun with its first batch and anew when the loader's place was changed."""
+    """One iteration. It begins with the first batch, and begins again after the loader's position was changed."""
 
     def __init__(self, loader: LiBaiLoader) -> None:
         self._loader = loader
@@ -106,11 +106,11 @@ class _Pass:
 
 
 def take_part() -> None:
-    """Let LiBai's trainer save and restore our loaders, and evaluate on them; once per process. Collective.
+    """Make LiBai's trainer save, restore and evaluate loaders of this package; once per process. Collective.
 
-    Its checkpointer is given its objects, and its evaluation function looked up, inside of LiBai; that is why two names
-    of LiBai are bound anew here. With loaders that are not ours, both do what they did. From now on the ranks also
-    watch over each other, so that one that fails or dies ends the job.
+    This function replaces two functions of LiBai, because LiBai has no other way to add objects to its checkpoints or
+    to choose the evaluation. For other loaders, both functions work as before. From now on the ranks also watch each
+    other, so that a rank that fails or dies ends the job.
     """
     from libai.engine import default
 
@@ -122,7 +122,7 @@ def take_part() -> None:
 
 
 def _with_data(resume_or_load: Callable[..., None]) -> Callable[..., None]:
-    """LiBai's `resume_or_load`, with the train loader among what its checkpointer saves and restores."""
+    """LiBai's `resume_or_load`; the checkpointer then also saves and restores the train loader."""
 
     @wraps(resume_or_load)
     def with_data(self: Any, resume: bool = True) -> None:
@@ -149,11 +149,11 @@ def _with_data(resume_or_load: Callable[..., None]) -> Callable[..., None]:
 
 
 class _Place:
-    """What LiBai's checkpointer keeps of a train loader.
+    """The train loader's state, as LiBai's checkpointer saves and restores it.
 
     Args:
         loader: a `LiBaiLoader`.
-        override: `train.resume_override`: what may differ from the checkpoint on purpose.
+        override: value of `train.resume_override`: names of what may differ from the checkpoint on purpose.
     """
 
     def __init__(self, loader: Any, override: Any) -> None:
@@ -167,7 +167,7 @@ class _Place:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the loader, unless its data are to begin anew."""
+        """Restore the loader, unless the override says that its data restart."""
         if self.begins_anew:
             return
         self._loader.load_state_dict(state, self._override)
@@ -175,10 +175,10 @@ class _Place:
 
 
 def _each_sample_once(inference_on_dataset: Callable[..., Any]) -> Callable[..., Any]:
-    """LiBai's evaluation, but ours for our loaders, whose batches say which of their rows are padding.
+    """LiBai's evaluation; for loaders of this package, this package's evaluation, which knows which rows are padding.
 
-    LiBai's counts rows from the length of the dataset, and with three data-parallel ranks or more moves the outputs of
-    the last batch away from their inputs.
+    LiBai's evaluation computes the number of rows from the dataset's length. With three or more data-parallel ranks, it
+    pairs outputs of the last batch with wrong inputs.
     """
 
     @wraps(inference_on_dataset)
@@ -189,7 +189,7 @@ def _each_sample_once(inference_on_dataset: Callable[..., Any]) -> Callable[...,
             return inference_on_dataset(model, data_loader, batch_size, eval_iter, get_batch, *rest)
         from libai_data.engine.evaluation import inference_on_dataset as own_inference
 
-        # (evaluator) in LiBai 0.1, (input_placement_device, evaluator) later.
+        # `rest` is (evaluator) in LiBai 0.1, and (input_placement_device, evaluator) in later versions.
         device = rest[0] if len(rest) > 1 else "cuda"
         return own_inference(model, data_loader, batch_size, eval_iter, get_batch, device, _own_evaluators(rest[-1]))
 
@@ -197,7 +197,7 @@ def _each_sample_once(inference_on_dataset: Callable[..., Any]) -> Callable[...,
 
 
 def _own_evaluators(evaluator: Any) -> Any:
-    """What our `inference_on_dataset` takes, of what LiBai's takes: one evaluator, a list of them, or None."""
+    """Converts LiBai's evaluators (one, a list, or None) to evaluators for this package's `inference_on_dataset`."""
     from libai_data.engine.evaluation import DatasetEvaluator
 
     if isinstance(evaluator, abc.MutableSequence):
