@@ -1,4 +1,4 @@
-"""Datasets: samples as Instances, keyed to the arguments of `model.forward`."""
+"""Datasets: their samples are Instances, with fields named after the arguments of `model.forward`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples for BERT, pairs of passages with masked tokens, and for RoBERTa, one passage."""
+"""Samples with masked tokens: pairs of passages for BERT, single passages for RoBERTa."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ class BertDataset(SentenceDataset):
     """Pairs of passages, [CLS] A [SEP] B [SEP], in which tokens are masked, from sentences in `.bin/.idx` files.
 
     Fields of a sample of length L = `max_seq_length`: `input_ids` int64 [L], `attention_mask` bool [L] (True for
-    tokens), `tokentype_ids` int64 [L] (1 for B and the [SEP] behind it); and for the last pipeline stage `ns_labels`
+    tokens), `tokentype_ids` int64 [L] (1 for B and the [SEP] after it); and for the last pipeline stage `ns_labels`
     int64 [] (1 if B does not follow A), `lm_labels` int64 [L] (-1 where nothing is predicted), `loss_mask` bool [L].
 
     Masks and pairs are random: they depend on the loader's seed, the epoch and the index, and are new in each epoch.
 
     Args:
-        name: for logs; the samples do not depend on it.
+        name: name of the dataset for logs; the samples do not depend on it.
         tokenizer: has `get_vocab()` and the ids `cls_token_id`, `sep_token_id`, `mask_token_id`, `pad_token_id`.
-        indexed_dataset: the sentences, or None to open those of `data_prefix`.
+        indexed_dataset: the sentences, or None to open the files of `data_prefix`.
         data_prefix: path of the two files without their endings.
-        max_num_samples: the corpus is repeated until there are so many; None for once.
+        max_num_samples: number of samples; the corpus is repeated until there are enough. None: use the corpus once.
         mask_lm_prob: share of the tokens to predict.
         max_seq_length: tokens of a sample, special ones included; shorter samples are padded.
-        short_seq_prob: share of samples that aim at a random length.
-        seed: decides which samples are short ones.
+        short_seq_prob: share of samples whose target length is random and shorter.
+        seed: decides which samples are short.
         binary_head: whether a sample is a pair; otherwise it is one passage, as in `RobertaDataset`, and `ns_labels` is
             0.
         masking_style: "bert", or "bert-cn-wwm", which masks whole words of Chinese; see `--do-chinese-wwm`.
-        pair_task: what half of the pairs are: "order", A and B swapped (as in LiBai and ALBERT), or "next", B is from
-            another document (as in BERT).
-        max_ngrams: words in a row that are masked together, at most.
-        whole_words: whether words are masked as a whole.
+        pair_task: how half of the pairs are changed: "order", A and B are swapped (as in LiBai and ALBERT); or "next",
+            B is from another document (as in BERT).
+        max_ngrams: largest number of consecutive words that are masked together.
+        whole_words: whether all tokens of a word are masked together.
         cache_dir: folder for the index; by default `<data_prefix>.cache`; see `record_index.index_folder`.
 
     Raises:
@@ -54,7 +54,7 @@ class BertDataset(SentenceDataset):
         FormatError: A file is broken.
     """
 
-    _special_tokens = 3  # [CLS] and two [SEP], as in LiBai also for one passage
+    _special_tokens = 3  # [CLS] and two [SEP]; as in LiBai, also for one passage
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class BertDataset(SentenceDataset):
         return super().repeated_by or ("pair_task='next'" if of_another else "")
 
     def _pairs(self) -> dict[str, Any]:
-        """What the fingerprint says of pairs."""
+        """The fingerprint's entry about pairs."""
         return {"pairs": self.pair_task if self.binary_head else None}
 
     def __getitem__(self, index: int) -> Instance:
@@ -142,9 +142,9 @@ class BertDataset(SentenceDataset):
 def truncate_pair(
     first: np.ndarray, second: np.ndarray, limit: int, random: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Cut two passages [n] and [m] down to `limit` tokens: by one of either end at random, always of the longer one.
+    """Cut two passages [n] and [m] to `limit` tokens in all, by removing tokens of the longer one, one by one.
 
-    If both are as long, the second is cut.
+    Each token is removed at the start or end at random. If the lengths are equal, the second passage is cut.
     """
     excess = len(first) + len(second) - limit
     if excess <= 0:
@@ -165,9 +165,9 @@ def _cut(tokens: np.ndarray, count: int, random: np.random.Generator) -> np.ndar
 class RobertaDataset(BertDataset):
     """Passages, <s> A </s>, in which tokens are masked, from `.bin/.idx` files; the masks change from epoch to epoch.
 
-    Fields and arguments are those of `BertDataset`, without `ns_labels` and the arguments about pairs; `tokentype_ids`
+    Fields and arguments are as in `BertDataset`, without `ns_labels` and the arguments about pairs; `tokentype_ids`
     are 0. The sentences may be whole documents. A sample has as many sentences as fit, with </s> between documents.
-    Longer sentences continue in the next sample.
+    A sentence that is longer than a sample continues in the next sample.
 
     Raises:
         ConfigError: An argument is out of range, a file is missing, or there is no document.

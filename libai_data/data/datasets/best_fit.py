@@ -1,4 +1,4 @@
-"""Packing pieces into samples of one length, by best fit, the longest first, within windows of pieces.
+"""Packs pieces into samples of one length by best fit, longest pieces first, within windows of pieces.
 
 Source: D. S. Johnson et al., "Worst-case performance bounds for simple one-dimensional packing algorithms" (1974).
 """
@@ -7,22 +7,23 @@ from __future__ import annotations
 
 import numpy as np
 
-# A window has at least so many pieces, and enough of them for so many samples: what its last sample lacks is little.
+# Limits of the pieces of a window, and about how many samples it makes; only its last samples stay partly empty.
 _LEAST, _MOST, _SAMPLES = 1 << 10, 1 << 16, 128
 _WINDOWS_AT_ONCE = 256
 
 
 def best_fit(lengths: np.ndarray, room: int, window: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Which pieces make up each sample.
+    """Choose the pieces of each sample.
 
-    Each piece goes into the sample of its window in which it leaves the least room, or else into a new one.
+    Each piece is put into the sample of its window in which it leaves the least room, or else into a new sample.
 
     Args:
-        lengths: int64 [pieces], from 1 to `room`.
-        window: pieces of one; by default as many as make samples that are nearly full.
+        lengths: int64 [pieces], lengths of the pieces, from 1 to `room`.
+        room: length of a sample.
+        window: pieces of a window; by default enough that samples are nearly full.
 
     Returns:
-        int64 [pieces], the pieces in the order of the samples, and int64 [samples + 1], where samples begin in it.
+        int64 [pieces], the pieces in the order of the samples; and int64 [samples + 1], where samples begin in it.
     """
     count = len(lengths)
     mean = max(1.0, float(lengths.mean())) if count else 1.0
@@ -43,11 +44,11 @@ def best_fit(lengths: np.ndarray, room: int, window: int = 0) -> tuple[np.ndarra
 
 
 def best_fit_in_each(lengths: np.ndarray, room: int) -> list[list[np.ndarray]]:
-    """The samples of each of many windows, each the places of its pieces in the window, int64 [pieces of it].
+    """The samples of many windows: for each window its samples, each as the places of its pieces in the window, int64.
 
     Args:
-        lengths: int64 [windows, pieces], from 1 to `room`, or 0 where there is no piece.
-        room: as for `best_fit`.
+        lengths: int64 [windows, pieces], from 1 to `room`; 0 if there is no piece.
+        room: length of a sample.
     """
     pieces_first = np.argsort(lengths == 0, axis=1, kind="stable")
     pieces = np.take_along_axis(lengths, pieces_first, axis=1).astype(np.int32)
@@ -61,9 +62,9 @@ def best_fit_in_each(lengths: np.ndarray, room: int) -> list[list[np.ndarray]]:
 
 
 def _samples_of_windows(lengths: np.ndarray, room: int) -> np.ndarray:
-    """The sample of each piece, int64 [windows, pieces], from 0 in each window; one piece of all windows at a time.
+    """The number of each piece's sample, int64 [windows, pieces], from 0 in each window; packs all windows at once.
 
-    `lengths` are int32 [windows, pieces], 0 behind the last piece of a window.
+    `lengths` are int32 [windows, pieces], 0 after the last piece of a window.
     """
     windows, count = lengths.shape
     every = np.arange(windows)
@@ -74,13 +75,13 @@ def _samples_of_windows(lengths: np.ndarray, room: int) -> np.ndarray:
     opened = 0
     for own, samples in zip(pieces, chosen):
         left = rooms[:, : opened + 1] - own[:, None]
-        # Too little room is a great number if it has no sign.
+        # Read as unsigned, a negative rest (too little room) is a large number, so argmin does not choose it.
         left.view(np.uint32).argmin(axis=1, out=samples)
         rooms[every, samples] = left[every, samples]
         opened = max(opened, int(samples.max()) + 1)
     found = np.empty_like(longest_first)
     np.put_along_axis(found, longest_first, chosen.T, axis=1)
-    # Samples are numbered as their first pieces lie, so that they are in the order of the pieces.
+    # Number the samples by their first pieces, so that the samples are in the order of the pieces.
     firsts = np.full((windows, opened), count)
     np.minimum.at(firsts, (every[:, None], found), np.arange(count)[None, :])
     numbers = np.argsort(np.argsort(firsts, axis=1, kind="stable"), axis=1)

@@ -24,7 +24,7 @@ from libai_data.structures import fields_of
 logger = logging.getLogger(__name__)
 
 LONGEST_PERIOD = 1 << 16
-"""Samples after which the pattern of a blend begins anew, at most: proportions are multiples of one in so many."""
+"""The largest period of a blend, in samples: each proportion is a multiple of 1 / period."""
 
 Phase = tuple[int, tuple[int, ...]]
 
@@ -36,16 +36,16 @@ class Blend:
     """The proportions in which a stream uses the samples of some datasets.
 
     Args:
-        sizes: of the datasets.
+        sizes: number of samples of each dataset.
         phases: (first place, samples of each dataset in one period), ascending from place 0: from this place of the
-            stream on, each period takes so many samples of each dataset. Equal neighbours are joined.
-        steps: (step, samples of each dataset in one period): further phases, of which it is not known yet at which
-            place they begin, since that depends on the sizes of the steps.
-        limits: how many samples the stream takes of each dataset, None for any number; () if none is limited.
-        limited_from: the place from which on the limits hold; they count what was taken before it, too.
+            stream on, each period has these numbers of samples. Equal phases that follow each other are joined.
+        steps: (step, samples of each dataset in one period): further phases. Their first places are not known yet,
+            because they depend on the sizes of the steps.
+        limits: how many samples of each dataset the stream uses, None for any number; () if no dataset is limited.
+        limited_from: the place from which on the limits apply; samples before this place count too.
 
     Raises:
-        ConfigError: Phases do not ascend from 0, or take samples of a dataset that has none.
+        ConfigError: Phases do not ascend from 0, or use samples of an empty dataset.
     """
 
     sizes: tuple[int, ...]
@@ -76,14 +76,14 @@ class Blend:
         object.__setattr__(self, "phases", tuple(joined))
 
     def at_steps(self, place_of: Callable[[int], int]) -> Blend:
-        """This blend with the places of all phases.
+        """This blend with the first places of all phases.
 
         Args:
-            place_of: of the first sample that a step takes.
+            place_of: returns the place of a step's first sample.
         """
         phases = dict(self.phases)
         for step, counts in self.steps:
-            # Of steps before a run began, only the last one counts.
+            # Steps before the start of the run all get place 0, so the last of them applies.
             phases[max(0, place_of(step))] = counts
         return Blend(self.sizes, tuple(sorted(phases.items())), (), self.limits, self.limited_from)
 
@@ -92,12 +92,12 @@ class Blend:
         return self.phases[: bisect_left([start for start, _ in self.phases], place)]
 
     def continued(self, place: int, past: tuple[Phase, ...], other: Blend) -> Blend:
-        """The weights and limits of another blend from a place on.
+        """This blend up to a place, and another blend from this place on.
 
         Args:
-            place: where they begin to hold.
-            past: the phases that this blend had in effect before it.
-            other: of the same sizes.
+            place: the place from which on the other blend applies.
+            past: the phases of this blend that had an effect before the place.
+            other: a blend of datasets of the same sizes.
         """
         now = other.before(place + 1)[-1][1]
         later = ((place, now), *other.phases[len(other.before(place + 1)) :])
@@ -110,14 +110,14 @@ class BlendedDataset(ConcatDataset):
     """Several datasets that an endless stream mixes in proportion to their weights.
 
     With `CyclicSampler`, the count of each dataset since the last change of weights always differs from its share by
-    less than one sample. Each dataset has its own order and its own epochs. A single round, and any other sampler, uses
+    less than one sample. Each dataset has its own order and its own epochs. A single round, or any other sampler, uses
     every sample once.
 
     Args:
         datasets: at least one; all must have the same fields.
-        weights: of the datasets, none negative, not all 0; only their proportions matter. If they
-            are multiples of a common part of at least a 65,536th of their sum, they are exact. Otherwise they are
-            rounded to the nearest such numbers.
+        weights: one number per dataset, none negative, not all 0; only their proportions matter. The weights are exact
+            if all are multiples of one number that is at least 1 / 65,536 of their sum. Otherwise they are rounded to
+            the nearest multiples.
         changes: position of the stream -> weights from this position on.
         changes_at_steps: step of the training -> weights from this step on, for any global batch sizes. Without a
             trainer, a step is a batch.
@@ -126,9 +126,9 @@ class BlendedDataset(ConcatDataset):
             end, so at least one dataset with a weight must have None.
 
     Raises:
-        ConfigError: Weights are malformed, or too few or too many; they change at positions and at steps; or at some
-            place every dataset with a weight has reached its `max_epochs`.
-        SchemaError: Datasets have different fields; they and the fields are named.
+        ConfigError: Weights are malformed, or too few or too many; they change both at positions and at steps; or at
+            some place every dataset with a weight has reached its `max_epochs`.
+        SchemaError: Datasets have different fields; the message names the datasets and the fields.
     """
 
     def __init__(
@@ -171,21 +171,21 @@ def _limits(max_epochs: Sequence[float | None] | None, sizes: tuple[int, ...]) -
                 f"max_epochs is {list(max_epochs)}; give a number of more than 0 for each dataset, or None for any "
                 f"number, which {each!r} is not"
             )
-    # A float counts as the decimal number that it is shown as.
+    # A float counts as the decimal number that Python prints for it.
     return tuple(
         each if each is None else int(Fraction(repr(float(each))) * size) for each, size in zip(max_epochs, sizes)
     )
 
 
 def proportions(weights: Sequence[float]) -> tuple[int, ...]:
-    """Weights as whole numbers of samples in one period.
+    """Convert weights to integer numbers of samples in one period.
 
     Args:
-        weights: none negative, not all 0; a float counts as the decimal number that it is shown as.
+        weights: none negative, not all 0; a float counts as the decimal number that Python prints for it.
 
     Returns:
-        The smallest whole numbers in these proportions, if their sum is at most `LONGEST_PERIOD`; else the nearest
-        ones of that sum (largest remainders), at least 1 where a weight is not 0.
+        The smallest integers in these proportions, if their sum is at most `LONGEST_PERIOD`. Otherwise the nearest
+        integers with this sum (by largest remainders), each at least 1 if its weight is not 0.
 
     Raises:
         ConfigError: A weight is negative or no number, or all are 0.
@@ -202,7 +202,7 @@ def proportions(weights: Sequence[float]) -> tuple[int, ...]:
 
 
 def _nearest_counts(shares: Sequence[Fraction]) -> list[int]:
-    """Whole numbers of the sum `LONGEST_PERIOD` in about these shares of it."""
+    """Integers with the sum `LONGEST_PERIOD`, nearest to these shares, and at least 1 if a share is not 0."""
     if len(shares) > LONGEST_PERIOD:
         raise ConfigError(f"a blend of {len(shares)} datasets with unequal weights; {LONGEST_PERIOD} can be told apart")
     counts = split_evenly(LONGEST_PERIOD, shares)
@@ -214,7 +214,7 @@ def _nearest_counts(shares: Sequence[Fraction]) -> list[int]:
 
 
 def check_same_fields(datasets: Sequence[Any]) -> None:
-    """Refuse datasets whose first samples have different fields, or fields of different dtypes or numbers of dims."""
+    """Raise a SchemaError if the datasets' first samples differ in fields, dtypes or numbers of dims."""
     first: tuple[str, dict[str, tuple[np.dtype, int]]] | None = None
     for number, dataset in enumerate(datasets):
         if not len(dataset):
@@ -222,7 +222,7 @@ def check_same_fields(datasets: Sequence[Any]) -> None:
         try:
             sample = dataset[0]
         except Exception as error:
-            # What becomes of samples that cannot be read is for the loader's `on_error` to say.
+            # Only a warning: the loader's `on_error` decides what happens if a sample cannot be read.
             logger.warning("Fields of dataset %d of a blend are not compared: its sample 0 failed: %s", number, error)
             continue
         arrays = {name: as_array(array_in(value), name) for name, value in fields_of(sample).items()}

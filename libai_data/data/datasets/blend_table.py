@@ -1,4 +1,4 @@
-"""What a training takes of each dataset: a table, and a warning where a small one is seen often."""
+"""Logs how much of each dataset a training uses, as a table, and warns if it repeats a dataset too often."""
 
 from __future__ import annotations
 
@@ -24,9 +24,11 @@ _ROW = "  {:<40} {:>14} {:>18} {:>8} {:>8} {:>8} {:>8}"
 
 
 def log_blend(dataset: Any, samples: int, position_of: Callable[[int], int]) -> None:
-    """Log how often a training sees each dataset of a blend, or each corpus of tokens; of other datasets nothing.
+    """Log how often a training uses each dataset of a blend, or each corpus of tokens; other datasets are not logged.
 
-    `position_of` is the position of the first sample of a step.
+    Args:
+        samples: samples of the whole training.
+        position_of: returns the position of a step's first sample.
     """
     whole = dataset.dataset if isinstance(dataset, StreamTransform) else dataset
     parts = whole.datasets if isinstance(whole, ConcatDataset) else [whole]
@@ -70,14 +72,14 @@ def log_blend(dataset: Any, samples: int, position_of: Callable[[int], int]) -> 
 
 
 def _even_blend(parts: Sequence[Any]) -> Blend:
-    """Of each dataset as many samples as it has, to a hundredth of a percent."""
+    """A blend that weights each dataset by its size, to a hundredth of a percent."""
     sizes = tuple(len(part) for part in parts)
     counts = split_evenly(10**4, shares_of("sizes", sizes))
     return Blend(sizes, ((0, tuple(counts)),))
 
 
 def _places_of(transform: StreamTransform, order: BlendOrder, outputs: int) -> int:
-    """About how many samples a transform takes for so many outputs, by the mean amounts of its datasets."""
+    """About how many samples a transform needs for `outputs` outputs, by the mean amounts of its datasets."""
     everything = np.arange(len(transform))
     amounts = transform.amounts(np.zeros_like(everything), everything)
     ends = np.cumsum(order.blend.sizes)
@@ -93,12 +95,12 @@ def _places_of(transform: StreamTransform, order: BlendOrder, outputs: int) -> i
 
 
 def tokens_of(dataset: Any) -> int | None:
-    """Tokens of an epoch of a dataset, None if it does not say."""
+    """Tokens of one epoch of a dataset; None if the dataset has no `tokens_per_epoch`."""
     return tokens_of(dataset.dataset) if isinstance(dataset, Map) else attribute_of(dataset, "tokens_per_epoch")
 
 
 def _passes_of(dataset: Any) -> float:
-    """How often an epoch of a dataset goes through its corpus, such as `num_epochs` times."""
+    """How often one epoch of a dataset repeats its corpus, such as `num_epochs` times."""
     if isinstance(dataset, Map):
         return _passes_of(dataset.dataset)
     tokens = tokens_of(dataset)
@@ -109,7 +111,7 @@ _WRAPPERS = ("libai_data.", "torch.utils.data.", "oneflow.utils.data.")
 
 
 def name_of(dataset: Any) -> str:
-    """The files of a dataset, or else its class; of a part or a map of a dataset, those of the whole."""
+    """The path of a dataset's files, or else its class; for a part or map of a dataset, the inner dataset's name."""
     source = attribute_of(dataset, "source")
     inner = getattr(dataset, "dataset", None) if type(dataset).__module__.startswith(_WRAPPERS) else None
     if source is not None and has_attribute(source, "prefix"):

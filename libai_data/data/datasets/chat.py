@@ -1,4 +1,4 @@
-"""Samples for fine-tuning: conversations of which some messages carry loss, and pairs of which one is preferred."""
+"""Samples for fine-tuning: conversations in which some messages carry loss, and pairs with a preferred answer."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _RULES = {"max_seq_length": whole(1, 1 << 22), "too_long": one_of(REFUSE, CUT_EN
 
 
 class _Tokens(NamedTuple):
-    """A conversation."""
+    """The tokens of a conversation."""
 
     ids: np.ndarray  # int64 [n]
-    loss: np.ndarray  # bool [n], whether a token is to be predicted
+    loss: np.ndarray  # bool [n], whether the model must predict a token
 
 
 class ChatDataset:
@@ -37,9 +37,8 @@ class ChatDataset:
 
     A conversation is a mapping with `messages` (each has a `role` and a `content`) and, if the template supports them,
     `tools`; or with ShareGPT's `conversations` (`from` and `value`); or with Alpaca's fields `instruction`, `input`,
-    `output` and `history` (pairs of what a user and the assistant said before). `system` is the text of a system
-    message before all others. `"weight": 0` excludes a message from the loss, and `"weight": 1` includes it, whatever
-    its role is.
+    `output` and `history` (earlier pairs of a user's message and the answer). `system` is the text of a system message
+    before all others. `"weight": 0` excludes a message from the loss, and `"weight": 1` includes it, for any role.
 
     Fields of a sample of n + 1 tokens: `input_ids` int64 [n]; `labels` int64 [n], the next tokens; and `loss_mask`
     float32 [n], 1 where a label counts, which includes the token that ends a message. `labels` and `loss_mask` are for
@@ -50,12 +49,12 @@ class ChatDataset:
     Args:
         conversations: JSON lines (files, globs or folders), or a dataset of mappings.
         tokenizer: the result of `load_tokenizer` for a `tokenizer.json`, or for a folder with one.
-        max_seq_length: longest sample, tokens.
-        chat_template: in Jinja; by default that of the tokenizer's folder. If it has `{% generation %}`, the
-            assistant's tokens between it and `{% endgeneration %}` carry loss, as for Hugging Face.
+        max_seq_length: largest length of a sample, in tokens.
+        chat_template: Jinja template; by default the template of the tokenizer's folder. If the template has
+            `{% generation %}`, the assistant's tokens up to `{% endgeneration %}` carry loss, as for Hugging Face.
         loss_roles: the roles whose messages carry loss.
         too_long: what happens to longer samples: "refuse" raises an error, "cut_end" drops the last tokens, "cut_start"
-            the first ones.
+            drops the first tokens.
         pad: whether samples are padded to `max_seq_length`.
         segments: with `pad`, the name of `segment_ids`. None leaves the field out; then padding counts as tokens.
 
@@ -115,7 +114,7 @@ class ChatDataset:
             raise FormatError(f"conversation {index}{where}: {error}") from error
 
     def fingerprint(self) -> dict[str, Any]:
-        """What decides the samples, beside the conversations themselves."""
+        """Fingerprint of the conversations; and template, tokenizer and options, which decide the samples too."""
         options = [self.max_seq_length, list(self._loss_roles), self._too_long, self._pad]
         return {**fingerprint_of(self.conversations), "chat": [self._digest, *options]}
 
@@ -124,7 +123,7 @@ class ChatDataset:
         return self._sample(self._tokens(messages, tools, 0))
 
     def _tokens(self, messages: Sequence[Message], tools: Any, first: int) -> _Tokens:
-        """The tokens of messages, of which those from number `first` on may carry loss."""
+        """The tokens of all messages; only messages from number `first` on may carry loss."""
         wanted = [number for number in range(first, len(messages)) if self._carries_loss(number, messages[number])]
         if not wanted:
             roles = [message["role"] for message in messages[first:]]
@@ -137,14 +136,14 @@ class ChatDataset:
         starts, stops = np.fromiter(chain.from_iterable(places), np.int64, 2 * len(places)).reshape(-1, 2).T
         loss = np.zeros(len(ids), bool)
         for span in spans:
-            # As for Hugging Face, a token counts if a part of it is marked.
+            # With a template that marks spans, a partly marked token counts, as for Hugging Face.
             begins = stops > span.start if self._template.marks else starts >= span.start
             loss |= begins & (starts < span.stop)
         return _Tokens(np.array(ids, np.int64), loss)
 
     def _carries_loss(self, number: int, message: Message) -> bool:
         weight = message.get("weight")
-        # Of an array, `in` compares the elements.
+        # Exclude arrays first, because `in` would compare their elements.
         if weight is not None and not (np.isscalar(weight) and weight in (0, 1)):
             raise FormatError(f"message {number} has the weight {weight!r:.100}; it must be 0 or 1")
         return message["role"] in self._loss_roles if weight is None else bool(weight)
@@ -178,14 +177,14 @@ class ChatDataset:
 
 
 class PreferenceDataset(ChatDataset):
-    """Pairs of conversations of which one is preferred; the loss does not count their common beginning.
+    """Pairs of a preferred and a rejected conversation; the loss does not count their common beginning.
 
     An item is a mapping with `chosen` and `rejected`: each is a list of messages, or the text of an assistant's answer.
-    `prompt` (messages, or the text of a user), `messages` or Alpaca's fields are before both, also if an answer repeats
-    them; texts need them. `tools` and `system` are those of `ChatDataset`.
+    Both continue `prompt` (messages, or the text of a user), `messages` or Alpaca's fields; an answer may repeat these.
+    If an answer is a text, one of these is required. `tools` and `system` are as in `ChatDataset`.
 
-    Fields: those of `ChatDataset`, once with `chosen_` and once with `rejected_` before their names. The arguments are
-    the same.
+    Fields: the fields of `ChatDataset`, once with the prefix `chosen_` and once with `rejected_`. The arguments are the
+    same.
     """
 
     def _fields(self, item: Any) -> dict[str, DistTensorData]:

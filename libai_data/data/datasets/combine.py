@@ -1,6 +1,6 @@
-"""Datasets made of datasets: several in a row, and parts of one, in its order or in a random one.
+"""Datasets made of datasets: several datasets in a row; and parts of a dataset, in its order or in a random order.
 
-Samples of several datasets are read together: each dataset reads its own rows of a batch.
+If the datasets have `read_batch`, each dataset reads its own rows of a batch together.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ConcatDataset:
         datasets: at least one; all must have the same fields.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: There is no dataset, or one has no length or no indices.
     """
 
     def __init__(self, datasets: Sequence[Any]) -> None:
@@ -64,13 +64,13 @@ class ConcatDataset:
         return self.datasets[number][own_index]
 
     def locate(self, index: int) -> tuple[int, int]:
-        """The number of the dataset of a sample, and the sample's index in this dataset."""
+        """The number of a sample's dataset, and the sample's index in this dataset."""
         number = bisect_right(self._ends, index)
         return number, index - (self._ends[number - 1] if number else 0)
 
     @property
     def read_batch(self) -> Callable[..., None]:
-        """Reads samples together; only there if all the datasets have it."""
+        """Reads samples together. The attribute exists only if all datasets have `read_batch`."""
         return joint_read_batch(self.datasets, self.locate_all)
 
     def locate_all(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -84,7 +84,7 @@ class ConcatDataset:
 
 
 class _Part:
-    """Samples of a dataset, as many as lie between two places of some order of it."""
+    """The samples of a dataset between two places of an order, which the subclass defines."""
 
     def __init__(self, dataset: Any, start: int, stop: int) -> None:
         check_types(_Part, locals())
@@ -103,26 +103,26 @@ class _Part:
         return self.dataset[int(self.indices(np.array([index]))[0])]
 
     def indices(self, own: np.ndarray) -> np.ndarray:
-        """The indices in the whole dataset of these of the part, int64 [n]."""
+        """The indices in the whole dataset, int64 [n], of the part's indices `own`, int64 [n]."""
         raise NotImplementedError
 
     @property
     def read_batch(self) -> Callable[..., None]:
-        """Reads samples together; only there if the dataset has it."""
+        """Reads samples together. The attribute exists only if the dataset has `read_batch`."""
         return joint_read_batch([self.dataset], lambda indices: (np.zeros_like(indices), self.indices(indices)))
 
     def fingerprint(self) -> dict[str, Any]:
-        """Which part of which order of which dataset."""
+        """Fingerprint and length of the dataset; subclasses add the part and its order."""
         return {**fingerprint_of(self.dataset), "samples": len(self.dataset)}
 
 
 class Subset(_Part):
-    """A part of a dataset: contiguous, `Subset(dataset, 10, 20)`, or of these indices, `Subset(dataset, [3, 1, 4])`.
+    """A part of a dataset: contiguous, `Subset(dataset, 10, 20)`, or with given indices, `Subset(dataset, [3, 1, 4])`.
 
     Args:
-        dataset: the whole.
-        start: its first index that belongs to the part; or a list, range or array of all of them, in their order.
-        stop: the first index after the part; without it if `start` names all.
+        dataset: the whole dataset.
+        start: the first index of the part; or a list, range or array of all its indices, in their order.
+        stop: the first index after the part; None if `start` lists all indices.
 
     Raises:
         ConfigError: Not 0 <= start <= stop <= len(dataset), or an index is outside the dataset.
@@ -148,7 +148,7 @@ class Subset(_Part):
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether the part is all between `start` and `stop`, in the order of the dataset."""
+        """Whether the part is all samples from `start` to before `stop`, in the order of the dataset."""
         return self._listed is None
 
     def indices(self, own: np.ndarray) -> np.ndarray:
@@ -162,13 +162,13 @@ class Subset(_Part):
 
 
 class RandomPart(_Part):
-    """A part of a dataset in a random order; needs no memory, however large it is.
+    """A part of a dataset in a random order; its memory does not depend on its size.
 
     Args:
-        dataset: the whole.
-        seed: decides the order of the whole.
+        dataset: the whole dataset.
+        seed: decides the order of the whole dataset.
         start: the first place of the part in this order.
-        stop: the place after the part.
+        stop: the first place after the part.
     """
 
     def __init__(self, dataset: Any, seed: int, start: int, stop: int) -> None:
@@ -183,15 +183,15 @@ class RandomPart(_Part):
 
 
 def random_split(dataset: Any, fractions: Sequence[float], seed: int = 0) -> list[RandomPart]:
-    """Split a dataset at random into parts that share no sample and leave none out.
+    """Split a dataset at random into parts; each sample is in exactly one part.
 
     Args:
-        dataset: the whole.
+        dataset: the whole dataset.
         fractions: one number per part, at least 0. Only their proportions matter, so numbers of samples work too.
         seed: decides which sample is in which part.
 
     Returns:
-        The parts. Their sizes add up to the dataset's, and each is less than one sample from its fraction.
+        The parts. Each part's size differs from its fraction of the dataset by less than one sample.
 
     Raises:
         ConfigError: There are no fractions, one is negative or no number, or all are 0; `seed` is no int; or the
@@ -205,7 +205,7 @@ def random_split(dataset: Any, fractions: Sequence[float], seed: int = 0) -> lis
 
 
 def refuse_class(dataset: Any) -> None:
-    """Refuse a class in place of an object of it."""
+    """Raise a ConfigError if the user passed a class instead of an object of the class."""
     if isinstance(dataset, type):
         name = dataset.__name__
         raise ConfigError(f"dataset is the class {name}; pass an object of it, {name}(...), or LazyCall({name})(...)")
@@ -215,7 +215,7 @@ def length_of(dataset: Any) -> int:
     """The number of samples of a dataset.
 
     Raises:
-        ConfigError: It has no length, or is a mapping or a table: `table[index]` is a column, where a sample is
+        ConfigError: The dataset has no length, or is a mapping or a table: `table[index]` is a column, but a sample is
             expected.
     """
     refuse_class(dataset)
@@ -241,14 +241,14 @@ def indexed_length(dataset: Any) -> int:
     """The number of samples of a dataset whose samples have indices.
 
     Raises:
-        ConfigError: It has no length, or is a filter or packer, whose outputs only an order of its samples tells.
+        ConfigError: The dataset has no length, or is a filter or packer, whose outputs depend on the order of samples.
     """
     refuse_outputs_without_indices(dataset)
     return length_of(dataset)
 
 
 def check_index(index: int, length: int) -> None:
-    """Refuse an index outside a dataset."""
+    """Raise an IndexError if an index is outside a dataset."""
     if not 0 <= index < length:
         raise IndexError(f"index {index} is outside a dataset of {length} samples (0 to {length - 1})")
 
@@ -257,11 +257,14 @@ def joint_read_batch(datasets: Sequence[Any], locate: Locate) -> Callable[..., N
     """A `read_batch` of several datasets.
 
     Args:
-        datasets: whose `read_batch(indices, out)` or `read_batch(indices, out, parts)` is called with what is theirs.
-        locate: indices -> numbers of the datasets that hold them, and indices in these; int64 [n] each.
+        datasets: each has `read_batch(indices, out)` or `read_batch(indices, out, parts)`, which reads its own rows.
+        locate: indices -> numbers of the samples' datasets, and indices in these datasets; int64 [n] each.
 
     Returns:
-        The function, which takes `parts` if all datasets do.
+        The function; it has the argument `parts` if the `read_batch` of all datasets has it.
+
+    Raises:
+        AttributeError: A dataset has no `read_batch`.
     """
     for dataset in datasets:
         if batch_method_of(dataset, "read_batch") is None:
@@ -289,12 +292,12 @@ def _takes_parts(dataset: Any) -> bool:
 
 def _read_rows(dataset: Any, indices: np.ndarray, out: Rows, rows: np.ndarray, parts: tuple[Parts, ...]) -> None:
     first, last = int(rows[0]), int(rows[-1])
-    # Whoever takes parts is always told them.
+    # A `read_batch` with the argument `parts` always gets the argument, even if it is empty.
     arguments: tuple[Parts, ...] = parts or (({},) if _takes_parts(dataset) else ())
     if last - first + 1 == len(rows):
         dataset.read_batch(indices, {name: array[first : last + 1] for name, array in out.items()}, *arguments)
         return
-    # Rows that do not lie together have no array of their own.
+    # Rows that are not consecutive are no view of `out`, so they are read into separate arrays and copied.
     apart: dict[str, np.ndarray] = {
         name: np.empty((len(rows), *array.shape[1:]), array.dtype) for name, array in out.items()
     }

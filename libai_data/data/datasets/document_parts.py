@@ -1,4 +1,4 @@
-"""Training, validation and test: documents are divided before they are repeated, so that no part sees another's."""
+"""Splits for training, validation and test: documents are divided before they are repeated, so no splits share any."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Parts = Optional[list[Optional[Any]]]
 
 
 class DocumentDataset(Protocol):
-    """A dataset of samples that are made of a corpus's documents.
+    """A dataset whose samples are made of a corpus's documents.
 
     Attributes:
         source: the corpus.
-        repeated_by: the argument by which a document may be in several samples, such as "num_epochs=2", or "".
+        repeated_by: the argument that repeats documents in several samples, such as "num_epochs=2", or "".
     """
 
     source: IndexedSource
@@ -33,21 +33,26 @@ class DocumentDataset(Protocol):
     def repeated_by(self) -> str: ...
 
     def read_source(self, source: IndexedSource, share: float = 1.0) -> None:
-        """Find the samples of a corpus, or of a share where their number is given, and forget those of another one.
+        """Find the samples of a corpus, which replace the samples of an earlier corpus.
 
-        A ConfigError if the documents make no sample.
+        Args:
+            source: the corpus.
+            share: if the dataset has a given number of samples, use this share of the number.
+
+        Raises:
+            ConfigError: The documents are too few for one sample.
         """
 
 
 def split_documents(dataset: Any, proportions: Sequence[float]) -> Parts:
-    """Datasets of the same arguments, each over a part of the documents; see `IndexedSource.split`.
+    """Datasets with the same arguments, each over a part of the documents; see `IndexedSource.split`.
 
     Returns:
-        The parts, None for one whose documents make no sample; or None if the samples are not made of documents, or
-        each document is in one place only.
+        The parts; a part is None if its documents are too few for one sample. None instead of the list if the samples
+        can be divided instead, because they are not made of documents, or no document is in two samples.
 
     Raises:
-        ConfigError: The dataset holds another one that repeats documents.
+        ConfigError: The dataset contains another dataset that repeats documents.
     """
     if isinstance(dataset, Map):
         parts = split_documents(dataset.dataset, proportions)
@@ -61,9 +66,9 @@ def split_documents(dataset: Any, proportions: Sequence[float]) -> Parts:
 
 
 def report_tokens(dataset: Any, used: int) -> None:
-    """Log what share of a corpus's tokens the samples hold, and keep their number as `tokens_per_epoch`.
+    """Log the share of a corpus's tokens that the samples use, and set `dataset.tokens_per_epoch`.
 
-    `used` counts tokens as often as samples hold them.
+    `used` is the number of tokens in all samples; a token in two samples counts twice.
     """
     dataset.tokens_per_epoch = used
     total = len(dataset.source.tokens)
@@ -73,7 +78,7 @@ def report_tokens(dataset: Any, used: int) -> None:
 
 
 def _mapped(dataset: Map, part: Any) -> Map:
-    """The same on other samples; a subclass may take other arguments than its base does."""
+    """The same map of other samples. It is a copy, because the constructor of a subclass may have other arguments."""
     mapped = copy(dataset)
     mapped.dataset = part
     return mapped
@@ -86,13 +91,13 @@ def _part(dataset: Dataset, source: IndexedSource, share: float) -> Dataset | No
     try:
         part.read_source(source, share)
     except ConfigError:
-        # The arguments were checked with all documents: those of the part are too few.
+        # The arguments were checked with all documents, so the documents of this part are too few.
         return None
     return part
 
 
 def refuse_repeated(dataset: Any) -> None:
-    """Refuse to cut up samples of which several may hold the same document."""
+    """Raise a ConfigError if a dataset may have the same document in several samples, so that splits would share it."""
     repeated = attribute_of(dataset, "repeated_by", "")
     if repeated:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Fingerprints: what a checkpoint keeps of a dataset, to tell it from another one."""
+"""Fingerprints: a checkpoint stores one for each dataset, so that a resume notices another dataset."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _MOST_CHARACTERS = 400
 
 
 def fingerprint_of(dataset: Any) -> dict[str, Any]:
-    """The name of a dataset, and what it says itself of its content.
+    """The name of a dataset's class, and the result of its method `fingerprint()`.
 
     Args:
-        dataset: a dataset with a method `fingerprint()` may return anything that JSON can hold, such as a hash of its
-            files, or their names and sizes. It should be cheap, and equal as long as every index means the same sample.
+        dataset: its method `fingerprint()`, if it has one, returns JSON values, such as a hash of its files, or their
+            names and sizes. The call should be cheap. The result must stay equal while each index has the same sample.
 
     Returns:
-        {"name": name of its class, "content": what `fingerprint()` returned}; a long answer is kept as a hash.
+        {"name": name of its class, "content": result of `fingerprint()`}; a long result is stored as a hash.
 
     Raises:
-        ConfigError: JSON cannot hold what `fingerprint()` returned.
+        ConfigError: JSON cannot store the result of `fingerprint()`.
     """
     found: dict[str, Any] = {"name": type(dataset).__name__}
     own = attribute_of(dataset, "fingerprint")
@@ -36,7 +36,7 @@ def fingerprint_of(dataset: Any) -> dict[str, Any]:
                 f"{found['name']}.fingerprint() returned {content!r:.200}, which JSON cannot hold ({error}); return "
                 "texts, numbers, or lists and dicts of these"
             ) from error
-        # As it will be read back: tuples become lists.
+        # Convert the content as JSON will read it back: tuples become lists.
         found["content"] = json.loads(text) if len(text) <= _MOST_CHARACTERS else hash_of(text.encode())
     return found
 

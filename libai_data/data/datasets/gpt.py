@@ -1,4 +1,4 @@
-"""Samples for GPT: fixed lengths of a stream of documents, or whole documents packed together."""
+"""Samples for GPT: parts of fixed length of a stream of documents, or packs of whole documents."""
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ from libai_data.structures import DistTensorData, Instance
 class GPTDataset:
     """Token sequences and their next tokens, from `.bin/.idx` files.
 
-    The documents make a stream, one after the other and epoch after epoch. Sample i begins with its token
-    `i * max_seq_length`, and its last label is the first token of sample i + 1: each token is predicted once.
+    The documents make a stream, one after the other and epoch after epoch. Sample i begins at token
+    `i * max_seq_length` of the stream. Its last label is the first token of sample i + 1, so each token is predicted
+    once.
 
-    Fields of a sample of length L = `max_seq_length`: `input_ids` and `labels`, int64 [L]; and if an option asks for it
+    Fields of a sample of length L = `max_seq_length`: `input_ids` and `labels`, int64 [L]; and with the options below
 
     - `position_ids`, int64 [L];
     - `attention_mask`, bool [L, L], True where a token (row) sees another (column);
     - `loss_mask`, float32 [L], 0 where a label does not count;
-    - `cu_seqlens`, int32 [L + 1], also with `packing`: where the documents of a sample, or what it has of them, begin
-      and end. The last end is repeated up to the length that L documents of one token need, so that all samples, of all
-      corpora, are alike;
+    - `cu_seqlens`, int32 [L + 1], also with `packing`: where the documents of a sample, or their parts in it, begin and
+      end. The last end is repeated up to length L + 1, so that all samples have the same shape;
     - `max_seqlen`, int32 [], with `cu_seqlens`: tokens of the longest of these documents.
 
-    `labels` and `loss_mask` are for the last pipeline stage, all others for the first. Tensor parallel ranks read just
-    their tokens of fields that `layouts` splits along the sequence.
+    `labels` and `loss_mask` are for the last pipeline stage, all others for the first. If `layouts` splits a field
+    along the sequence, each tensor-parallel rank reads only its own tokens of the field.
 
     Args:
-        data_prefix: path of the two files without their endings, or their source.
+        data_prefix: path of the two files without their endings, or their `IndexedSource`.
         max_seq_length: tokens of a sample.
         num_epochs: how often the stream repeats the corpus, without a gap.
         shuffle_documents: use a random order of documents in each epoch; by default the order of the file.
-        seed: decides these orders.
+        seed: decides the random orders.
         reset_position_ids: return `position_ids`, which restart at 0 with each document.
         reset_attention_mask: return `attention_mask`; a token attends to earlier tokens of its own document only.
         eod_mask_loss: return `loss_mask`, which is 0 for the label after the last token of a document.
         packing: pack whole documents into samples by best fit, instead of cutting the stream. Samples have
             `position_ids`, `loss_mask` and `cu_seqlens`. Documents longer than a sample are cut; documents of a single
             token are left out.
-        pad_last: keep the last sample, padded, and return `loss_mask`; by default it is left out.
+        pad_last: keep an incomplete last sample, padded, and return `loss_mask`; by default this sample is left out.
         pad_id: the token of the padding, also in `labels`.
         cache_dir: folder for the indices; by default `<data_prefix>.cache`; see `record_index.index_folder`.
         cu_seqlens: return `cu_seqlens` and `max_seqlen`: the information of `attention_mask` in L + 2 numbers instead
@@ -120,7 +120,7 @@ class GPTDataset:
             "packed": ["best fit", self.max_seq_length] if self._packing else None,
         }
         pieces, firsts = self._index()
-        # The last token of the stream has none to predict.
+        # The last token of the stream has no next token to predict.
         pairs = pieces.total if self._packing else pieces.total - 1
         full, rest = divmod(pairs, self.max_seq_length)
         self._length = len(firsts) - 1 if firsts is not None else full + (self._pad_last and rest > 0)
@@ -132,7 +132,7 @@ class GPTDataset:
             )
         self._filler = BatchFiller(source, pieces, firsts, self._form)
         used = min(self._length * self.max_seq_length, pairs)
-        # Each run of pairs has a token more: the stream is one, and packed documents are one each.
+        # A run of n pairs has n + 1 tokens. The stream is one run; with packing, each document is one run.
         runs = int((np.diff(source.document_offsets()) > 1).sum()) * self._num_epochs if self._packing else 1
         report_tokens(self, min(used + runs, len(source.tokens) * self._num_epochs))
 
@@ -161,17 +161,17 @@ class GPTDataset:
         Args:
             indices: int64 [n].
             out: field -> array [n, ...] to fill.
-            parts: field -> slices of a sample's dims to read, for fields of which not all is wanted.
+            parts: field -> slices of a sample's dims to read, for fields that are needed only in part.
         """
         self._filler.fill(np.asarray(indices), out, parts or {})
 
     def fingerprint(self) -> dict[str, Any]:
-        """What decides which tokens a sample has, but not the tokens."""
+        """All values that decide which tokens a sample has; the tokens are identified by the corpus's fingerprint."""
         return {**self._depends_on, "max_seq_length": self.max_seq_length, "tokens": len(self.source.tokens)}
 
     @property
     def repeated_by(self) -> str:
-        """The argument by which documents are in several samples, or ""."""
+        """The argument that repeats documents in several samples, or ""."""
         return f"num_epochs={self._num_epochs}" if self._num_epochs > 1 else ""
 
     def _index(self) -> tuple[gpt_index.Pieces, np.ndarray | None]:

@@ -1,4 +1,4 @@
-"""Filling batches of GPT samples from the memory map, in a few calls of numpy for any number of rows."""
+"""Fills batches of GPT samples from the memory map, with a few numpy calls for any number of rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from libai_data.data.datasets.gpt_index import Pieces
 from libai_data.data.sources.indexed import IndexedSource
 
-# From so many on, copying them together costs less than finding the place of each.
+# If slices have at least so many tokens on average, copying slices is faster than looking up each token.
 _TOKENS_A_SLICE = 256
 
 _OF_WHOLE_SAMPLES = ("cu_seqlens", "max_seqlen")
@@ -22,27 +22,27 @@ Parts = Mapping[str, tuple[slice, ...]]
 
 @dataclass(frozen=True)
 class SampleForm:
-    """What samples have."""
+    """Length and optional fields of samples."""
 
     length: int  # tokens
     position_ids: bool
     attention_mask: bool
     loss_mask: bool
-    cu_seqlens: bool  # and `max_seqlen`
+    cu_seqlens: bool  # also adds `max_seqlen`
     masks_ends: bool  # whether the last token of a piece predicts nothing
-    pad_id: int  # the token to fill up with
+    pad_id: int  # the token of the padding
 
 
 @dataclass(frozen=True)
 class _Stretch:
-    """Stretches of the stream, one a row and all of one width, and how pieces make them up."""
+    """Rows of consecutive places of the stream, all of one width, and the pieces of each row."""
 
     firsts: np.ndarray  # int64 [rows], the first place of each row in the stream
     width: int  # places of a row
-    pieces: np.ndarray  # int64 [n], the pieces that make up the rows, row after row
-    rows: np.ndarray  # int64 [n], the row of each
-    begins: np.ndarray  # int64 [n], the first place of its row that each has
-    lengths: np.ndarray  # int64 [n], how many places of its row each has
+    pieces: np.ndarray  # int64 [n], the pieces of the rows, row after row
+    rows: np.ndarray  # int64 [n], the row of each of these pieces
+    begins: np.ndarray  # int64 [n], the first place of the row that is in the piece
+    lengths: np.ndarray  # int64 [n], how many places of the row are in the piece
 
     @cached_property
     def places(self) -> np.ndarray:
@@ -50,14 +50,14 @@ class _Stretch:
         return self.firsts[:, None] + np.arange(self.width)
 
     def spread(self, values: np.ndarray) -> np.ndarray:
-        """What is said of each piece [n], for each place [rows, width]."""
+        """Values of the pieces, [n], repeated for each of their places, [rows, width]."""
         return np.repeat(values, self.lengths).reshape(-1, self.width)
 
 
 class BatchFiller:
-    """Fills batches of tokens of a source.
+    """Fills batches with tokens of a source.
 
-    `firsts` is, with packed samples, the first piece of each, int64 [samples + 1]; their stream is of pairs of tokens.
+    With packing, `firsts` is the first piece of each sample, int64 [samples + 1]; places are then pairs of tokens.
     """
 
     def __init__(self, source: IndexedSource, pieces: Pieces, firsts: np.ndarray | None, form: SampleForm) -> None:
@@ -66,11 +66,11 @@ class BatchFiller:
         self._firsts = firsts
         self._form = form
         self._windows: dict[int, np.ndarray] = {}
-        # Rows of one stretch of the file, of which nothing but the tokens is wanted.
+        # The stream is one consecutive part of the file, and only the tokens are needed.
         self._is_plain = len(pieces.offsets) == 2 and list(self.fields) == ["input_ids", "labels"]
 
     def __getstate__(self) -> dict[str, Any]:
-        # Views with overlaps would be pickled as if they were all their own.
+        # The windows are overlapping views. Pickle would store each view as a full copy.
         return {**self.__dict__, "_windows": {}}
 
     @property
@@ -90,7 +90,7 @@ class BatchFiller:
         return fields
 
     def fill(self, indices: np.ndarray, out: Mapping[str, np.ndarray], parts: Parts) -> None:
-        """Fill rows; see `GPTDataset.read_batch`."""
+        """Fill the rows of a batch; see `GPTDataset.read_batch`."""
         length = self._form.length
         if self._is_plain and not parts:
             tokens = self._tokens_from(indices * length, length + 1)
@@ -101,7 +101,7 @@ class BatchFiller:
             return
         whole = (slice(0, length),) * 2
         wanted = {name: parts.get(name, whole) for name in out if name not in _OF_WHOLE_SAMPLES}
-        # What is read is what all fields need together; as a rule they need the same.
+        # Read the range that covers the needs of all fields; usually all fields need the same range.
         low = min((one.start for name in wanted for one in wanted[name]), default=0)
         high = max((one.stop for name in wanted for one in wanted[name]), default=0)
         wanted = {
@@ -125,7 +125,7 @@ class BatchFiller:
         last = np.searchsorted(self._pieces.starts, places + width + 1, side="left")
         needs_pieces = self._form.position_ids or self._form.attention_mask or self._form.loss_mask
         if not needs_pieces and bool((last - first == 1).all()):
-            # Each row lies in one piece.
+            # Each row is within one piece.
             offsets = places + (self._pieces.offsets[first] - self._pieces.starts[first])
             tokens = self._tokens_from(offsets, width + 1)
             _assign_shifted(tokens, out, wanted)
@@ -133,7 +133,7 @@ class BatchFiller:
         stretch = self._stretch(places, first, last, width + 1)
         tokens = self._tokens_of(stretch)
         if not needs_pieces:
-            # Without a loss mask, no sample reaches behind the end of the stream.
+            # Without a loss mask, no sample extends after the end of the stream.
             _assign_shifted(tokens, out, wanted)
             return
         behind = stretch.places >= self._pieces.total
@@ -143,7 +143,7 @@ class BatchFiller:
         self._fill_by_pieces(stretch, begins, ~behind[:, :-1], ~behind[:, 1:], out, wanted)
 
     def _bounds(self, begins: np.ndarray) -> np.ndarray:
-        """Where pieces begin and end in samples of the stream that begin at some places, int64 [rows, length + 1]."""
+        """Where pieces begin and end in the samples that begin at places `begins`, int64 [rows, length + 1]."""
         starts = self._pieces.starts
         first = np.searchsorted(starts, begins, side="right") - 1
         bounds = starts[np.minimum(first[:, None] + np.arange(self._form.length + 1), len(starts) - 1)]
@@ -187,13 +187,13 @@ class BatchFiller:
         out: Mapping[str, np.ndarray],
         wanted: Parts,
     ) -> None:
-        """Fill what depends on where pieces begin and end.
+        """Fill the fields that depend on where pieces begin and end.
 
         Args:
-            stretch: where the rows lie.
-            begins: int64 [rows], where the samples begin, of which the rows may be parts.
-            there: bool [rows, width], whether there is a token.
-            counts: bool [rows, width], whether there is one to predict.
+            stretch: the rows and their pieces.
+            begins: int64 [rows], the places where the samples begin; a row may be a part of its sample.
+            there: bool [rows, width], whether a place has a token.
+            counts: bool [rows, width], whether a place has a next token to predict.
             out: field -> rows to fill.
             wanted: field -> slices of the width.
         """
@@ -215,7 +215,7 @@ class BatchFiller:
             out["loss_mask"][...] = counts[:, wanted["loss_mask"][0]]
 
     def _stretch(self, places: np.ndarray, first: np.ndarray, last: np.ndarray, width: int) -> _Stretch:
-        """Stretches from `places` [rows] on, made up of pieces `first` to `last` - 1 each."""
+        """The rows of `width` places from `places` [rows] on; each row has the pieces `first` to `last` - 1."""
         counts = last - first
         rows = np.repeat(np.arange(len(places)), counts)
         pieces = np.arange(len(rows)) + np.repeat(first - (np.cumsum(counts) - counts), counts)
@@ -225,20 +225,20 @@ class BatchFiller:
         return _Stretch(places, width, pieces, rows, begin, end - begin)
 
     def _tokens_of(self, stretch: _Stretch, shift: int = 0) -> np.ndarray:
-        """The tokens at places of the stream [rows, width], or `shift` behind them; any behind the stream's end."""
+        """The tokens `shift` places after the places of the rows, [rows, width]; arbitrary after the stream's end."""
         tokens, size = self._source.tokens, len(stretch.firsts) * stretch.width
-        # From places in the stream to tokens of the file.
+        # Added to a place in the stream, these give the token's place in the file.
         shifts = self._pieces.offsets[stretch.pieces] - self._pieces.starts[stretch.pieces] + shift
         inside = int(stretch.firsts.max()) + stretch.width <= self._pieces.total
         if inside and len(stretch.pieces) * _TOKENS_A_SLICE <= size:
             begins = stretch.begins + shifts
             slices = [tokens[begin:end] for begin, end in zip(begins.tolist(), (begins + stretch.lengths).tolist())]
             return np.concatenate(slices).reshape(-1, stretch.width)
-        # Clipped are places behind the end of the stream alone.
+        # Only places after the end of the stream are clipped.
         return tokens.take(stretch.places + stretch.spread(shifts), mode="clip")
 
     def _tokens_from(self, offsets: np.ndarray, width: int) -> np.ndarray:
-        """Rows of `width` tokens, [rows, width], from each offset on."""
+        """Rows of `width` tokens of the file, [rows, width], each from an offset on."""
         if width not in self._windows:
             tokens = self._source.tokens
             shape, strides = (len(tokens) - width + 1, width), tokens.strides * 2
@@ -247,7 +247,7 @@ class BatchFiller:
 
 
 def _fill_bounds(bounds: np.ndarray, out: Mapping[str, np.ndarray]) -> None:
-    """Fill what depends on where documents begin and end in samples, int64 [rows, length + 1]."""
+    """Fill `cu_seqlens` and `max_seqlen`; `bounds` are the bounds of documents in samples, int64 [rows, length + 1]."""
     if "cu_seqlens" in out:
         out["cu_seqlens"][...] = bounds
     if "max_seqlen" in out:
@@ -255,7 +255,7 @@ def _fill_bounds(bounds: np.ndarray, out: Mapping[str, np.ndarray]) -> None:
 
 
 def _assign_shifted(tokens: np.ndarray, out: Mapping[str, np.ndarray], wanted: Parts) -> None:
-    """Fill tokens and next tokens from rows [rows, width + 1] that have both."""
+    """Fill tokens and next tokens from rows of both, [rows, width + 1]."""
     for name, shift in (("input_ids", 0), ("labels", 1)):
         if name in out:
             part = wanted[name][0]

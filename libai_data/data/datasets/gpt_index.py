@@ -1,10 +1,10 @@
-"""Where GPT samples lie in the files: vectorised over all documents, with no step per sample.
+"""Computes where GPT samples are in the files, vectorised over all documents, with no step per sample.
 
-A corpus is read as a *stream*, its documents one behind the other, epoch after epoch. It is described by *pieces*,
-stretches of the stream that lie in one stretch of the `.bin` file:
+A corpus is read as a *stream*: its documents one after the other, epoch after epoch. The stream is described by
+*pieces*. The tokens of a piece are consecutive in the `.bin` file:
 
-- `starts`, int64 [pieces + 2]: the place in the stream at which each piece begins, the end of the stream, and one that
-  is never reached, so that places behind the end belong to a piece as well;
+- `starts`, int64 [pieces + 2]: the place in the stream at which each piece begins, the end of the stream, and a place
+  that is never reached, so that places after the end belong to a piece as well;
 - `offsets`, int64 [pieces + 1]: the token of the `.bin` file with which each piece begins.
 """
 
@@ -18,14 +18,14 @@ from libai_data.data.datasets.best_fit import best_fit
 from libai_data.data.random.permutation import PERMUTATION_VERSION, permuted
 
 INDEX_VERSION = (1, PERMUTATION_VERSION)
-"""Changes whenever the same corpus and arguments would give other samples."""
+"""Must change whenever the same corpus and arguments would give other samples."""
 
 _NEVER = 2**62
 _PERMUTED_AT_ONCE = 1 << 15
 
 
 class Pieces(NamedTuple):
-    """A stream as pieces; see the module."""
+    """A stream as pieces; the docstring of this module describes the arrays."""
 
     starts: np.ndarray
     offsets: np.ndarray
@@ -37,19 +37,19 @@ class Pieces(NamedTuple):
 
 
 def whole_corpus(tokens: int, num_epochs: int) -> Pieces:
-    """The stream of a corpus in the order of its files: one piece an epoch."""
+    """The stream of a corpus in the order of its file: one piece for each epoch."""
     starts = np.arange(num_epochs + 2, dtype=np.int64) * tokens
     starts[-1] = _NEVER
     return Pieces(starts, np.zeros(num_epochs + 1, np.int64))
 
 
 def documents(bounds: np.ndarray, num_epochs: int, seed: int | None) -> Pieces:
-    """The stream of a corpus, a piece for each document that is not empty.
+    """The stream of a corpus, with a piece for each document that is not empty.
 
     Args:
         bounds: int64 [documents + 1], where documents begin and end in the `.bin` file, in tokens.
         num_epochs: how often the corpus is repeated.
-        seed: decides each epoch's order of documents; None for that of the files.
+        seed: decides each epoch's order of documents; None for the order of the file.
     """
     return _in_order(bounds[:-1], np.diff(bounds), num_epochs, seed)
 
@@ -71,7 +71,7 @@ def _in_order(offsets: np.ndarray, lengths: np.ndarray, num_epochs: int, seed: i
 
 
 def _shuffled(count: int, seed: int, epoch: int) -> np.ndarray:
-    """A permutation, made in parts that stay in the processor's cache."""
+    """A permutation, int64 [count], computed in parts that fit into the processor's cache."""
     order = np.empty(count, np.int64)
     for first in range(0, count, _PERMUTED_AT_ONCE):
         places = np.arange(first, min(count, first + _PERMUTED_AT_ONCE))
@@ -82,19 +82,20 @@ def _shuffled(count: int, seed: int, epoch: int) -> np.ndarray:
 def packed(bounds: np.ndarray, length: int, num_epochs: int, seed: int | None) -> list[np.ndarray]:
     """Samples of whole documents.
 
-    The stream is of pairs of a token and the next one: a document of n tokens has n - 1. A document of more pairs than
-    fit a sample is cut into pieces that do. Samples take pieces by best fit; see `best_fit`.
+    A place of the stream is a pair of a token and the next one: a document of n tokens has n - 1 pairs. A document with
+    more pairs than a sample is cut into pieces that fit. The pieces are packed by best fit; see `best_fit`.
 
     Args:
         bounds: int64 [documents + 1], where documents begin and end in the `.bin` file, in tokens.
+        length: pairs of a sample.
         num_epochs: how often the corpus is repeated.
-        seed: decides each epoch's order of documents; None for that of the files.
+        seed: decides each epoch's order of documents; None for the order of the file.
 
     Returns:
         `starts` and `offsets` of the pieces, in the order of the samples; and `firsts`, int64 [samples + 1], the first
-        piece of each sample, and the number of pieces at the end.
+        piece of each sample, and at the end the number of pieces.
     """
-    # An empty document has no pair, and not -1.
+    # An empty document has 0 pairs, not -1.
     whole = _in_order(bounds[:-1], np.maximum(np.diff(bounds) - 1, 0), num_epochs, seed)
     pairs = np.diff(whole.starts[:-1])
     cuts = -(-pairs // length)
