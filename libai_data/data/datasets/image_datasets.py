@@ -23,10 +23,10 @@ class ImageFolderDataset(LabelledImages):
 
     Args:
         root: the folder.
-        transform: from an image to an array; see `LabelledImages`.
-        mode: "RGB", "L" for greyscale, or another of Pillow's modes to convert to.
-        cache_dir: for the list of a large folder's files; see `ImageFolderSource`.
-        target_transform: from a class number to the label; see `LabelledImages`.
+        transform: function from an image to an array; see `LabelledImages`.
+        mode: "RGB", "L" for greyscale, or another of Pillow's modes; images are converted to it.
+        cache_dir: folder for the list of a large folder's files; see `ImageFolderSource`.
+        target_transform: function from a class number to the label; see `LabelledImages`.
         nested: "error" or "merge", for folders within the folder of a class; see `ImageFolderSource`.
 
     Raises:
@@ -57,11 +57,11 @@ class ImageNetDataset(LabelledImages):
     """ImageNet 2012, from folders `<root>/{train,val}/n01440764/*.JPEG`, or from the published archives.
 
     Args:
-        root: the folder of `train` and `val`, or of ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar.
-        train: whether to read the training images, or the validation images.
-        transform: from an image to an array; see `LabelledImages`.
+        root: the folder with `train` and `val`, or with ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar.
+        train: True for the training images, False for the validation images.
+        transform: function from an image to an array; see `LabelledImages`.
         val_labels: file with the classes of the validation archive's images; see `ImageNetTarSource`.
-        cache_dir: for the list of the images; see `ImageFolderSource`.
+        cache_dir: folder for the list of the images; see `ImageFolderSource`.
 
     Raises:
         ConfigError: There are neither folders nor archives.
@@ -87,19 +87,19 @@ class ImageNetDataset(LabelledImages):
 
 
 class PublishedImages(LabelledImages):
-    """Base of the data sets that are fetched as a whole, with LiBai's arguments.
+    """Base of the data sets that are downloaded as a whole, with LiBai's arguments.
 
     Args:
-        root: the folder that holds the data set's own folder, or is to hold it.
-        train: whether to read the training images, or the validation images.
-        transform: from an image to an array; see `LabelledImages`.
-        download: fetch the files if they are not there.
-        source_url: where to fetch them from instead: an archive (CIFAR), or a folder with "/" at its end (MNIST).
+        root: the folder that contains the data set's own folder; a download creates this folder.
+        train: True for the training images, False for the validation images.
+        transform: function from an image to an array; see `LabelledImages`.
+        download: download the files if they do not exist.
+        source_url: another address for the download: an archive (CIFAR), or a folder with "/" at its end (MNIST).
 
     Raises:
-        ConfigError: The files are not there.
+        ConfigError: The files do not exist.
         FormatError: A file is truncated or of another format.
-        StorageError: A file cannot be fetched, or is not the published one.
+        StorageError: A file cannot be downloaded, or differs from the published file.
     """
 
     _source: Callable[..., ImageSource]
@@ -118,13 +118,13 @@ class PublishedImages(LabelledImages):
 
 
 class CIFAR10Dataset(PublishedImages):
-    """CIFAR-10, the binary version, in `cifar-10-batches-bin`: 32 x 32 pixels in colour, 10 classes."""
+    """CIFAR-10, the binary version in `cifar-10-batches-bin`: 32 x 32 pixels in colour, 10 classes."""
 
     _source = partial(CIFARSource, kind=CIFAR10)
 
 
 class CIFAR100Dataset(PublishedImages):
-    """CIFAR-100, the binary version, in `cifar-100-binary`: 32 x 32 pixels in colour, 100 classes."""
+    """CIFAR-100, the binary version in `cifar-100-binary`: 32 x 32 pixels in colour, 100 classes."""
 
     _source = partial(CIFARSource, kind=CIFAR100)
 
@@ -136,6 +136,6 @@ class MNISTDataset(PublishedImages):
 
 
 class FashionMNISTDataset(PublishedImages):
-    """Fashion-MNIST, gzipped or not, in `FashionMNIST/raw` or `root` itself: as MNIST, 10 kinds of clothes."""
+    """Fashion-MNIST, gzipped or not, in `FashionMNIST/raw` or `root` itself: 28 x 28 pixels in grey, 10 classes."""
 
     _source, _mode = partial(MNISTSource, kind=FASHION_MNIST), "L"

@@ -1,4 +1,4 @@
-"""Labelled images of any source, as an image classifier wants them."""
+"""Labelled images of any source, as samples for an image classifier."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ Transform = Callable[[Any], Any]
 
 
 class ImageSource(Protocol):
-    """Where labelled images come from."""
+    """A source of labelled images."""
 
     def __len__(self) -> int: ...
 
     def read(self, index: int) -> tuple[bytes | np.ndarray, int]:
-        """An image, encoded or as uint8 [H, W, 3] or [H, W], and its label."""
+        """Read an image, as encoded bytes or as uint8 [H, W, 3] or [H, W], and its label."""
         ...
 
     def name(self, index: int) -> str:
-        """Where an image lies, for errors."""
+        """The place of an image, such as its path, for error messages."""
         ...
 
     def fingerprint(self) -> dict[str, Any]:
-        """What a checkpoint keeps of the content."""
+        """Values that identify the content, for checkpoints."""
         ...
 
 
@@ -45,12 +45,12 @@ class LabelledImages:
     """Images of a source with their class numbers.
 
     Args:
-        source: of the images.
-        transform: from an image to an array; by default float32 [C, H, W] of 0 to 1. It is given a Pillow image, or,
-            where it has `takes_encoded = True`, an `EncodedImage` or a uint8 array [H, W, 3] or [H, W]. Random
-            transforms may draw from `sample_generator`, or from generators that all code shares, as any dataset may.
-        mode: "RGB", "L" for greyscale, or another of Pillow's modes to convert to.
-        target_transform: from a class number to the label, such as another number or an array; by default the number.
+        source: the images.
+        transform: function from an image to an array; by default to float32 [C, H, W] from 0 to 1. The image is a
+            Pillow image. If `transform` has `takes_encoded = True`, the image is an `EncodedImage`, or uint8 [H, W, 3]
+            or [H, W]. Random transforms may use `sample_generator`, or the global generators, as in any dataset.
+        mode: "RGB", "L" for greyscale, or another of Pillow's modes; images are converted to it.
+        target_transform: function from a class number to the label, a number or an array; by default the class number.
 
     Raises:
         ConfigError: `transform` or `target_transform` is no function.
@@ -76,7 +76,7 @@ class LabelledImages:
 
     @property
     def classes(self) -> list[str]:
-        """Names of the classes, in the order of their numbers; only there if the source knows them."""
+        """Names of the classes, in the order of their numbers. The attribute exists only if the source has it."""
         return list(getattr(self.source, "classes"))  # noqa: B009 (not all sources have it)
 
     @property
@@ -85,11 +85,11 @@ class LabelledImages:
         return {name: number for number, name in enumerate(self.classes)}
 
     def __getitem__(self, index: int) -> Instance:
-        """Instance of `images` (first stage) and `labels` (int64 [], last stage).
+        """Instance of `images` (first stage) and `labels` (int64 [] by default, last stage).
 
         Raises:
-            FormatError: The image cannot be decoded; it is named.
-            SampleError: Its file cannot be read; it is named.
+            FormatError: The image cannot be decoded; the message names the image.
+            SampleError: The image's file cannot be read; the message names the image.
         """
         image, label = self._read(index)
         with self._transforming(index):
@@ -97,7 +97,12 @@ class LabelledImages:
         return Instance(images=DistTensorData(pixels), labels=DistTensorData(self._label(label), placement_idx=-1))
 
     def read_batch(self, indices: np.ndarray, out: Mapping[str, np.ndarray]) -> None:
-        """Read samples straight into the rows of a batch."""
+        """Read samples directly into the rows of a batch.
+
+        Args:
+            indices: int64 [n].
+            out: field -> array [n, ...] to fill.
+        """
         for row, index in enumerate(indices.tolist()):
             with reading_row(row):
                 image, label = self._read(index)
@@ -141,12 +146,12 @@ class LabelledImages:
         try:
             with Image.open(io.BytesIO(image)) as opened:
                 return opened.convert(self.mode)
-        except Exception as error:  # Pillow's decoders raise of many kinds for a broken file
+        except Exception as error:  # for a broken file, Pillow's decoders raise exceptions of many kinds
             raise FormatError(f"it cannot be decoded: {error}") from error
 
     @contextmanager
     def _transforming(self, index: int) -> Iterator[None]:
-        """Name the image if it cannot be decoded within the block."""
+        """Within the block, measure the transform's time, and add the image's name to a FormatError."""
         try:
             with transform_time():
                 yield

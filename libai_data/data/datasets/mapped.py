@@ -1,4 +1,4 @@
-"""Datasets whose samples are changed, one by one, by a function."""
+"""Datasets that change each sample by a function."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Map:
     To skip samples use a `FilteredDataset`, and to change whole batches a `BatchTransform`.
 
     Args:
-        dataset: whose samples are changed.
-        function: of a sample; returns a sample.
+        dataset: the dataset whose samples are changed.
+        function: called with a sample; returns the changed sample.
 
     Raises:
         ConfigError: `function` is not callable.
@@ -47,9 +47,9 @@ class RandomMap(Map):
     """A dataset with each sample changed by a function that uses a random generator.
 
     Args:
-        dataset: whose samples are changed.
-        function: of a sample and a numpy generator; returns a sample. The generator depends on seed, epoch and index.
-            Nested `RandomMap`s get different generators.
+        dataset: the dataset whose samples are changed.
+        function: called with a sample and a numpy generator; returns the changed sample. The generator depends on seed,
+            epoch and index. Nested `RandomMap`s get different generators.
     """
 
     def __getitem__(self, index: int) -> Any:
@@ -60,7 +60,7 @@ class RandomMap(Map):
 
 
 def refuse_outputs_without_indices(dataset: Any) -> None:
-    """Raise an error for a filter or packer: only an order of its samples tells what its outputs are."""
+    """Raise a ConfigError for a filter or packer, because its outputs depend on the order of its samples."""
     if attribute_of(dataset, "is_stream_transform", False):
         name = type(dataset).__name__
         raise ConfigError(

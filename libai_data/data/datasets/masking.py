@@ -1,7 +1,7 @@
-"""Masking for language models that fill in words: which tokens, and what stands in their place.
+"""Masking for masked language models: chooses tokens to predict, and replaces them.
 
 Sources: J. Devlin et al., "BERT" (2019), section 3.1: 15 % of the tokens, of these 80 % [MASK], 10 % random, 10 % kept;
-whole words and n-grams as in Z. Lan et al., "ALBERT" (2020), section 4.1, by which LiBai goes.
+whole words and n-grams as in Z. Lan et al., "ALBERT" (2020), section 4.1, and in LiBai.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _MOST_NGRAMS = 1 << 10
 
 @dataclass(frozen=True)
 class Masking:
-    """How tokens are masked."""
+    """Settings of the masking."""
 
-    probability: float = 0.15
-    # Up to so many words in a row are masked together; n words with a probability in proportion to 1 / n.
+    probability: float = 0.15  # share of the tokens to predict
+    # Up to so many consecutive words are masked together; n words with a probability in proportion to 1 / n.
     max_ngrams: int = 3
-    whole_words: bool = True  # whether words are masked as a whole
-    # Whether "##" before Chinese characters only says which belong to one word, and is taken off.
+    whole_words: bool = True  # whether all tokens of a word are masked together
+    # Whether "##" before a Chinese character only marks that it continues a word; the marks are removed.
     chinese_words: bool = False
 
     def __post_init__(self) -> None:
@@ -38,13 +38,13 @@ class Masking:
 
 
 class Masker:
-    """Masks tokens."""
+    """Masks tokens; `mask_id` is the id of the mask token."""
 
     def __init__(self, tables: VocabularyTables, mask_id: int, masking: Masking) -> None:
         self._tables, self._mask_id, self._masking = tables, mask_id, masking
         self._ordinary = tables.ordinary
         if masking.chinese_words:
-            # Marked characters never occur in running text.
+            # Tokens with a mark are no random replacements, because they never occur in running text.
             self._ordinary = self._ordinary[tables.unmarked[self._ordinary] == self._ordinary]
         weights = 1.0 / np.arange(1, masking.max_ngrams + 1)
         self._thresholds = np.cumsum(weights / weights.sum())[:-1]
@@ -56,11 +56,12 @@ class Masker:
 
         Args:
             tokens: int64 [n].
-            special: bool [n], tokens that stay.
+            special: bool [n], tokens that are not masked.
+            random: the generator of the sample.
 
         Returns:
-            The tokens with masks; the tokens as running text has them, without the marks of Chinese words; and bool
-            [n], which are to be predicted.
+            The tokens with masks, int64 [n]; the tokens without masks and without the marks of Chinese words, int64
+            [n]; and bool [n], which tokens to predict.
         """
         chosen = self.choose(tokens, special, random)
         clean = self._tables.unmarked[tokens] if self._masking.chinese_words else tokens
@@ -74,14 +75,15 @@ class Masker:
         return masked, clean, chosen
 
     def choose(self, tokens: np.ndarray, special: np.ndarray, random: np.random.Generator) -> np.ndarray:
-        """Choose the tokens to predict: `round(probability * n)`, at least 1, or what whole words leave of these.
+        """Choose the tokens to predict: `round(probability * n)`, at least 1, or fewer if no further whole word fits.
 
-        The tokens of a word that exceeds this number count as words of their own. So one token at least is chosen,
-        unless all are special.
+        If a word has more tokens than this number, each of its tokens counts as a word. So at least one token is
+        chosen, unless all are special.
 
         Args:
             tokens: int64 [n].
             special: bool [n], tokens that are not chosen.
+            random: the generator of the sample.
 
         Returns:
             Bool [n].
@@ -94,7 +96,7 @@ class Masker:
             return chosen
         order = random.permutation(count)
         lengths = np.searchsorted(self._thresholds, random.random(count), side="right") + 1
-        # An n-gram ends where a special token does.
+        # An n-gram ends before a special token.
         breaks = np.append(np.flatnonzero(starts[1:] != ends[:-1]) + 1, count)
         np.minimum(lengths, breaks[np.searchsorted(breaks, order, side="right")] - order, out=lengths)
         taken = bytearray(count)
@@ -115,14 +117,14 @@ class Masker:
         return change[:-1].astype(bool)
 
     def _words(self, tokens: np.ndarray, special: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarray]:
-        """First token of each word, and the one behind its last; longer words than `longest` are cut into tokens."""
+        """First token of each word, and the token after its last; words longer than `longest` are cut into tokens."""
         begins = ~special
         if self._masking.whole_words:
             goes_on = self._tables.continues[tokens]
             goes_on[0] = False
             goes_on[1:] &= ~special[:-1]
             begins &= ~goes_on
-        # A special token ends a word too; it is put between the words, and left out.
+        # A special token ends a word too. It is listed as a word here, and removed below.
         bounds = np.flatnonzero(begins | special)
         lengths = np.diff(np.append(bounds, len(tokens)))
         if len(lengths) and lengths.max() > longest:
@@ -133,7 +135,7 @@ class Masker:
 
 
 def padded(values: np.ndarray, length: int, filler: Any) -> np.ndarray:
-    """Values, and fillers behind them up to a length."""
+    """The values, padded with `filler` at the end to `length`."""
     array = np.full(length, filler, values.dtype)
     array[: len(values)] = values
     return array

@@ -1,4 +1,4 @@
-"""The outputs of a stream transform over one round, as a dataset."""
+"""The outputs of a filter or packer over one epoch, as a dataset."""
 
 from __future__ import annotations
 
@@ -23,12 +23,15 @@ _DRAWS_OF_INPUTS = 1
 class OneRound:
     """The outputs of a filter or packer over one epoch, as a dataset with a length: to evaluate, or to shuffle packs.
 
-    The outputs are found once, when it is created. Without `lengths` (and with a function `keep`) this reads every
-    sample. The last output may be padded.
+    The constructor finds the outputs. Without `lengths`, or with a function `keep`, this reads every sample. The last
+    output may be padded.
 
     Args:
         transform: the filter or packer; a copy of it is used.
-        seed: of random transforms of the samples, which are the same in each round.
+        seed: seed of random transforms of the samples, which are the same in each round.
+
+    Raises:
+        ConfigError: `transform` is no filter or packer.
     """
 
     def __init__(self, transform: StreamTransform, seed: int = 0) -> None:
@@ -39,11 +42,11 @@ class OneRound:
         check_types(OneRound, locals())
         size = len(transform)
         self._transform = copy(transform)
-        # Of their own, so that what is drawn from the outputs is something else than what their samples drew.
         self._transform._order = None
         self._transform._windows, self._transform._amounts = OrderedDict(), OrderedDict()
         self._starts = np.empty(0, np.int64)
         if size:
+            # Another seed than `seed`, so that draws from the outputs differ from the draws of their samples.
             order = Order(size, combine64(int(seed), _DRAWS_OF_INPUTS), shuffle=False)
             self._starts, _ = Walk(self._transform, order, in_rounds=True).of_round(0, 0, sys.maxsize)
 
@@ -56,13 +59,13 @@ class OneRound:
 
     @property
     def dataset(self) -> Any:
-        """Of the samples that the outputs are made of."""
+        """The dataset of the samples that the outputs are made of."""
         return self._transform.dataset
 
     def first_inputs(self, indices: np.ndarray) -> np.ndarray:
-        """The first sample of each of these outputs, int64 [n]."""
+        """The index of the first sample of each of these outputs, int64 [n]."""
         return np.asarray(place_and_offset(self._starts[indices])[0])
 
     def fingerprint(self) -> dict[str, Any]:
-        """What is done to which dataset."""
+        """Fingerprint of the transform, with the number of outputs."""
         return {**self._transform.fingerprint(), "outputs": len(self)}

@@ -1,7 +1,7 @@
-"""Samples of one passage each, which hold every token of a corpus.
+"""Samples of one passage each; together they have every token of a corpus.
 
-A sample takes whole sentences, of one document after the other, as many as fit. Of a sentence that is longer than a
-sample, such as a whole document, it takes as much as fits, and the next sample the rest. Sources: Y. Liu et al.,
+A sample has as many whole sentences as fit, from one document after the other. If a sentence is longer than a sample,
+such as a whole document, the sample has its beginning, and the next samples have the rest. Sources: Y. Liu et al.,
 "RoBERTa" (2019), section 4.2, FULL-SENTENCES; C. Raffel et al., "T5" (2020), section 3.1.2.
 """
 
@@ -14,24 +14,29 @@ import numpy as np
 from libai_data.data.datasets.sentence_index import SentenceRule, repeated, targets_of
 from libai_data.errors import ConfigError
 
-# Stretches that are gone through side by side; the last sample of each is not filled up.
+# The corpus is cut into stretches of so many tokens, which are processed together. The last sample of each is shorter.
 _STRETCH = 1 << 20
 
 
 class Passages(NamedTuple):
     """Samples in the order of the corpus."""
 
-    start: np.ndarray  # int64 [samples], the place of the first token of each among all tokens
-    stop: np.ndarray  # int64 [samples], the place behind its last
-    first_bound: np.ndarray  # int64 [samples], the number of the first of the `doc_idx` that lie within each sample
-    stop_bound: np.ndarray  # int64 [samples], the number behind the last
-    used: np.ndarray  # int64 [1], tokens that samples hold, counted as often as they do
+    start: np.ndarray  # int64 [samples], the place of each sample's first token in the corpus
+    stop: np.ndarray  # int64 [samples], the place after its last token
+    first_bound: np.ndarray  # int64 [samples], the number of the first document bound within each sample
+    stop_bound: np.ndarray  # int64 [samples], the number after the last such bound
+    used: np.ndarray  # int64 [1], tokens in all samples; a token in two samples counts twice
 
 
 def find_passages(source: Any, rule: SentenceRule, separators: bool) -> Passages:
-    """The samples of a corpus, by a rule; with `separators`, a token more lies between two documents of a sample.
+    """The samples of a corpus, by a rule; with `separators`, a sample needs room for one token between two documents.
 
-    It has `sizes`, tokens of each sentence, `doc_idx`, the first sentence of each document, and `document_offsets()`.
+    Args:
+        source: the corpus; has `sizes`, the tokens of each sentence, `doc_idx`, the first sentence of each document,
+            and `document_offsets()`.
+
+    Raises:
+        ConfigError: The corpus has no token.
     """
     lines = _Lines(source, separators)
     if not lines.ends[-1]:
@@ -45,7 +50,7 @@ def find_passages(source: Any, rule: SentenceRule, separators: bool) -> Passages
 
 
 class _Lines:
-    """The corpus as a line of tokens, with room for a separator before each document."""
+    """The corpus as one line of places: its tokens, and with separators a place before each document."""
 
     def __init__(self, source: Any, separators: bool) -> None:
         sizes = np.asarray(source.sizes)
@@ -53,30 +58,30 @@ class _Lines:
         numbers = np.unique(np.searchsorted(full, source.doc_idx))
         numbers = numbers[numbers < len(full)]
         self.separator = int(separators)
-        self.ends = np.zeros(len(full) + 1, np.int64)  # of sentences on the line, from 0 on
+        self.ends = np.zeros(len(full) + 1, np.int64)  # 0, and the end of each sentence on the line
         self.ends[1:] = sizes[full]
         self.ends[1 + numbers] += self.separator
         np.cumsum(self.ends, out=self.ends)
-        self.firsts = self.ends[numbers]  # int64 [documents], where they begin, with their separators
+        self.firsts = self.ends[numbers]  # int64 [documents], where documents begin, with their separators
 
     def behind_separators(self, places: np.ndarray) -> np.ndarray:
-        """The places, one further where a separator lies."""
+        """The places; a place of a separator is moved to the token after it."""
         found = np.minimum(np.searchsorted(self.firsts, places), len(self.firsts) - 1)
         return places + self.separator * (self.firsts[found] == places)
 
     def tokens_before(self, places: np.ndarray) -> np.ndarray:
-        """How many tokens lie before places, without separators."""
+        """How many tokens, without separators, are before each place."""
         return places - self.separator * np.searchsorted(self.firsts, places)
 
     def sentence_at(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Where the sentence begins that holds a place, and how long it is; 0 behind the end."""
+        """The beginning and the length of the sentence at each place; length 0 after the end of the line."""
         number = np.searchsorted(self.ends, places, side="right") - 1
         begins = self.ends[number]
         return begins, self.ends[np.minimum(number + 1, len(self.ends) - 1)] - begins
 
 
 def _one_epoch(lines: _Lines, rule: SentenceRule, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-    """Where samples begin and end on the line: the first of all stretches at once, then the second of all, ..."""
+    """Where samples begin and end on the line; each step of the loop finds one sample of each stretch."""
     total = int(lines.ends[-1])
     cuts = np.arange(1, total // _STRETCH) * _STRETCH
     sentences, lengths = lines.sentence_at(cuts)

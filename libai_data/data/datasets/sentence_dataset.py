@@ -1,4 +1,4 @@
-"""What BERT's, RoBERTa's and T5's datasets share: samples made of a corpus's sentences."""
+"""The base class of the datasets for BERT, RoBERTa and T5: samples made of a corpus's sentences."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class SentenceDataset:
     """Base of the datasets whose samples are made of a corpus's sentences: pairs of passages, or one passage each.
 
     Args:
-        rule: how sentences are put together: into passages if `min_sentences` is 1.
-        separators: whether a token more lies between two documents of a passage.
-        **arguments: what else decides the samples, for the fingerprint.
+        rule: how sentences are joined; each sample is one passage if `min_sentences` is 1.
+        separators: whether a passage needs room for one token between two documents.
+        **arguments: other values that decide the samples, for the fingerprint.
     """
 
     def __init__(
@@ -73,25 +73,25 @@ class SentenceDataset:
 
     @property
     def repeated_by(self) -> str:
-        """The argument by which documents are in several samples, or ""."""
+        """The argument that repeats documents in several samples, or ""."""
         return "" if self._rule.max_num_samples is None else f"max_num_samples={self._rule.max_num_samples}"
 
     def __len__(self) -> int:
         return len(self._samples.start)
 
     def fingerprint(self) -> dict[str, Any]:
-        """What decides the samples, beside the tokens themselves."""
+        """All values that decide the samples; the tokens are identified by the corpus's fingerprint."""
         return {"version": _VERSION, "corpus": self.source.fingerprint, **asdict(self._rule), **self._decides}
 
     def _passage(self, index: int) -> list[np.ndarray]:
-        """The tokens of a sample's passage, of each document that it holds a piece of; views of the memory map."""
+        """The tokens of a sample's passage, one array for each of its documents; views of the memory map."""
         check_index(index, len(self))
         start, stop, first, last = (int(array[index]) for array in self._samples[:4])
         bounds = [start, *np.unique(self.source.document_offsets(first, last)).tolist(), stop]
         return [self.source.tokens[low:high] for low, high in zip(bounds, bounds[1:])]
 
     def _sentences(self, index: int) -> tuple[np.ndarray, np.ndarray, int]:
-        """A sample for pairs: tokens of each sentence, all tokens, and how many of them it may have."""
+        """A sample for pairs: the number of tokens of each sentence, the tokens, and the sample's largest length."""
         check_index(index, len(self))
         first, stop, start, target = (int(array[index]) for array in self._samples[:4])
         sizes = self.source.sizes[first:stop]
@@ -99,10 +99,10 @@ class SentenceDataset:
         return sizes, self.source.tokens[start : start + int(sizes.sum())], target
 
     def _passage_of_another_document(self, index: int, random: np.random.Generator) -> np.ndarray:
-        """The rest of a random document from a random sentence on; of the sample's own if there is no other one."""
+        """The end of a random other document, from a random sentence on; of the same document if none is found."""
         bounds = self.source.doc_idx
         number = own = int(np.searchsorted(bounds, self._samples.first[index], side="right")) - 1
-        # Documents may be empty, and nearly all of them may be: a few attempts, then the one that is there.
+        # Nearly all documents may be empty. So there are a few attempts; after them, the sample's own document is used.
         for _ in range(_ATTEMPTS):
             drawn = int(random.integers(self.source.num_documents))
             if drawn != own and bounds[drawn + 1] > bounds[drawn]:

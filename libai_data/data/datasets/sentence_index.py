@@ -1,4 +1,4 @@
-"""Samples of several sentences of one document, for pairs of passages; found for all documents at once."""
+"""Samples of several sentences of one document, for pairs of passages; computed for all documents at once."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ _RULES = {
 
 @dataclass(frozen=True)
 class SentenceRule:
-    """How sentences are put together, as in LiBai and Megatron-LM.
+    """How sentences are joined to samples, as in LiBai and Megatron-LM.
 
-    A sample for pairs takes sentences until it has `max_tokens`, and `min_sentences`; rather than leave the document's
-    last sentence alone, it takes that too. For samples of one sentence or more, see `passage_index`.
+    Sentences are added to a sample for pairs until it has `max_tokens` and `min_sentences`. If only the document's last
+    sentence would be left, it is added too. For samples of one sentence or more, see `passage_index`.
     """
 
-    max_tokens: int  # of a sample, without special tokens; what is more is cut off when the sample is read
-    min_sentences: int  # of a sample; shorter documents are left out. Sentences without a token do not count.
-    short_seq_prob: float = 0.0  # share of samples that aim at a length drawn evenly from 2 to `max_tokens`
-    seed: int = 1234  # decides which these are
-    # The corpus is repeated, with other short samples, until there are so many; None for once.
+    max_tokens: int  # tokens of a sample, without special tokens; more are cut off when the sample is read
+    min_sentences: int  # sentences of a sample; shorter documents are left out. Empty sentences do not count.
+    short_seq_prob: float = 0.0  # share of samples whose target length is drawn evenly from 2 to `max_tokens`
+    seed: int = 1234  # decides which samples are short
+    # The corpus is repeated, with other short samples, until there are so many samples; None: use the corpus once.
     max_num_samples: int | None = None
 
     def __post_init__(self) -> None:
         check_types(type(self), vars(self))
         for name in ("max_tokens", "seed", "max_num_samples"):
-            if getattr(self, name) is not None:  # numpy's numbers are none for JSON
+            if getattr(self, name) is not None:  # JSON cannot store numpy numbers
                 object.__setattr__(self, name, int(getattr(self, name)))
         check(
             _RULES,
@@ -60,17 +60,21 @@ class SentenceRule:
 class SentenceSamples(NamedTuple):
     """Samples in the order of the corpus."""
 
-    first: np.ndarray  # int64 [samples], the first sentence of each
-    stop: np.ndarray  # int64 [samples], the sentence behind its last
-    start: np.ndarray  # int64 [samples], the place of its first token among all tokens
-    target: np.ndarray  # int64 [samples], how many tokens it may have
-    used: np.ndarray  # int64 [1], tokens of the corpus that samples hold, counted as often as they do
+    first: np.ndarray  # int64 [samples], the first sentence of each sample
+    stop: np.ndarray  # int64 [samples], the sentence after its last sentence
+    start: np.ndarray  # int64 [samples], the place of its first token in the corpus
+    target: np.ndarray  # int64 [samples], its largest number of tokens
+    used: np.ndarray  # int64 [1], tokens in all samples; a token in two samples counts twice
 
 
 def find_samples(source: Any, rule: SentenceRule) -> SentenceSamples:
     """The samples of a corpus.
 
-    It has `sizes`, tokens of each sentence, and `doc_idx`, the first sentence of each document.
+    Args:
+        source: the corpus; has `sizes`, tokens of each sentence, and `doc_idx`, the first sentence of each document.
+
+    Raises:
+        ConfigError: No document has enough sentences.
     """
     sizes = np.asarray(source.sizes)
     full = np.flatnonzero(sizes)
@@ -93,7 +97,7 @@ def find_samples(source: Any, rule: SentenceRule) -> SentenceSamples:
 
 
 def repeated(find_epoch: Callable[[int], Sequence[np.ndarray]], rule: SentenceRule) -> list[np.ndarray]:
-    """The samples of one epoch, or of as many as `rule` needs; `find_epoch` gives the arrays [samples] of one."""
+    """The samples of as many epochs as `rule` needs; `find_epoch(epoch)` returns the arrays [samples] of one epoch."""
     epochs = [find_epoch(0)]
     count = len(epochs[0][0])
     while rule.max_num_samples is not None and count < rule.max_num_samples:
@@ -107,16 +111,16 @@ def _one_epoch(
 ) -> Sequence[np.ndarray]:
     count = len(places) - 1
     targets = targets_of(np.arange(count), rule, epoch)
-    # Where a sample would end that begins with some sentence, for each sentence; `ends` of its own document.
+    # For each sentence, where a sample that begins with this sentence ends. `ends` is the end of its document.
     ends = np.full(count, count, np.int64)
     ends[firsts] = stops
     ends = _carried(ends, firsts, stops)
     stop = np.searchsorted(places, places[:-1] + targets).astype(np.int64)
     np.maximum(stop, np.arange(count) + rule.min_sentences, out=stop)
-    # The document's last sentence is not left alone.
+    # If only the document's last sentence would be left, it is added to the sample.
     stop = np.where(stop >= ends - 1, ends, stop)
-    # The next sample begins there; behind a document's end there is none. After all 2^k samples from each document's
-    # beginning on are known, a jump over 2^k samples gives as many more.
+    # `jump` leads from a sample's first sentence to the next sample's, or to `count` at the document's end. When the
+    # first 2^k samples of each document are known, a jump over 2^k samples gives as many more.
     jump = np.append(np.where(stop >= ends, count, stop), count)
     starts, last = firsts, jump
     while True:
@@ -131,7 +135,7 @@ def _one_epoch(
 
 
 def _carried(ends: np.ndarray, firsts: np.ndarray, stops: np.ndarray) -> np.ndarray:
-    """For each sentence of a document the document's end."""
+    """For each sentence, the end of its document."""
     lengths = stops - firsts
     inside = (
         np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths) + np.repeat(firsts, lengths)
@@ -141,7 +145,7 @@ def _carried(ends: np.ndarray, firsts: np.ndarray, stops: np.ndarray) -> np.ndar
 
 
 def targets_of(begins: np.ndarray, rule: SentenceRule, epoch: int) -> np.ndarray:
-    """How long samples are to be that begin at `begins`, int64 [n], on which what is drawn depends."""
+    """Target lengths of the samples that begin at `begins`, int64 [n]; the random lengths depend on `begins`."""
     targets = np.full(len(begins), rule.max_tokens, np.int64)
     if rule.short_seq_prob:
         key = combine64(_VERSION, rule.seed, epoch)

@@ -1,4 +1,4 @@
-"""The shards of a dataset: how many samples each has, so that samples of one shard can be read close together."""
+"""The number of samples of each shard file of a dataset, so that samples of one shard file are read close together."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ from libai_data.errors import ConfigError
 
 
 def shard_lengths_of(dataset: Any) -> np.ndarray:
-    """The number of samples of each shard of a dataset, int64 [shards], in the order of the indices.
+    """The number of samples of each shard file of a dataset, int64 [shards], in the order of the indices.
 
     Args:
         dataset: a source of files, or a dataset with an attribute `shard_lengths`; or a `ConcatDataset`, a contiguous
-            `Subset`, a `Map`, a filter or a packer of these: then it is of the samples that outputs are made of.
+            `Subset`, a `Map`, a filter or a packer of these. For a filter or packer, its input samples are counted.
+
+    Raises:
+        ConfigError: The shard files are not known, or `shard_lengths` does not fit the dataset.
     """
     lengths = array_of(_lengths(dataset))
     name, samples = type(dataset).__name__, length_of(dataset)

@@ -1,4 +1,4 @@
-"""Dividing a whole number in given proportions."""
+"""Divides an integer in given proportions."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ from libai_data.errors.argument_rules import ANYTHING, several
 
 
 def shares_of(what: str, weights: Sequence[Any]) -> list[Fraction]:
-    """Exact shares of weights, of sum 1.
+    """Exact shares with the sum 1, in the proportions of weights.
 
-    Only proportions matter; a float counts as the decimal number that it is shown as.
+    A float counts as the decimal number that Python prints for it. `what` names the weights in messages.
+
+    Raises:
+        ConfigError: A weight is negative or no number, or all are 0.
     """
     if not several(ANYTHING).holds(weights):
         raise ConfigError(f"{what} are {weights!r:.200}; give a list of numbers")
@@ -36,9 +39,9 @@ def _fraction(what: str, weight: Any, weights: Sequence[Any]) -> Fraction:
 
 
 def split_evenly(whole: int, shares: Sequence[Fraction]) -> list[int]:
-    """Divide a number by the method of largest remainders (Hamilton's).
+    """Divide an integer by the method of largest remainders (Hamilton's).
 
-    The whole numbers are each less than 1 from their share; of equal remainders the first comes first.
+    Each result differs from its share by less than 1. If remainders are equal, the first one is rounded up first.
     """
     exact = [whole * share for share in shares]
     parts = [int(part) for part in exact]

@@ -1,7 +1,7 @@
-"""Samples for T5: passages without some spans, and these spans.
+"""Samples for T5: passages in which sentinels replace spans, and these spans as targets.
 
 Source: C. Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer" (2020),
-section 3.1.4 and 3.3.4: 15 % of the tokens, in spans of 3 tokens on average, each replaced by a sentinel of its own.
+section 3.1.4 and 3.3.4: 15 % of the tokens, in spans of 3 tokens on average; another sentinel replaces each span.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ class T5Dataset(SentenceDataset):
     """Passages in which sentinels replace spans, and the spans as targets, from `.bin/.idx` files.
 
     Fields, with E = `max_seq_length` and D = `max_seq_length_dec`: `encoder_input_ids` int64 [E], `decoder_input_ids`
-    int64 [D], `encoder_attn_mask` bool [E, E], `decoder_attn_mask` bool [D, D] (which sees no later token),
+    int64 [D], `encoder_attn_mask` bool [E, E], `decoder_attn_mask` bool [D, D] (False for later tokens),
     `encoder_decoder_attn_mask` bool [D, E]; and for the last pipeline stage `lm_labels` int64 [D] (-1 after the end)
-    and `loss_mask` bool [D]. A passage has as many sentences as fit, from one document after the other. Longer
-    sentences continue in the next sample. Spans are random and new in each epoch.
+    and `loss_mask` bool [D]. A passage has as many sentences as fit, from one document after the other. A longer
+    sentence continues in the next sample. Spans are random and new in each epoch.
 
     Args:
-        name: for logs; the samples do not depend on it.
-        tokenizer: has `get_vocab()`, `pad_token_id`, `eos_token_id`, `additional_special_tokens_ids`, the sentinels,
-            and `bos_token_id`. If this is None, the padding replaces it, as in T5.
-        indexed_dataset: the sentences (or whole documents), or None to open those of `data_prefix`.
+        name: name of the dataset for logs; the samples do not depend on it.
+        tokenizer: has `get_vocab()`, `pad_token_id`, `eos_token_id`, `additional_special_tokens_ids` (the sentinels)
+            and `bos_token_id`. If `bos_token_id` is None, the padding replaces it, as in T5.
+        indexed_dataset: the sentences (or whole documents), or None to open the files of `data_prefix`.
         data_prefix: path of the two files without their endings.
-        max_num_samples: the corpus is repeated until there are so many; None for once.
+        max_num_samples: number of samples; the corpus is repeated until there are enough. None: use the corpus once.
         masked_lm_prob: share of the tokens to predict.
         max_seq_length: tokens of the encoder.
         max_seq_length_dec: tokens of the decoder.
-        short_seq_prob: share of samples that aim at a random length.
-        seed: decides which samples are short ones.
+        short_seq_prob: share of samples whose target length is random and shorter.
+        seed: decides which samples are short.
         mean_span_length: tokens of a span, on average.
         cache_dir: folder for the index; by default `<data_prefix>.cache`; see `record_index.index_folder`.
 
@@ -137,14 +137,14 @@ class T5Dataset(SentenceDataset):
 
 
 class Spans(NamedTuple):
-    """Spans to take out."""
+    """Spans to remove from a passage."""
 
-    starts: np.ndarray  # int64 [spans], first token of each
-    lengths: np.ndarray  # int64 [spans], at least 1
+    starts: np.ndarray  # int64 [spans], first token of each span
+    lengths: np.ndarray  # int64 [spans], tokens of each span, at least 1
 
 
 def span_numbers(tokens: int, probability: float, mean: float) -> tuple[int, int]:
-    """How many tokens are taken out, and in how many spans."""
+    """The number of tokens to remove from `tokens` tokens, and the number of spans."""
     if tokens < 2:
         return 0, 0
     masked = min(max(round(tokens * probability), 1), tokens - 1)
@@ -152,9 +152,9 @@ def span_numbers(tokens: int, probability: float, mean: float) -> tuple[int, int
 
 
 def draw_spans(tokens: int, probability: float, mean: float, random: np.random.Generator) -> Spans:
-    """Draw spans: of all ways to divide what is taken out, and what stays, into as many pieces, each is as likely.
+    """Draw the spans to remove from a passage; all divisions into `span_numbers` are equally likely.
 
-    As in T5, the passage begins with a piece that stays, and pieces are never empty.
+    As in T5, removed and kept tokens are divided into as many pieces each, none empty, and a kept piece comes first.
     """
     masked, spans = span_numbers(tokens, probability, mean)
     lengths, between = _pieces(masked, spans, random), _pieces(tokens - masked, spans, random)
@@ -162,7 +162,7 @@ def draw_spans(tokens: int, probability: float, mean: float, random: np.random.G
 
 
 def _pieces(total: int, count: int, random: np.random.Generator) -> np.ndarray:
-    """`count` lengths of at least 1, of sum `total`."""
+    """`count` random lengths of at least 1, with the sum `total`."""
     if not count:
         return np.zeros(0, np.int64)
     cuts = np.sort(random.permutation(total - 1)[: count - 1]) + 1
@@ -170,11 +170,11 @@ def _pieces(total: int, count: int, random: np.random.Generator) -> np.ndarray:
 
 
 def corrupt(tokens: np.ndarray, spans: Spans, sentinels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Take spans out of a passage.
+    """Replace the spans of a passage by sentinels.
 
     Args:
         tokens: integers [n].
-        spans: in order, that do not touch.
+        spans: the spans, ascending; between two spans is at least one token.
         sentinels: int64, at least as many as spans.
 
     Returns:
@@ -197,7 +197,7 @@ def corrupt(tokens: np.ndarray, spans: Spans, sentinels: np.ndarray) -> tuple[np
 
 
 def _add_special_tokens(tokenizer: Any) -> None:
-    """Have LiBai's tokenizers number what begins and ends a text and the sentinels, as its T5Dataset does."""
+    """Add the tokens for begin and end and the sentinels to one of LiBai's tokenizers, as LiBai's T5Dataset does."""
     if hasattr(tokenizer, "add_tokens"):
         known = [tokenizer.bos_token, tokenizer.eos_token, *(tokenizer.additional_special_tokens or ())]
         tokenizer.add_tokens([token for token in known if token])

@@ -1,4 +1,4 @@
-"""The samples that a stream transform is given: each as it is, or another one in the place of one that fails."""
+"""Reads the input samples of a filter or packer; a sample that fails can be replaced by another sample."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from libai_data.data.random.substitute import SUBSTITUTES, substitute_index
 from libai_data.errors import SampleError, failed_reading
 
 LEFT_OUT = object()
-"""What a sample that is not kept is read as."""
+"""This value is returned for a sample that is not kept."""
 
 
 class Replacement(NamedTuple):
-    """The index of a sample that was read in the place of one that failed, and why."""
+    """The index of a sample that replaced a failed sample, the message of the failure, and its class."""
 
     chosen: int
     reason: str
@@ -25,10 +25,10 @@ class Replacement(NamedTuple):
 
 
 class TransformInputs:
-    """Reads samples; whoever reads a sample, it draws the same.
+    """Reads samples; the random draws of a sample do not depend on the process that reads it.
 
-    Samples for which one of the functions `keeps` is false are left out. `kept`, bool [samples], says which samples may
-    replace another one; None for all.
+    If one of the functions `keeps` returns False for a sample, the sample is left out. `kept`, bool [samples], marks
+    the samples that may replace another sample; None for all.
     """
 
     def __init__(self, dataset: Any, keeps: Sequence[Callable[[Any], bool]], kept: np.ndarray | None) -> None:
@@ -37,11 +37,15 @@ class TransformInputs:
         self._known_bad: frozenset[int] | None = None
 
     def replace_failing(self, known_bad: frozenset[int]) -> None:
-        """Read another sample in the place of one that fails from now on, the same one whoever reads it."""
+        """From now on, replace samples that fail or are in `known_bad`; all processes choose the same replacements."""
         self._known_bad = known_bad
 
     def read(self, seed: int, epoch: int, index: int) -> tuple[Any, Replacement | None]:
-        """A sample, or `LEFT_OUT`, and whether it takes the place of one that fails."""
+        """A sample or `LEFT_OUT`; and a `Replacement` if the sample replaces a failed sample, else None.
+
+        Raises:
+            SampleError: The sample cannot be read, and is not replaced, or all its replacements failed.
+        """
         if self._known_bad is None:
             return self._read_one(seed, epoch, index), None
         reason, kind = "listed in the quarantine file", ""

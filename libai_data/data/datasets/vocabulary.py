@@ -1,4 +1,4 @@
-"""What datasets ask of a tokenizer's vocabulary: ids of special tokens, and which tokens begin words."""
+"""Facts about a tokenizer's vocabulary that datasets need: ids of special tokens, and which tokens begin words."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from libai_data.errors import ConfigError
 
 _ROLES = ("cls", "sep", "mask", "pad", "bos", "eos", "unk")
 _PIECE = "##"
-# What begins a token that begins a word: in sentencepiece, and in byte-level BPE.
+# A token that begins a word starts with this character: in sentencepiece, and in byte-level BPE.
 _SPACE, _BYTE_LEVEL_SPACE = "\u2581", "\u0120"
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>\Z")
 # Scripts whose words have no spaces between them, from first to last character: Thai, Lao and Tibetan; Myanmar; Khmer;
@@ -36,7 +36,11 @@ _WITHOUT_SPACES = (
 
 
 def special_id(tokenizer: Any, role: str) -> int:
-    """The id of a special token such as "mask", by `mask_token_id` of a tokenizer of ours, LiBai or Hugging Face."""
+    """The id of a special token such as "mask": `mask_token_id` of this package's, LiBai's or Hugging Face's tokenizer.
+
+    Raises:
+        ConfigError: The tokenizer has no such token.
+    """
     ident = getattr(tokenizer, f"{role}_token_id", None)
     if ident is None:
         raise ConfigError(f"the tokenizer has no {role} token ({role}_token_id is None), which this dataset needs")
@@ -44,19 +48,22 @@ def special_id(tokenizer: Any, role: str) -> int:
 
 
 class VocabularyTables(NamedTuple):
-    """What masking has to know of tokens, by their id."""
+    """Facts about tokens that masking needs, by the tokens' ids."""
 
-    continues: np.ndarray  # bool [ids], whether a token goes on with the word of the one before it
-    # Int64 [ids], the token without the "##" of a Chinese character within a word; others are themselves.
+    continues: np.ndarray  # bool [ids], whether a token continues the word of the token before it
+    # Int64 [ids], for a Chinese character within a word the token without "##"; for others the same id.
     unmarked: np.ndarray
-    ordinary: np.ndarray  # int64 [n], ids that random replacements are drawn from: all but special ones
+    ordinary: np.ndarray  # int64 [n], ids for random replacements: all except special tokens
 
 
 def vocabulary_tables(tokenizer: Any) -> VocabularyTables:
     """Tables of a tokenizer's vocabulary.
 
-    Words are told by "##" (WordPiece), or by the mark of white space before a token (byte-level BPE, sentencepiece).
-    Each character of a script without spaces begins a word too, unless it combines with the one before it.
+    Words are found by "##" (WordPiece), or by the mark of white space before a token (byte-level BPE, sentencepiece).
+    Each character of a script without spaces begins a word too, unless it is a combining mark.
+
+    Raises:
+        ConfigError: The vocabulary has only special tokens.
     """
     vocabulary: dict[str, int] = tokenizer.get_vocab()
     size = 1 + max(vocabulary.values())
@@ -95,7 +102,7 @@ def _begins_word(content: bytes) -> bool:
     if length == 1 or lead > 0xF4:
         return False
     known = content[:length]
-    # Which bytes come behind a part of a character is not known: all characters that it may become must agree.
+    # If a token ends within a character, the other bytes are unknown; so all possible characters must be in one range.
     ends = [(known + filler * (length - len(known))).decode(errors="replace") for filler in (b"\x80", b"\xbf")]
     if len(known) == length and unicodedata.category(ends[0][0]).startswith("M"):
         return False
@@ -104,7 +111,7 @@ def _begins_word(content: bytes) -> bool:
 
 
 def _bytes_of(token: str) -> bytes:
-    """The bytes of a token of byte-level BPE; of one that is written as text, such as a special one, its text."""
+    """The bytes of a token of byte-level BPE; for a token that is plain text, such as a special token, its text."""
     try:
         return bytes(map(_BYTE_OF.__getitem__, token))
     except KeyError:
@@ -112,7 +119,7 @@ def _bytes_of(token: str) -> bytes:
 
 
 def _bytes_of_characters() -> dict[str, int]:
-    """The character that stands for each byte in GPT-2's vocabulary -> the byte."""
+    """Character in GPT-2's vocabulary -> the byte that it represents."""
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in shown]
     return {**{chr(byte): byte for byte in shown}, **{chr(256 + n): byte for n, byte in enumerate(hidden)}}
