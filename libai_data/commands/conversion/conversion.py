@@ -34,7 +34,7 @@ from libai_data.errors import ConfigError, FormatError, SchemaError, nearest
 from libai_data.errors.argument_rules import FILE_NAME, OUTPUT, check, whole
 
 _UNFINISHED = ".libai_data_parts"
-_TELL_COLUMNS = 1000
+_RECORDS_FOR_SCHEMA = 1000
 
 
 class ConversionError(WorkError):
@@ -115,7 +115,7 @@ def convert(
         for name, report in before.get("shards", {}).items():
             write_json(folder / f"{name}.json", report)
         (output / MANIFEST).unlink(missing_ok=True)
-        schema = schema_of(conversion.to, lambda: source.read_many(range(min(len(source), _TELL_COLUMNS))))
+        schema = schema_of(conversion.to, lambda: source.read_many(range(min(len(source), _RECORDS_FOR_SCHEMA))))
         jobs = _jobs(conversion, source, schema)
         reports = {job.path: _finished(folder, job) for job in jobs}
         missing = [job for job in jobs if reports[job.path] is None]
@@ -261,7 +261,7 @@ class WriteShard:
                 except SchemaError as error:
                     raise SchemaError(f"records {first} to {stop - 1}: {error}") from error
                 for record in expected:
-                    _feed(digest, record)
+                    _update_hash(digest, record)
         finally:
             writer.close()
         return digest.hexdigest()
@@ -272,16 +272,16 @@ class WriteShard:
             # The unfinished name is temporary, so WebDataset's index of it must not stay in the user's cache.
             options = {"cache_dir": folder} if self._to == "webdataset" else {}
             for record in FORMATS[self._to].source([path], **options):
-                _feed(digest, record)
+                _update_hash(digest, record)
         return digest.hexdigest()
 
 
-def _feed(digest: Any, value: Any) -> None:
+def _update_hash(digest: Any, value: Any) -> None:
     """Add a record, with all nested values, to a hash."""
     if isinstance(value, (dict, list, tuple)):
         digest.update(f"{type(value).__name__} {len(value)}\n".encode())
         for each in sorted(value.items()) if isinstance(value, dict) else value:
-            _feed(digest, each)
+            _update_hash(digest, each)
         return
     if isinstance(value, np.ndarray):
         kind, content = f"{value.dtype}{value.shape}", value.tobytes()
@@ -317,11 +317,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         conversion = Conversion(asked.source, asked.to, asked.output, asked.format, asked.records_per_shard, asked.name)
         with tqdm(unit="record", unit_scale=True, file=sys.stderr) as bar:
 
-            def tell(done: int, total: int) -> None:
+            def report_progress(done: int, total: int) -> None:
                 bar.total = total
                 bar.update(done - bar.n)
 
-            result = convert(conversion, asked.workers, tell)
+            result = convert(conversion, asked.workers, report_progress)
         yield f"{result.records} records in {len(result.paths)} shards of {result.size} bytes in all, read again"
         if result.kept:
             yield f"{result.kept} shards were kept from an earlier run"
