@@ -72,22 +72,22 @@ def _examined(config: str, overrides: Sequence[str], seconds: float, codes: list
     job = JobRank.of(os.environ)
     forget_job()
     examined = Examined(job, config, overrides)
-    watch = _Watch(job.rank, seconds)
+    watchdog = _Watchdog(job.rank, seconds)
     if job.rank > 0:
         link = call_rank0(job, seconds)
 
         def about_to(name: str) -> None:
-            watch.note(name)
+            watchdog.note(name)
             send_head(link, {"at": name})
 
         send_head(link, {"report": examine_all(examined, about_to)})
-        codes.append(answer_until_dismissed(link, job, _all_in_all(seconds)))
-        watch.end()
+        codes.append(answer_until_dismissed(link, job, _total_seconds(seconds)))
+        watchdog.end()
         return
     meeting = Meeting(job, seconds) if job.world_size > 1 else None
-    own = examine_all(examined, watch.note)
+    own = examine_all(examined, watchdog.note)
     lines = _lines(job, own, meeting)
-    watch.end()
+    watchdog.end()
     yield from table(lines)
     counts = [sum(finding.state == state for _, finding in lines) for state in (RED, WARNING)]
     yield ""
@@ -116,28 +116,28 @@ def _lines(job: JobRank, own: dict[str, Facts], meeting: Meeting | None) -> list
     return [*((MASTER, finding) for finding in reached), *judge_all(reports)]
 
 
-def _all_in_all(seconds: float) -> float:
+def _total_seconds(seconds: float) -> float:
     return seconds + min(seconds, _SECONDS_FOR_THE_REST)
 
 
-class _Watch:
+class _Watchdog:
     """Ends this process if the checks take too long, and names the current check. Storage may never answer."""
 
     def __init__(self, rank: int, seconds: float) -> None:
         self._rank, self._seconds = rank, seconds
-        self.last_word = "its start"
-        self._timer = threading.Timer(_all_in_all(seconds), self._give_up)
+        self.current = "its start"
+        self._timer = threading.Timer(_total_seconds(seconds), self._give_up)
         self._timer.daemon = True
         self._timer.start()
 
     def note(self, word: str) -> None:
-        self.last_word = word
+        self.current = word
 
     def end(self) -> None:
         self._timer.cancel()
 
     def _give_up(self) -> None:
-        message = f"libai-data doctor: rank {self._rank} ends: '{self.last_word}' was not done in {self._seconds:g} s\n"
+        message = f"libai-data doctor: rank {self._rank} ends: '{self.current}' was not done in {self._seconds:g} s\n"
         os.write(2, message.encode())
         os._exit(1)
 
@@ -179,8 +179,8 @@ def judge_all(reports: Reports) -> list[tuple[str, Finding]]:
     found: list[tuple[str, Finding]] = []
     told: set[str] = set()
     for check in CHECKS:
-        told_of = reports.facts(check.name).items()
-        problems = ranks_by_value({rank: facts[_PROBLEM] for rank, facts in told_of if _PROBLEM in facts})
+        facts_by_rank = reports.facts(check.name).items()
+        problems = ranks_by_value({rank: facts[_PROBLEM] for rank, facts in facts_by_rank if _PROBLEM in facts})
         new = {words: ranks for words, ranks in problems.items() if words not in told}
         told.update(new)
         found += [
