@@ -25,7 +25,7 @@ _SECONDS_BETWEEN_TRIES = 0.1
 _SECONDS_TO_ANSWER = 5.0
 _SECONDS_TO_REACH_A_PORT = 3.0
 _DESCRIPTORS_BESIDE = 256
-_GONE = (OSError, EOFError, ValueError, PeerError)
+_DISCONNECTED = (OSError, EOFError, ValueError, PeerError)
 
 
 class Meeting:
@@ -52,7 +52,7 @@ class Meeting:
             for descriptor in silent:
                 poll.register(descriptor, select.POLLIN)
             for descriptor, _ in poll.poll(1000 * _SECONDS_BETWEEN_TRIES):
-                self._hear(silent[descriptor])
+                self._receive_from(silent[descriptor])
             while not self._reception.came.empty():
                 self._let_in(*self._reception.came.get())
 
@@ -64,10 +64,10 @@ class Meeting:
         link.settimeout(_SECONDS_TO_ANSWER)
         self.links[rank] = link
 
-    def _hear(self, rank: int) -> None:
+    def _receive_from(self, rank: int) -> None:
         try:
             head = receive_head(self.links[rank])
-        except _GONE:
+        except _DISCONNECTED:
             self.reports[rank] = None  # disconnected; the rank's own output shows the reason
             return
         if "report" in head:
@@ -83,7 +83,7 @@ class Meeting:
                 with suppress(OSError):
                     send_head(self.links[rank], {"reach": other.getsockname()[1]})
             for rank in ranks:
-                with suppress(*_GONE):
+                with suppress(*_DISCONNECTED):
                     answers[rank] = str(receive_head(self.links[rank])["unreached"])
         return {rank: why for rank, why in answers.items() if why}
 
