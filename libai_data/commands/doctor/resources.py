@@ -51,10 +51,10 @@ def available() -> int:
     """Bytes of memory that are available: of the machine, or less if a container has a limit."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    return min([free, *(max(left, 0) for left in _left_to_groups())])
+    return min([free, *(max(left, 0) for left in _bytes_left_in_groups())])
 
 
-def _left_to_groups() -> Iterator[int]:
+def _bytes_left_in_groups() -> Iterator[int]:
     """Bytes that are left of each memory limit of this process's control groups, as set by a container or batch system.
 
     Linux's Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst describe the files.
