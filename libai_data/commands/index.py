@@ -49,11 +49,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                 raise ConfigError(f"--output is {target!r}; it must be a file in a folder that is there")
         with tqdm(unit="shard", file=sys.stderr) as bar:
 
-            def told(total: int) -> None:
+            def report_progress(total: int) -> None:
                 bar.total = total
                 bar.update()
 
-            table = counted(folder, asked.format, open_source, asked.at_once, told)
+            table = counted(folder, asked.format, open_source, asked.at_once, report_progress)
         table.save(target)
         yield f"{int(table.samples.sum())} samples in {len(table)} shards of {int(table.sizes.sum())} bytes in all"
         yield f"the table is {target}"
