@@ -142,14 +142,14 @@ def _restore(loader: Any, checkpoint: str, cfg: Any, split: str, step: int | Non
 
 def _stages(loader: Any, rows: StepRows, shown: Sequence[int]) -> dict[int, list[Stage]]:
     dataset, seed = indexed_dataset_of(loader), attribute_of(loader, "seed", 0)
-    told: dict[int, list[Stage]] = {}
+    by_row: dict[int, list[Stage]] = {}
     for origin in (rows.origins[row] for row in shown):
         if origin.index is None or origin.epoch is None:
             return {}
         stages = stages_of_sample(dataset, seed, origin.epoch, origin.index)
         if stages:
-            told[origin.row] = stages
-    return told
+            by_row[origin.row] = stages
+    return by_row
 
 
 def _wrong_stages(stages: dict[int, list[Stage]], rows: StepRows) -> list[str]:

@@ -93,7 +93,7 @@ def read_step(
     else:
         chunks = _from_beginning(loader, found.position // found.micro_batch_size)
     for chunk in chunks:
-        _take(found, chunk, data_parallel_size, _sources(loader))
+        _add_rows(found, chunk, data_parallel_size, _sources(loader))
         if len(found.origins) >= wanted:
             break
     if not found.origins:
@@ -128,7 +128,7 @@ def _from_beginning(loader: Any, skipped: int) -> Iterator[_Chunk]:
         yield _Chunk(arrays, layouts, None, None, rows if info is None else min(rows, info.valid))
 
 
-def _take(found: StepRows, chunk: _Chunk, data_parallel_size: int, sources: list[tuple[str, int]]) -> None:
+def _add_rows(found: StepRows, chunk: _Chunk, data_parallel_size: int, sources: list[tuple[str, int]]) -> None:
     for own in range(min(chunk.valid, found.size - len(found.origins))):
         row = len(found.origins)
         shard = row // found.micro_batch_size % data_parallel_size
