@@ -180,13 +180,13 @@ def recommend(
     workers = -(-enough.workers // reading)
     if reading > 1:
         reasons.append(f"{reading} ranks of a node read, and share its cores: {workers} worker(s) each.")
-    reasons.append(_mattering(enough, reading))
+    reasons.append(_step_times_without_wait(enough, reading))
     cost = max(best.seconds)
     reasons.append(f"Most of a worker's time goes into '{best.bottleneck}': {cost * 1e6:,.0f} microseconds a sample.")
     return [f"dataloader.train.num_workers={workers}", *overrides], reasons
 
 
-def _mattering(found: Measurement, reading: int) -> str:
+def _step_times_without_wait(found: Measurement, reading: int) -> str:
     """From which step time on the loader costs nothing; `reading` ranks share the cores that one rank measured."""
     if not found.workers:
         return (
