@@ -85,7 +85,7 @@ def _apply(cfg: DictConfig, override: Any, opened: set[str]) -> None:
     if override.is_delete():
         _delete(_descend(cfg, parts), value)
     elif override.is_add():
-        _refuse_slip(cfg, parts[0])
+        _reject_mistyped_section(cfg, parts[0])
         _add(_descend(cfg, parts, create=True), value)
     elif override.is_force_add():
         _force(_descend(cfg, parts, create=True), value)
@@ -162,7 +162,7 @@ def _check_kind(place: _Place, present: Any, value: Any, is_quoted: bool) -> Non
         )
 
 
-def _refuse_slip(cfg: DictConfig, name: str) -> None:
+def _reject_mistyped_section(cfg: DictConfig, name: str) -> None:
     """Rejects a new section whose name is similar to an existing section, because no code would read it."""
     sections = [key for key, value in every_key(cfg) if "." not in key and isinstance(value, DictConfig)]
     hint = "" if name in (*cfg, *_SECTIONS) else nearest(name, sections)
