@@ -104,7 +104,7 @@ class Hosts:
         self._first: str | None = None
         self._rests: dict[str, bytes] = {}
         for signum in FORWARDED:
-            signal.signal(signum, self._take)
+            signal.signal(signum, self._receive_signal)
 
     @property
     def stopped(self) -> bool:
@@ -122,16 +122,16 @@ class Hosts:
         deadline = time.monotonic() + _SECONDS_TO_ANSWER
         while any(each.poll() is None for each in answers) and time.monotonic() < deadline and not self.stopped:
             time.sleep(_POLL_SECONDS)
-        there = [host for host, each in zip(self._all, answers) if each.poll() == 0]
+        answering = [host for host, each in zip(self._all, answers) if each.poll() == 0]
         for each in answers:
             each.kill()
             each.wait()
-        silent = ", ".join(host for host in self._all if host not in there)
+        silent = ", ".join(host for host in self._all if host not in answering)
         problem = "its mesh is not known, since the script has no --config-file that could be read"
-        for count in range(len(there), 0, -1):
+        for count in range(len(answering), 0, -1):
             problem = "" if count == len(self._all) else self._training.problems.get(count, problem)
             if not problem:
-                self._chosen = there[:count]
+                self._chosen = answering[:count]
                 if count < len(self._all):
                     names = ", ".join(self._chosen)
                     say(
@@ -151,7 +151,7 @@ class Hosts:
             for rank, host in enumerate(self._chosen):
                 self._nodes.append(RemoteNode(host, self._args.ssh, self._order(rank, script_args)))
                 words.watch(host, self._nodes[-1].output)
-            self._attend(words)
+            self._watch_nodes(words)
         finally:
             for node in self._nodes:
                 node.close()
@@ -176,33 +176,33 @@ class Hosts:
             "arguments": [*map(str, arguments), args.training_script, *script_args],
         }
 
-    def _attend(self, words: LastWords) -> None:
+    def _watch_nodes(self, words: LastWords) -> None:
         """Send heartbeats and signals to the nodes, until all nodes have ended."""
         beat = 0.0
         kill_at: float | None = None
-        told = False
+        has_sent_fail = False
         while any(node.process.poll() is None for node in self._nodes):
             words.pump(_POLL_SECONDS)
             now = time.monotonic()
             if now - beat > _HEARTBEAT_SECONDS:
                 beat = now
-                self._tell("alive")
+                self._send("alive")
             while self._signals:
                 signum = self._signals.pop(0)
-                self._tell(f"signal {signum}")
+                self._send(f"signal {signum}")
                 if signum in STOPPING:
                     kill_at = now + self._args.stop_grace_seconds + _SECONDS_LATER
-            self._see_who_ended()
-            if self._first is not None and not told:
-                told = True
+            self._check_who_ended()
+            if self._first is not None and not has_sent_fail:
+                has_sent_fail = True
                 # The node that failed repeats its own error. After "fail", it would not.
-                self._tell("fail", [node for node in self._nodes if node.name != self._first])
+                self._send("fail", [node for node in self._nodes if node.name != self._first])
                 kill_at = now + FAILURE_GRACE_SECONDS + _SECONDS_LATER
             if kill_at is not None and now > kill_at:
                 for node in self._nodes:
                     node.process.kill()
 
-    def _see_who_ended(self) -> None:
+    def _check_who_ended(self) -> None:
         for node in self._nodes:
             code = node.process.poll()
             if code not in (None, 0, STOPPED) and self._first is None and not self.stopped:
@@ -210,9 +210,9 @@ class Hosts:
                 say(f"{node.name}: ended with {described(code or 0)}; stopping the other machines")
             if code == 0 and not node.has_left:
                 node.has_left = True
-                self._tell(f"left {node.name}")
+                self._send(f"left {node.name}")
 
-    def _tell(self, word: str, nodes: Sequence[RemoteNode] | None = None) -> None:
+    def _send(self, word: str, nodes: Sequence[RemoteNode] | None = None) -> None:
         for node in self._nodes if nodes is None else nodes:
             if node.process.poll() is None:
                 node.tell(word)
@@ -237,7 +237,7 @@ class Hosts:
             say(f"{self._first} failed first; the end of what it wrote:\n{quoted(lines).rstrip()}")
         return code
 
-    def _take(self, signum: int, frame: FrameType | None) -> None:
+    def _receive_signal(self, signum: int, frame: FrameType | None) -> None:
         if signum in STOPPING and self.stop_signal is None:
             self.stop_signal = signum
         self._signals.append(signum)
