@@ -42,14 +42,14 @@ class JoiningPipe:
     @property
     def waits(self) -> bool:
         """Whether the rank is in `import oneflow`."""
-        return self._last_word() == _WAITS
+        return self._last_state() == _WAITS
 
     @property
     def has_joined(self) -> bool:
         """Whether the rank has imported OneFlow."""
-        return self._last_word() == _JOINED
+        return self._last_state() == _JOINED
 
-    def _last_word(self) -> bytes:
+    def _last_state(self) -> bytes:
         with suppress(BlockingIOError):
             self._last = os.read(self._descriptor, 64)[-1:] or self._last
         return self._last
@@ -99,17 +99,17 @@ class JoiningRanks:
 
 def tell_that_it_waits() -> None:
     """Tell the launcher, if there is one, that this rank begins `import oneflow`."""
-    _tell(_WAITS)
+    _report(_WAITS)
 
 
 def tell_that_it_waits_no_more(has_joined: bool) -> None:
     """Tell the launcher, if there is one, that `import oneflow` has ended."""
-    _tell(_JOINED if has_joined else _FAILED)
+    _report(_JOINED if has_joined else _FAILED)
 
 
-def _tell(word: bytes) -> None:
+def _report(state: bytes) -> None:
     descriptor, _, inode = os.environ.get(_VARIABLE, "").partition(":")
     if descriptor.isdigit() and inode.isdigit():
         with suppress(OSError):  # The descriptor was closed, or the launcher has ended.
             if os.fstat(int(descriptor)).st_ino == int(inode):
-                os.write(int(descriptor), word)
+                os.write(int(descriptor), state)
