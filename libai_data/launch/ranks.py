@@ -84,8 +84,8 @@ class Ranks:
         self._left_elsewhere = ""
         self._kill_at: float | None = None
         self._kill_joining_at: float | None = None
-        self._tell_at: float | None = None
-        self._look_at = 0.0
+        self._report_at: float | None = None
+        self._check_at = 0.0
         self._seen_waiting: list[int] = []
         self._joining = JoiningRanks()
         self._files: list[IO[bytes]] = []
@@ -127,8 +127,8 @@ class Ranks:
 
     def _run(self, script_args: list[str]) -> int:
         self.processes, self._files, self._joining = [], [], JoiningRanks()
-        self._kill_at, self._kill_joining_at, self._tell_at = None, None, None
-        self._look_at, self._seen_waiting = 0.0, []
+        self._kill_at, self._kill_joining_at, self._report_at = None, None, None
+        self._check_at, self._seen_waiting = 0.0, []
         self._words = LastWords(terminals=not self._controlled)
         try:
             self._start(script_args)
@@ -225,7 +225,7 @@ class Ranks:
     def _wait(self) -> int:
         """Wait until every rank has ended; returns the exit code of the rank that failed first, else 0."""
         first: tuple[int, int] | None = None
-        told = False
+        is_stopping = False
         while True:
             codes = [process.poll() for process in self.processes]
             if first is None:
@@ -237,14 +237,14 @@ class Ranks:
                     first = (self._joining.waiting(codes)[0], 0)
                 if first is not None:
                     self._report(*first)
-            if not told and (first is not None or self._failed_elsewhere):
-                told = True
+            if not is_stopping and (first is not None or self._failed_elsewhere):
+                is_stopping = True
                 self._signal_all(signal.SIGTERM)
                 self._kill_within(FAILURE_GRACE_SECONDS)
             if None not in codes:
                 break
-            if not told:
-                self._tell_who_may_be_missed(codes)
+            if not is_stopping:
+                self._report_ended_and_stopped(codes)
             if self._kill_at is not None and time.monotonic() > self._kill_at:
                 self.kill()
             if self._kill_joining_at is not None and time.monotonic() > self._kill_joining_at:
@@ -260,7 +260,7 @@ class Ranks:
             code = -self.stop_signal
         return as_exit_code(code)
 
-    def _tell_who_may_be_missed(self, codes: Sequence[int | None]) -> None:
+    def _report_ended_and_stopped(self, codes: Sequence[int | None]) -> None:
         """Report once if ranks have ended without a failure while others run, and if a rank was stopped."""
         for local_rank, process in enumerate(self.processes):
             with contextlib.suppress(ChildProcessError):
@@ -269,23 +269,23 @@ class Ranks:
                         f"local rank {local_rank} is stopped; others may wait for it. kill -CONT {process.pid} wakes it"
                     )
         if self._args.nnodes > 1:
-            self._tell_what_is_waited_for(codes)
-        if self._tell_at is None and 0 in codes:
-            self._tell_at = time.monotonic() + SECONDS_UNTIL_TOLD
-        elif self._tell_at is not None and time.monotonic() > self._tell_at:
-            self._tell_at = math.inf
+            self._report_missing_machines(codes)
+        if self._report_at is None and 0 in codes:
+            self._report_at = time.monotonic() + SECONDS_UNTIL_TOLD
+        elif self._report_at is not None and time.monotonic() > self._report_at:
+            self._report_at = math.inf
             say(f"{_ended(codes)} {SECONDS_UNTIL_TOLD:g} s ago or earlier; the others still run")
 
-    def _tell_what_is_waited_for(self, codes: Sequence[int | None]) -> None:
+    def _report_missing_machines(self, codes: Sequence[int | None]) -> None:
         """Report once that ranks wait in `import oneflow` for other machines, and which machines have connected."""
-        if time.monotonic() < self._look_at:
+        if time.monotonic() < self._check_at:
             return
         args, waiting = self._args, self._joining.waiting(codes)
-        self._look_at = time.monotonic() + SECONDS_UNTIL_TOLD
+        self._check_at = time.monotonic() + SECONDS_UNTIL_TOLD
         self._seen_waiting, again = waiting, bool(waiting) and waiting == self._seen_waiting
         if not again:
             return
-        self._look_at = math.inf
+        self._check_at = math.inf
         have_come = ""
         if args.node_rank == 0:
             machines = machines_connected_to(args.master_port)
