@@ -75,7 +75,7 @@ class Restarts:
     used: int = 0
     _began: float = 0.0
     _checkpoint: tuple[str, int] = ("", 0)
-    _came_at_once: int | None = None
+    _early_code: int | None = None
 
     def begin(self) -> None:
         """Note the time and the last checkpoint at the start of a run."""
@@ -90,8 +90,8 @@ class Restarts:
         """The reason not to restart after a failure; "" if the job should restart, which counts as a restart."""
         seconds = self.clock() - self._began
         at_once = seconds < SECONDS_TO_PROVE_ITSELF and not self.has_new_checkpoint()
-        again = at_once and self._came_at_once == code
-        self._came_at_once = code if at_once else None
+        again = at_once and self._early_code == code
+        self._early_code = code if at_once else None
         if again:
             return (
                 f"the same failure (exit code {code}) came twice, within {SECONDS_TO_PROVE_ITSELF:g} s of the start "
@@ -109,9 +109,9 @@ def run_with_restarts(runner: Runner, script_args: Sequence[str], restarts: Rest
     From the second run on, the script gets `--resume` before its arguments. The environment then says that the launcher
     added `--resume`, and not the user.
     """
-    is_told = _RESUME in script_args
+    user_resumes = _RESUME in script_args
     arguments = list(script_args)
-    has_own = is_told
+    has_own = user_resumes
     while True:
         restarts.begin()
         code = runner.run(arguments)
@@ -125,7 +125,7 @@ def run_with_restarts(runner: Runner, script_args: Sequence[str], restarts: Rest
         checkpoint = restarts.last_checkpoint()[0] if has_own else ""
         since = f"from checkpoint {checkpoint}" if checkpoint else "from this job's last checkpoint, if there is one"
         say(f"restart {restarts.used} of {restarts.limit}, {since}")
-        if not is_told:
+        if not user_resumes:
             arguments = [_RESUME, *script_args]
             os.environ[RESTARTED_VARIABLE] = "1"
 
@@ -136,9 +136,9 @@ def describe(args: argparse.Namespace, nodes: int) -> Training:
     command += [str(args.nproc_per_node), str(nodes), *args.training_script_args]
     problem = [f"reading it took longer than {_SECONDS_TO_DESCRIBE:g} s"]
     try:
-        told = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS_TO_DESCRIBE)
-        problem = told.stderr.splitlines()[-5:]
-        facts: dict[str, Any] = json.loads(told.stdout.splitlines()[-1])
+        described = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS_TO_DESCRIBE)
+        problem = described.stderr.splitlines()[-5:]
+        facts: dict[str, Any] = json.loads(described.stdout.splitlines()[-1])
     except (ValueError, IndexError, subprocess.TimeoutExpired):
         say(
             "cannot read the script's config; its checkpoints, and on how many nodes it runs, are unknown:"
