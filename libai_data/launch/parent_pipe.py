@@ -31,12 +31,12 @@ def keep_from_forks(owner: Any, close: str = "close") -> None:
     _of_this_process[owner] = close
 
 
-def _let_go_in_forked_child() -> None:
+def _close_in_forked_child() -> None:
     for owner, close in list(_of_this_process.items()):
         getattr(owner, close)()
 
 
-os.register_at_fork(after_in_child=_let_go_in_forked_child)
+os.register_at_fork(after_in_child=_close_in_forked_child)
 
 
 class ParentPipe:
