@@ -38,18 +38,18 @@ def find_passages(source: Any, rule: SentenceRule, separators: bool) -> Passages
     Raises:
         ConfigError: The corpus has no token.
     """
-    lines = _Lines(source, separators)
-    if not lines.ends[-1]:
+    line = _TokenLine(source, separators)
+    if not line.ends[-1]:
         raise ConfigError("there is no token in the corpus's documents")
-    begins, ends = repeated(lambda epoch: _one_epoch(lines, rule, epoch), rule)
-    start, stop = lines.tokens_before(begins), lines.tokens_before(ends)
+    begins, ends = repeated(lambda epoch: _one_epoch(line, rule, epoch), rule)
+    start, stop = line.tokens_before(begins), line.tokens_before(ends)
     bounds = source.document_offsets()
     first_bound = np.searchsorted(bounds, start, side="right").astype(np.int64)
     stop_bound = np.searchsorted(bounds, stop, side="left").astype(np.int64)
     return Passages(start, stop, first_bound, np.maximum(first_bound, stop_bound), (stop - start).sum(keepdims=True))
 
 
-class _Lines:
+class _TokenLine:
     """The corpus as one line of places: its tokens, and with separators a place before each document."""
 
     def __init__(self, source: Any, separators: bool) -> None:
@@ -64,7 +64,7 @@ class _Lines:
         np.cumsum(self.ends, out=self.ends)
         self.firsts = self.ends[numbers]  # int64 [documents], where documents begin, with their separators
 
-    def behind_separators(self, places: np.ndarray) -> np.ndarray:
+    def after_separators(self, places: np.ndarray) -> np.ndarray:
         """The places; a place of a separator is moved to the token after it."""
         found = np.minimum(np.searchsorted(self.firsts, places), len(self.firsts) - 1)
         return places + self.separator * (self.firsts[found] == places)
@@ -80,22 +80,22 @@ class _Lines:
         return begins, self.ends[np.minimum(number + 1, len(self.ends) - 1)] - begins
 
 
-def _one_epoch(lines: _Lines, rule: SentenceRule, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+def _one_epoch(line: _TokenLine, rule: SentenceRule, epoch: int) -> tuple[np.ndarray, np.ndarray]:
     """Where samples begin and end on the line; each step of the loop finds one sample of each stretch."""
-    total = int(lines.ends[-1])
+    total = int(line.ends[-1])
     cuts = np.arange(1, total // _STRETCH) * _STRETCH
-    sentences, lengths = lines.sentence_at(cuts)
+    sentences, lengths = line.sentence_at(cuts)
     starts = np.unique([0, *np.where(lengths <= rule.max_tokens, sentences, cuts)])
     begins, limits = starts, np.append(starts[1:], total)
     found: list[tuple[np.ndarray, np.ndarray]] = []
     while True:
-        begins = lines.behind_separators(begins)
-        going = begins < limits
-        begins, limits = begins[going], limits[going]
+        begins = line.after_separators(begins)
+        unfinished = begins < limits
+        begins, limits = begins[unfinished], limits[unfinished]
         if not len(begins):
             break
         ends = np.minimum(begins + targets_of(begins, rule, epoch), limits)
-        sentences, lengths = lines.sentence_at(ends)
+        sentences, lengths = line.sentence_at(ends)
         whole = (sentences > begins) & (lengths <= rule.max_tokens)
         ends = np.where(whole, sentences, ends)
         found.append((begins, ends))
