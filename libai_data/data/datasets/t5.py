@@ -95,9 +95,9 @@ class T5Dataset(SentenceDataset):
         random = sample_generator()
         tokens = np.concatenate(self._passage(index))
         spans = draw_spans(len(tokens), self._probability, self._mean, random)
-        encoder, spoken = corrupt(tokens, spans, self._sentinels)
-        length, decoded = len(encoder), len(spoken) + 1
-        sees, sees_encoder, sees_before = (
+        encoder, targets = corrupt(tokens, spans, self._sentinels)
+        length, decoded = len(encoder), len(targets) + 1
+        encoder_mask, cross_mask, decoder_mask = (
             np.zeros(shape, bool)
             for shape in (
                 (self.max_seq_length, self.max_seq_length),
@@ -105,19 +105,19 @@ class T5Dataset(SentenceDataset):
                 (self.max_seq_length_dec, self.max_seq_length_dec),
             )
         )
-        sees[:length, :length] = True
-        sees_encoder[:decoded, :length] = True
-        sees_before[:decoded, :decoded] = self._history[:decoded, :decoded]
+        encoder_mask[:length, :length] = True
+        cross_mask[:decoded, :length] = True
+        decoder_mask[:decoded, :decoded] = self._history[:decoded, :decoded]
         decoder = np.full(self.max_seq_length_dec, self._pad, np.int64)
         labels = np.full(self.max_seq_length_dec, _NO_LABEL, np.int64)
-        decoder[0], decoder[1:decoded] = self._bos, spoken
-        labels[: decoded - 1], labels[decoded - 1] = spoken, self._eos
+        decoder[0], decoder[1:decoded] = self._bos, targets
+        labels[: decoded - 1], labels[decoded - 1] = targets, self._eos
         return Instance(
             encoder_input_ids=DistTensorData(padded(encoder, self.max_seq_length, self._pad)),
             decoder_input_ids=DistTensorData(decoder),
-            encoder_attn_mask=DistTensorData(sees),
-            decoder_attn_mask=DistTensorData(sees_before),
-            encoder_decoder_attn_mask=DistTensorData(sees_encoder),
+            encoder_attn_mask=DistTensorData(encoder_mask),
+            decoder_attn_mask=DistTensorData(decoder_mask),
+            encoder_decoder_attn_mask=DistTensorData(cross_mask),
             lm_labels=DistTensorData(labels, placement_idx=-1),
             loss_mask=DistTensorData(np.arange(self.max_seq_length_dec) < decoded, placement_idx=-1),
         )
@@ -187,13 +187,13 @@ def corrupt(tokens: np.ndarray, spans: Spans, sentinels: np.ndarray) -> tuple[np
     out = np.cumsum(inside[:-1], dtype=np.int8).astype(bool)
     passage = tokens.astype(np.int64)
     passage[starts] = sentinels[: len(starts)]
-    spoken = np.empty(int(lengths.sum()) + len(starts), np.int64)
+    targets = np.empty(int(lengths.sum()) + len(starts), np.int64)
     before = np.cumsum(lengths) - lengths + np.arange(len(starts))
-    is_token = np.ones(len(spoken), bool)
+    is_token = np.ones(len(targets), bool)
     is_token[before] = False
-    spoken[before], spoken[is_token] = sentinels[: len(starts)], tokens[out]
+    targets[before], targets[is_token] = sentinels[: len(starts)], tokens[out]
     out[starts] = False
-    return passage[~out], spoken
+    return passage[~out], targets
 
 
 def _add_special_tokens(tokenizer: Any) -> None:
