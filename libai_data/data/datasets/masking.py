@@ -100,13 +100,13 @@ class Masker:
         breaks = np.append(np.flatnonzero(starts[1:] != ends[:-1]) + 1, count)
         np.minimum(lengths, breaks[np.searchsorted(breaks, order, side="right")] - order, out=lengths)
         taken = bytearray(count)
-        first, behind = starts.tolist(), ends.tolist()
+        first, after = starts.tolist(), ends.tolist()
         for word, length in zip(order.tolist(), lengths.tolist()):
-            while length and behind[word + length - 1] - first[word] > quota:
+            while length and after[word + length - 1] - first[word] > quota:
                 length -= 1
             if length and 1 not in taken[word : word + length]:
                 taken[word : word + length] = b"\1" * length
-                quota -= behind[word + length - 1] - first[word]
+                quota -= after[word + length - 1] - first[word]
                 if not quota:
                     break
         words = np.flatnonzero(np.frombuffer(taken, np.uint8))
@@ -120,10 +120,10 @@ class Masker:
         """First token of each word, and the token after its last; words longer than `longest` are cut into tokens."""
         begins = ~special
         if self._masking.whole_words:
-            goes_on = self._tables.continues[tokens]
-            goes_on[0] = False
-            goes_on[1:] &= ~special[:-1]
-            begins &= ~goes_on
+            continuing = self._tables.continues[tokens]
+            continuing[0] = False
+            continuing[1:] &= ~special[:-1]
+            begins &= ~continuing
         # A special token ends a word too. It is listed as a word here, and removed below.
         bounds = np.flatnonzero(begins | special)
         lengths = np.diff(np.append(bounds, len(tokens)))
