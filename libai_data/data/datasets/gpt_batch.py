@@ -136,11 +136,11 @@ class BatchFiller:
             # Without a loss mask, no sample extends after the end of the stream.
             _assign_shifted(tokens, out, wanted)
             return
-        behind = stretch.places >= self._pieces.total
-        if behind.any():
-            tokens[behind] = self._form.pad_id
+        after_end = stretch.places >= self._pieces.total
+        if after_end.any():
+            tokens[after_end] = self._form.pad_id
         _assign_shifted(tokens, out, wanted)
-        self._fill_by_pieces(stretch, begins, ~behind[:, :-1], ~behind[:, 1:], out, wanted)
+        self._fill_by_pieces(stretch, begins, ~after_end[:, :-1], ~after_end[:, 1:], out, wanted)
 
     def _bounds(self, begins: np.ndarray) -> np.ndarray:
         """Where pieces begin and end in the samples that begin at places `begins`, int64 [rows, length + 1]."""
@@ -170,19 +170,19 @@ class BatchFiller:
         first = np.searchsorted(starts, places, side="right") - 1
         last = np.searchsorted(starts, places + width, side="left")
         stretch = self._stretch(places, first, last, width)
-        there = stretch.places < starts[next_pieces][:, None]
+        has_token = stretch.places < starts[next_pieces][:, None]
         for name, shift in (("input_ids", 0), ("labels", 1)):
             if name in out:
                 tokens = self._tokens_of(stretch, shift)
-                tokens[~there] = self._form.pad_id
+                tokens[~has_token] = self._form.pad_id
                 out[name][...] = tokens[:, wanted[name][0]]
-        self._fill_by_pieces(stretch, begins, there, there, out, wanted)
+        self._fill_by_pieces(stretch, begins, has_token, has_token, out, wanted)
 
     def _fill_by_pieces(
         self,
         stretch: _Stretch,
         begins: np.ndarray,
-        there: np.ndarray,
+        has_token: np.ndarray,
         counts: np.ndarray,
         out: Mapping[str, np.ndarray],
         wanted: Parts,
@@ -192,7 +192,7 @@ class BatchFiller:
         Args:
             stretch: the rows and their pieces.
             begins: int64 [rows], the places where the samples begin; a row may be a part of its sample.
-            there: bool [rows, width], whether a place has a token.
+            has_token: bool [rows, width], whether a place has a token.
             counts: bool [rows, width], whether a place has a next token to predict.
             out: field -> rows to fill.
             wanted: field -> slices of the width.
@@ -201,7 +201,7 @@ class BatchFiller:
         if "position_ids" in out:
             since = np.maximum(self._pieces.starts[stretch.pieces], begins[stretch.rows])
             positions = (stretch.places - stretch.spread(since))[:, :width]
-            out["position_ids"][...] = np.where(there, positions, 0)[:, wanted["position_ids"][0]]
+            out["position_ids"][...] = np.where(has_token, positions, 0)[:, wanted["position_ids"][0]]
         if "attention_mask" in out:
             pieces = stretch.spread(stretch.pieces)
             rows, columns = wanted["attention_mask"]
