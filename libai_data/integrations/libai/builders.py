@@ -32,7 +32,7 @@ _DEFERRED = "_deferred_target_"
 _SAMPLERS = ("sampler", "train_sampler", "test_sampler")
 # Arguments that LiBai passes to OneFlow's DataLoader. They have no effect here, because workers persist and share their
 # memory with the trainer.
-_WITHOUT_MEANING = ("multiprocessing_context", "persistent_workers", "pin_memory", "prefetch_factor")
+_IGNORED = ("multiprocessing_context", "persistent_workers", "pin_memory", "prefetch_factor")
 
 
 def _for_libai(builder: Callable[..., Any]) -> Callable[..., Any]:
@@ -110,7 +110,7 @@ def _translated(arguments: dict[str, Any]) -> dict[str, Any]:
     """LiBai's arguments as this package's arguments: a sampler of None is left out; LiBai's classes are replaced."""
     translated = {}
     for name, value in arguments.items():
-        if name in _WITHOUT_MEANING:
+        if name in _IGNORED:
             logger.info("%s=%r is ignored: it has no effect on the loaders of libai_data.", name, value)
         elif name in _SAMPLERS:
             if value is not None:

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 STATE = "train_loader"
 """The entry of LiBai's checkpoints that stores the position in the data."""
 
-_BOUND_ANEW = "_of_libai_data"
+_WRAPPED = "_of_libai_data"
 """Marks a function of LiBai that `take_part` has wrapped."""
 
 
@@ -115,10 +115,10 @@ def take_part() -> None:
     from libai.engine import default
 
     watch_over_ranks()
-    if not hasattr(default.inference_on_dataset, _BOUND_ANEW):
+    if not hasattr(default.inference_on_dataset, _WRAPPED):
         default.DefaultTrainer.resume_or_load = _with_data(default.DefaultTrainer.resume_or_load)
         default.inference_on_dataset = _each_sample_once(default.inference_on_dataset)
-        setattr(default.inference_on_dataset, _BOUND_ANEW, True)
+        setattr(default.inference_on_dataset, _WRAPPED, True)
 
 
 def _with_data(resume_or_load: Callable[..., None]) -> Callable[..., None]:
