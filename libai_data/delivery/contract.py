@@ -48,7 +48,7 @@ def check_contract(fields: Mapping[str, Any], origin: Origin) -> None:
     table = gather_words(np.concatenate([_checksums(whole, origin.absent), starts, _samples(origin.rows, count)]))
     checksums, starts, samples = np.split(table, np.cumsum([len(whole), len(starts)]), axis=1)
     problems = _different_bytes(checksums, list(whole), mesh)
-    differs = different_starts({rank: enumerate(known) for rank, known in enumerate(starts.tolist())})
+    differs = different_starts(starts)
     repeats = origin.agreement is not None and origin.agreement.repeats
     _refuse(heads, problems + [differs] * bool(differs) + _samples_read_wrongly(heads, samples, mesh, repeats))
 

@@ -7,6 +7,8 @@ import weakref
 from collections.abc import Collection, Mapping
 from typing import Any
 
+import numpy as np
+
 from libai_data.data.samplers.schedule import Ranges, StepSchedule
 from libai_data.data.samplers.walk import UNKNOWN, different_starts
 from libai_data.errors import ConfigError, ContractError, by_rank
@@ -148,16 +150,21 @@ class ResumableLoader(OfOneProcess):
         own = list(self.stream.own_starts.items())
         told = begin_collective("the state of a filter or packer in lanes", json.dumps([state.position, own, words]))
         found = {rank: json.loads(each) for rank, each in told.items()}
+        if not found:  # One process plays a rank of a mesh.
+            return {}
         if len({position for position, _, _ in found.values()}) > 1:
             raise ContractError(
-                "the ranks save the state of their loader at different positions: "
+                "the ranks exchange the states of their loaders at different positions: "
                 f"{by_rank({rank: str(position) for rank, (position, _, _) in found.items()})}; call state_dict() on "
                 "all ranks after the same batch"
             )
-        if differs := different_starts({rank: starts for rank, (_, starts, _) in found.items()}):
-            raise ContractError(f"the ranks save the state of their loader, but {differs}")
-        starts = dict(each for _, own, _ in found.values() for each in own)
-        self.stream.note_start(state.position, tuple(starts.get(lane, UNKNOWN) for lane in range(state.order.lanes)))
+        starts = np.full((len(found), state.order.lanes), UNKNOWN)
+        for rank, (_, own, _) in found.items():
+            for lane, start in own:
+                starts[rank, lane] = start
+        if differs := different_starts(starts):
+            raise ContractError(f"the ranks exchange the states of their loaders, but {differs}")
+        self.stream.note_start(state.position, tuple(starts.max(axis=0).tolist()))
         return {rank: each for rank, (_, _, each) in found.items()}
 
     def load_state_dict(self, state: Mapping[str, Any], override: Collection[str] = ()) -> None:

@@ -29,7 +29,7 @@ EXPECTED = {
     ),
     "another sample on a tensor peer, found when saving": (
         7,
-        r"save the state of their loader, but the start of a lane differs: \[129, 0\] on rank 2, but \[133, 0\] on",
+        r"exchange the states of their loaders, but the start of a lane differs: \[129, 0\] on rank 2, but \[133, 0\] on",
     ),
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -300,19 +300,19 @@ class LanesWalk(Walk):
                 lane._buffer = np.concatenate([lane._buffer, row if stop is None else row[places < stop]])
 
 
-def different_starts(told: Mapping[int, Iterable[tuple[int, int]]]) -> str:
-    """Where ranks differ in the start of a lane that they know, in words; "" if they do not.
+def different_starts(starts: np.ndarray) -> str:
+    """In which lane ranks differ that know where its next output begins, in words; "" if they agree.
 
     Args:
-        told: rank -> lanes, and where the next output of each begins, or `UNKNOWN`.
+        starts: int64 [ranks, lanes], or `UNKNOWN`.
     """
-    of_lanes: dict[int, dict[int, str]] = {}
-    for rank, starts in sorted(told.items()):
-        for lane, start in starts:
-            if start != UNKNOWN:
-                of_lanes.setdefault(lane, {})[rank] = str([*place_and_offset(start)])
-    differing = (by_rank(found) for found in of_lanes.values() if len(set(found.values())) > 1)
-    return next((f"the start of a lane differs: {found}" for found in differing), "")
+    latest = starts.max(axis=0)
+    _, lanes = np.nonzero((starts != latest) & (starts != UNKNOWN))
+    if not len(lanes):
+        return ""
+    told = {rank: start for rank, start in enumerate(starts[:, lanes[0]].tolist()) if start != UNKNOWN}
+    words = by_rank({rank: str([*place_and_offset(start)]) for rank, start in told.items()})
+    return f"the start of a lane differs: {words}"
 
 
 def _of_lane(start: Any, turn: int) -> int:
