@@ -29,8 +29,9 @@ EXPECTED = {
     ),
     "another sample on a tensor peer, found when saving": (
         7,
-        r"exchange the states of their loaders, but the start of a lane differs: \[129, 0\] on rank 2, but \[133, 0\] on",
+        r"states of their loaders, but the start of a lane differs: \[129, 0\] on rank 2, but \[133, 0\] on rank 3",
     ),
+    "a state that is saved a batch later": (0, r"at different positions: 8 on rank 0 2-3, but 16 on rank 1; call "),
 }
 
 

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import pytest
 from oneflow import nn
 
+from libai_data.data.samplers import CyclicSampler, StreamState
+from libai_data.data.samplers.walk import UNKNOWN
 from libai_data.engine import hooks
 from libai_data.engine.events import get_event_storage
 from libai_data.engine.step_trainers import EagerTrainer
@@ -88,6 +91,15 @@ def test_the_storage_is_that_of_the_running_training() -> None:
     assert trainer.storage.history("seen").values() == [(0.0, 0), (1.0, 1), (2.0, 2)]
     with pytest.raises(RuntimeError, match="no training is running"):
         get_event_storage()
+
+
+@pytest.mark.parametrize(("starts", "logged"), [((4, 9), {"position": (9, 0), "epoch": (0.75, 0)}), ((4, UNKNOWN), {})])
+def test_no_place_is_logged_where_only_other_ranks_know_some_lanes(starts: Any, logged: dict[str, Any]) -> None:
+    state = StreamState(8, CyclicSampler(range(12), 1).order, start=starts)
+    trainer = CountingTrainer([])
+    trainer.register_hooks([hooks.DataProgress(SimpleNamespace(stream=SimpleNamespace(state=state)), 8, 1)])
+    trainer.train(0, 1)
+    assert trainer.storage.latest() == logged
 
 
 def test_only_hooks_can_be_registered() -> None:

@@ -137,6 +137,16 @@ def emptied(mesh: tuple[int, int], known: bool, check_every: int = CHECK_EVERY, 
     loader.state_dict()
 
 
+def saved_later() -> Iterator[Any]:
+    """A batch, before a state that rank 1 saves after one batch more."""
+    on_mesh(4, 1)
+    loader = loader_of(packs())
+    yield from islice(loader, 1)
+    if get_rank() == 1:
+        next(iter(loader))
+    loader.state_dict()
+
+
 FAULTS: dict[str, Callable[[], Iterator[Any]]] = {
     "a foreign state": lambda: resumed(read_on),
     "a foreign state on a rank that does not read": lambda: resumed(read_on, readers="node"),
@@ -147,6 +157,7 @@ FAULTS: dict[str, Callable[[], Iterator[Any]]] = {
     "another sample in an epoch": lambda: emptied((4, 1), known=False, ends="short"),
     "another sample on a tensor peer": lambda: emptied((2, 2), known=False),
     "another sample on a tensor peer, found when saving": lambda: emptied((2, 2), known=False, check_every=0),
+    "a state that is saved a batch later": saved_later,
 }
 
 
