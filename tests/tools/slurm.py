@@ -7,14 +7,12 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Callable
 
 from libai_data.launch.ports import free_port
-from tests.deadline import Deadline
+from tests.deadline import wait_until
 from tests.distributed.namespaces import _end_with_parent
 
 PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"])
@@ -99,11 +97,11 @@ def one_machine_slurm(folder: Path) -> Iterator[dict[str, str]]:
 
     try:
         start("munged", "--foreground", "--force", *munged)
-        _wait_for((folder / "munge.sock").exists, "munged")
+        wait_until((folder / "munge.sock").exists, "munged")
         start("slurmctld", "-D", "-f", str(config))
         start("slurmd", "-D", "-f", str(config))
         idle = ["sinfo", "--noheader", "--format=%T"]
-        _wait_for(lambda: b"idle" in subprocess.run(idle, env=environment, capture_output=True).stdout, "slurmd")
+        wait_until(lambda: b"idle" in subprocess.run(idle, env=environment, capture_output=True).stdout, "slurmd")
         yield environment
     finally:
         if len(daemons) == 3:
@@ -115,14 +113,6 @@ def one_machine_slurm(folder: Path) -> Iterator[dict[str, str]]:
             daemon.kill()
             daemon.wait()
         _end_the_steps(folder)
-
-
-def _wait_for(is_there: Callable[[], bool], what: str) -> None:
-    deadline = Deadline(30)
-    while not is_there():
-        if deadline.has_passed:
-            raise TimeoutError(f"{what} did not start")
-        time.sleep(0.05)
 
 
 def _end_the_steps(folder: Path) -> None:

@@ -69,24 +69,6 @@ def test_every_way_to_divide_is_as_likely() -> None:
     assert sum((count - expected) ** 2 / expected for count in found.values()) < ways + 4 * np.sqrt(2 * ways)
 
 
-def test_15_percent_are_taken_out_in_spans_of_3_on_average(corpus: Any) -> None:
-    dataset = T5Dataset("t5", Tokenizer(), corpus)
-    tokens = spans = 0
-    masked = 0
-    for index in range(len(dataset)):
-        sample = read(dataset, index)
-        labels = sample["lm_labels"][sample["loss_mask"]]
-        number = int(((labels >= 7) & (labels < FIRST)).sum())
-        assert labels[-1] == EOS
-        taken = len(labels) - number - 1
-        encoder = int(sample["encoder_attn_mask"][0].sum())
-        tokens += encoder - number + taken
-        masked += taken
-        spans += number
-    assert abs(masked / tokens - 0.15) < 0.002
-    assert abs(masked / spans - 3) < 0.05
-
-
 def test_encoder_and_decoder_together_hold_the_corpus_token_for_token(corpus: Any) -> None:
     dataset = T5Dataset("t5", Tokenizer(), corpus, max_seq_length=1500, max_seq_length_dec=400)
     found: list[int] = []

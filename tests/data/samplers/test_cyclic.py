@@ -87,24 +87,6 @@ def test_with_drop_last_every_index_is_left_out_as_often_as_any_other() -> None:
     assert all(abs(counts[index] - expected) < 60 for index in range(size))
 
 
-@pytest.mark.parametrize("cut", range(14))
-@pytest.mark.parametrize("before", [(1, 6), (3, 2)])
-@pytest.mark.parametrize("after", [(1, 6), (2, 3), (2, 1), (1, 1), (3, 4)])
-def test_a_state_saved_at_any_batch_goes_on_under_other_batch_sizes_and_rank_counts(
-    cut: int, before: Any, after: Any
-) -> None:
-    size = 25
-    saved = ranks_of(size, *before, seed=3)
-    taken = flat(global_batches(saved, cut))
-    states = [json.loads(json.dumps(sampler.state_dict())) for sampler in saved]
-    assert all(state == states[0] for state in states)
-    resumed = ranks_of(size, *after, seed=3)
-    for sampler in resumed:
-        sampler.load_state_dict(states[0])
-    taken += flat(global_batches(resumed, 12))
-    assert taken == stream(size, len(taken), seed=3)
-
-
 @settings(deadline=None)
 @given(st.integers(1, 300), st.integers(0, 2000), st.booleans())
 def test_consumed_samples_and_a_saved_state_lead_to_the_same_place(size: int, consumed: int, shuffle: bool) -> None:
