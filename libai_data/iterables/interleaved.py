@@ -24,7 +24,7 @@ class ShardPlace(NamedTuple):
 
     taken: int = 0  # number of rows before the place
     row: int = 0  # the row at which `state` was saved; at or before the place
-    state: str | None = None  # of the source of the shard before `row`; None for its beginning
+    state: str | None = None  # state of the shard's source before `row`; None for the beginning
     ended: bool = False  # there are no more rows
 
 

@@ -39,9 +39,9 @@ class IterableLoader(OfOneProcess):
     Args:
         inner: `DataLoader` or `SharedLoader` over the rows.
         stream: the sampler of the rows that this rank reads; None if another rank reads for it.
-        collator: of the inner loader; None on a rank that does not read.
-        name: of the iterable, for error messages.
-        dataset_name: of the dataset that the iterable reads; evaluations list their results under this name.
+        collator: the collator of the inner loader; None on a rank that does not read.
+        name: name of the iterable, for error messages.
+        dataset_name: name of the dataset that the iterable reads; evaluations list their results under this name.
         reading_ranks: number of ranks that read the iterable.
         may_end_apart: whether the shards of the ranks may have different lengths; an epoch ends with the shortest one.
         count: returns the number of batches of an epoch, computed from the length of the iterable.
@@ -184,7 +184,7 @@ class IterableLoader(OfOneProcess):
         """Continue where `state` was saved, with the next `iter(loader)`. All ranks must restore the same state.
 
         Args:
-            state: of a loader over this iterable.
+            state: what `state_dict` of a loader over this iterable returned.
             override: what may differ on purpose; see `OVERRIDES` of the samplers. With "seed", the rows before the
                 restored position may have changed.
 

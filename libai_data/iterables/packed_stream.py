@@ -101,7 +101,7 @@ class PackedStream(_Stage):
 
     Args:
         source: see `FilteredStream`. Its samples are dicts, Instances or named tuples.
-        length: of a packed sequence, in tokens.
+        length: length of a packed sequence, in tokens.
         **options: `cut`, `truncate`, `padding`, `segments`, `positions` and `window` of `PackedDataset`.
 
     Raises:

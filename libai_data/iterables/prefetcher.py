@@ -26,7 +26,7 @@ class Group:
     """Some consecutive items of an iterable."""
 
     items: list[Any]  # samples or batches, in order; fewer than asked for at the end
-    state: str | None = None  # of the iterable after these items, as JSON text; None if it has no state
+    state: str | None = None  # state of the iterable after these items, as JSON text; None if it has no state
     is_last: bool = False
     error: BaseException | None = None  # what the iterable raised instead of the next item
 

@@ -28,7 +28,7 @@ class Row(NamedTuple):
     """A row, and its place in the stream."""
 
     epoch: int
-    number: int  # of the row in the epoch; a `FailedRow` has the number of the next row
+    number: int  # number of the row in the epoch; a `FailedRow` has the number of the next row
     piece: Any  # a sample as the iterable yielded it, a `BatchRow`, or a `FailedRow`
 
 
@@ -46,7 +46,7 @@ class Place:
 
     epoch: int = 0
     index: int = 0  # number of rows of the epoch before the place
-    digest: str = ""  # of all rows of the epoch up to here; "" if it is not known
+    digest: str = ""  # running digest of the epoch's rows before the place; "" if it is not known
     mark: Mark | None = None  # the newest saved state at or before the place
 
 

@@ -72,7 +72,7 @@ class Part(NamedTuple):
     shard: int
     start: int
     row: int = 0  # the row at which `state` was saved; at or before `start`
-    state: str | None = None  # of the source before `row`; None for the beginning
+    state: str | None = None  # state of the source before `row`; None for the beginning
 
 
 class ShardReader:

@@ -50,8 +50,8 @@ class Alone:
     """The rows of an iterable that only one loader can read at a time, until another loader begins to read them.
 
     Args:
-        uses: of the iterable.
-        name: of the iterable, for the error.
+        uses: the `Uses` of the iterable.
+        name: name of the iterable, for the error.
     """
 
     def __init__(self, uses: Uses, name: str) -> None:

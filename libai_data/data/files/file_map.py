@@ -35,8 +35,8 @@ def map_descriptor(descriptor: int, offset: int, size: int, protection: int, kin
         descriptor: may be closed afterwards.
         offset: of the first byte, a multiple of the page size.
         size: bytes, at least 1.
-        protection: such as `mmap.PROT_READ`.
-        kind: such as `mmap.MAP_SHARED`.
+        protection: access rights, such as `mmap.PROT_READ`.
+        kind: flags, such as `mmap.MAP_SHARED`.
         item: ctypes type of a byte.
 
     Returns:

@@ -32,10 +32,10 @@ def cached_arrays(
 ) -> list[np.ndarray]:
     """The arrays that `build` returns: loaded from a file if there is one, else built and written to the file.
 
-    If several processes ask at once, on a node or on nodes that share a file system with locks, one process builds, and
-    the others wait. If that process fails, the others fail too. If it dies, another one builds. The file appears
+    If several processes ask at once, one process builds, and the others wait. This also works on nodes that share a
+    file system with locks. If that process fails, the others fail too. If it dies, another one builds. The file appears
     complete or not at all. If no file can be written (a read-only folder, a full disk), each process builds the arrays
-    in its own memory, and no process waits for another.
+    in its own memory, without waiting.
 
     Args:
         folder: for the file; made if it does not exist.

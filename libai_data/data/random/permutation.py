@@ -27,9 +27,9 @@ def permuted(size: int, seed: int, number: int, places: np.ndarray) -> np.ndarra
     """The values at these places of a permutation.
 
     Args:
-        size: of the permutation.
+        size: number of places of the permutation.
         seed: any int.
-        number: of the permutation among those of the seed.
+        number: number of the permutation; each seed has many.
         places: int64 [n], each of 0..size-1.
 
     Returns:

@@ -73,8 +73,8 @@ class ChatTemplate:
         """The text of messages.
 
         Args:
-            messages: such as {"role": "user", "content": "Hello"}.
-            tools: that an assistant may use, in the form that the template needs.
+            messages: dicts such as {"role": "user", "content": "Hello"}.
+            tools: the tools that an assistant may use, in the form that the template needs.
             ask: whether the text ends with the generation prompt, which asks an assistant to speak.
 
         Raises:
@@ -217,7 +217,7 @@ def _raise(message: str) -> None:
 class MarkedPart(NamedTuple):
     """A part of a text that a template marks."""
 
-    number: int  # of its message, or UNKNOWN
+    number: int  # number of its message, or UNKNOWN
     start: int  # its first character
     stop: int  # the character behind it
 

@@ -33,7 +33,7 @@ def tokenize_on_ray(
     `RAY_ADDRESS`, or the one on this machine, or begins one here; and it is shut down after the last shard.
 
     Args:
-        folder: of the shards; all machines have it, as they have the corpus and the tokenizer.
+        folder: the folder of the shards; all machines must have this folder, the corpus and the tokenizer.
         workers: processes on all machines together; those for which Ray has processors run at once.
 
     Returns:

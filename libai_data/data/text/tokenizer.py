@@ -143,8 +143,8 @@ class TokenizerFiles:
 
     Args:
         path: a `tokenizer.json` of Hugging Face's tokenizers, BERT's vocabulary (`.txt`, a token a line), GPT-2's
-            vocabulary (`.json`, beside `merges`), a sentencepiece model (`.model`), or a folder with one of these,
-            such as Hugging Face's, whose `tokenizer_config.json` says which tokens are special.
+            vocabulary (`.json`, beside `merges`), a sentencepiece model (`.model`), or a folder with one of these. The
+            `tokenizer_config.json` of a Hugging Face folder names the special tokens.
         merges: GPT-2's merges.
         lower_case: whether BERT's tokenizer lowers case and strips accents.
         extra_ids: see `TextTokenizer`.

@@ -62,8 +62,8 @@ class RandomErasing(RandomTransform):
         p: the probability.
         scale: least and largest area of the box, as a fraction of the image's area.
         ratio: least and largest height / width of the box; the logarithm is drawn uniformly.
-        value: what to fill it with: a number, one for each channel, or "random" for noise (uniform levels in uint8,
-            standard normal numbers in float32).
+        value: fills the box: a number, one for each channel, or "random" for noise (uniform levels in uint8, standard
+            normal numbers in float32).
 
     Raises:
         ConfigError: A number is out of range.

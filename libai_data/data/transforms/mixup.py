@@ -177,7 +177,7 @@ class SoftLabels:
     """A dataset whose field `labels`, the number of a class, becomes a float32 [num_classes] that sums to 1.
 
     Args:
-        dataset: whose samples have integer `labels` of shape [].
+        dataset: a dataset whose samples have integer `labels` of shape [].
         num_classes: how many classes there are.
         smoothing: fraction of the weight that is spread evenly over all classes. Source: C. Szegedy et al.,
             "Rethinking the Inception Architecture" (CVPR 2016), section 7.

@@ -44,8 +44,8 @@ class RandAugment(RandomTransform):
     the ranges are from the same authors' "AutoAugment" (CVPR 2019), table 6.
 
     Args:
-        number: of operations for each image (the paper's N).
-        magnitude: of each, 0 to 10 (the paper's M).
+        number: number of operations for each image (the paper's N).
+        magnitude: magnitude of each operation, 0 to 10 (the paper's M).
 
     Raises:
         ConfigError: A number is out of range.
