@@ -94,7 +94,7 @@ def _profile(asked: argparse.Namespace) -> Iterator[str]:
 
 
 def worker_counts(most: int) -> list[int]:
-    """Numbers of workers to measure: 0 to 8, then powers of two, and `most` as the last number."""
+    """Numbers of workers to measure: 0 to `most`; above 8 only powers of two, and `most` itself."""
     doubling = [2**power for power in range(4, most.bit_length())]
     return sorted({*range(min(most, 8) + 1), *(count for count in doubling if count < most), most})
 

@@ -54,7 +54,7 @@ class ParentPipe:
         keep_from_forks(self, "close_parents_end")
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not is_finalizing() and self._process == os.getpid():  # see `Event`
+        if not is_finalizing() and self._process == os.getpid():  # as in `Event.__del__`
             self.close()
 
     def close_parents_end(self) -> None:

@@ -1,4 +1,4 @@
-"""Splits for training, validation and test: documents are divided before they are repeated, so no splits share any."""
+"""Splits for training, validation and test: documents are divided before they are repeated, so splits share none."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ class BatchFiller:
         stretch = self._stretch(places, first, last, width + 1)
         tokens = self._tokens_of(stretch)
         if not needs_pieces:
-            # Without a loss mask, no sample extends after the end of the stream.
+            # Without a loss mask, no sample extends beyond the end of the stream.
             _assign_shifted(tokens, out, wanted)
             return
         after_end = stretch.places >= self._pieces.total
