@@ -14,7 +14,6 @@ from libai_data.data.datasets.combine import ConcatDataset
 from libai_data.data.datasets.packing import PackedDataset
 from libai_data.data.datasets.stream_transform import StreamTransform
 from libai_data.data.samplers.stream_state import StreamState
-from libai_data.data.samplers.walk import UNKNOWN
 from libai_data.engine.data_state import stream_state_of
 from libai_data.engine.losses import number_on_rank0
 from libai_data.iterables.iterable_loader import indexed_dataset_of
@@ -135,8 +134,7 @@ class TokenCounter:
         """Indices of the samples between two states, and their tokens, int64 [n] each; empty if they are not known."""
         if before.start is not None and now.start is not None:
             dataset = self._loader.dataset
-            starts = np.hstack([before.start, now.start])
-            if UNKNOWN not in starts and isinstance(dataset, PackedDataset):
+            if before.is_whole and now.is_whole and isinstance(dataset, PackedDataset):
                 return dataset.amounts_between(before.start, now.start)
             return _NONE, _NONE
         _, indices = now.order.locate(now.left_out.places_of(np.arange(before.position, now.position)))

@@ -66,6 +66,11 @@ def place_and_offset(start: Any) -> tuple[Any, Any]:
     return start & ((1 << _PLACE_BITS) - 1), start >> _PLACE_BITS
 
 
+def starts_of(start: Start) -> tuple[int, ...]:
+    """Where the next output of each lane begins; without lanes, that of the stream."""
+    return start if isinstance(start, tuple) else (start,)
+
+
 class _Window(NamedTuple):
     """The outputs of a window.
 

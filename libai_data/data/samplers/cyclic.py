@@ -221,10 +221,7 @@ class CyclicSampler(StreamSampler):
 
     def _transformed_part(self, walk: Walk, position: int, size: int, number: int) -> IndexBatch:
         own = self.order.in_rows(position + np.arange(size)[None])[0][self._rows_of(size)]
-        if isinstance(walk, LanesWalk):
-            firsts, end = walk.outputs(position, size, self._own_turns(own, size) if self.follows_own_lanes else None)
-        else:
-            firsts, end = walk.outputs(position, size)
+        firsts, end = walk.outputs(position, size, self._own_turns(own, size) if self.follows_own_lanes else None)
         # All ranks must say the same, and those that measure know nothing of the first sample's lane.
         epoch = None if self.measures_lanes else int(place_and_offset(firsts[0])[0]) // self.order.epoch_size
         firsts = firsts[own - position]

@@ -14,7 +14,7 @@ import numpy as np
 from libai_data.data.attributes import attribute_of
 from libai_data.data.datasets.fingerprint import hash_of
 from libai_data.data.datasets.shard_lengths import shard_lengths_of
-from libai_data.data.datasets.stream_transform import Start, place_and_offset
+from libai_data.data.datasets.stream_transform import Start, place_and_offset, starts_of
 from libai_data.data.samplers.cursor import Cursor
 from libai_data.data.samplers.lane_order import LaneOrder
 from libai_data.data.samplers.order import Order
@@ -308,9 +308,8 @@ class StreamSampler:
         """The place of the order where the samples of a position begin; None if that is not known."""
         if self._walk is None:
             return self.left_out.place_of(position)
-        start = self._walk.known_start(position)
-        starts = [each for each in (start if isinstance(start, tuple) else (start,)) if each != UNKNOWN]
-        return min((int(place_and_offset(each)[0]) for each in starts), default=None)
+        starts = starts_of(self._walk.known_start(position))
+        return min((int(place_and_offset(start)[0]) for start in starts if start != UNKNOWN), default=None)
 
     def _first_of_turns(self, position: int, size: int) -> int:
         """Where the global batch begins of which the batch at a position is a part."""
@@ -360,9 +359,9 @@ class StreamSampler:
 
     @property
     def own_starts(self) -> dict[int, int]:
-        """Lane -> where its next output begins, of the lanes that this reader has read; of all where it resumes."""
-        start = self.state.start if self.cursor.start is None else self.cursor.start
-        return {lane: each for lane, each in enumerate(start if isinstance(start, tuple) else ()) if each != UNKNOWN}
+        """Turn of a lane -> where its next output begins, of lanes that this reader reads; of all after a resume."""
+        starts = self.state.start if self.cursor.start is None else self.cursor.start
+        return {turn: each for turn, each in enumerate(starts if isinstance(starts, tuple) else ()) if each != UNKNOWN}
 
     def note_start(self, position: int, start: Start | None) -> None:
         """Take note of where the output of a stream transform at a position begins, as whoever reads found it."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from libai_data.data.datasets.stream_transform import Start, place_and_offset, start_of
+from libai_data.data.datasets.stream_transform import Start, place_and_offset, start_of, starts_of
 from libai_data.data.samplers.blend_order import order_from_json
 from libai_data.data.samplers.order import Order
 from libai_data.data.samplers.schedule import LeftOut, StepSchedule
@@ -96,15 +96,14 @@ class StreamState:
     def place(self) -> int:
         """The place behind the last sample that was taken, whole or in part."""
         if self.start is not None:
-            starts = self.start if isinstance(self.start, tuple) else (self.start,)
-            found = (place_and_offset(start) for start in starts if start >= 0)
+            found = (place_and_offset(start) for start in starts_of(self.start) if start >= 0)
             return max((place + (offset > 0) for place, offset in found), default=0)
         return self.left_out.end_of(self.position)
 
     @property
     def is_whole(self) -> bool:
-        """Whether the start of each lane is known."""
-        return not isinstance(self.start, tuple) or min(self.start) >= 0
+        """Whether the start is known, of all lanes."""
+        return self.start is None or min(starts_of(self.start)) >= 0
 
     @property
     def step(self) -> int | None:
@@ -123,11 +122,8 @@ class StreamState:
             state["batch_sizes"] = [list(entry) for entry in self.schedule.sizes]
             state["first_position"] = self.schedule.first_position
         if self.start is not None:
-            if isinstance(self.start, tuple):
-                found = [list(place_and_offset(start)) for start in self.start]
-                state["start"] = found if self.is_whole else None
-            else:
-                state["start"] = None if self.start < 0 else list(place_and_offset(self.start))
+            pairs = [list(place_and_offset(start)) for start in starts_of(self.start)]
+            state["start"] = None if not self.is_whole else pairs if isinstance(self.start, tuple) else pairs[0]
         return state
 
     @staticmethod

@@ -62,8 +62,11 @@ class Walk:
     def _first_start(self) -> Start:
         return 0
 
-    def outputs(self, position: int, count: int) -> tuple[np.ndarray, Start]:
+    def outputs(self, position: int, count: int, turns: Sequence[int] | None = None) -> tuple[np.ndarray, Start]:
         """Find some outputs.
+
+        Args:
+            turns: of lanes, those whose outputs are found; all others' are `UNKNOWN`.
 
         Returns:
             For each where its first unit is, int64 [count]; and where the output behind them begins.
@@ -223,7 +226,6 @@ class LanesWalk(Walk):
         super().note(position, start)
 
     def outputs(self, position: int, count: int, turns: Sequence[int] | None = None) -> tuple[np.ndarray, Start]:
-        """`Walk.outputs`, of all lanes or of those with these turns alone: all others' are `UNKNOWN`."""
         turns = range(len(self._lanes)) if turns is None else turns
         starts = {turn: self._start_of(turn, position) for turn in turns}
         if not self._reading.reads_to_measure:
