@@ -24,7 +24,7 @@ from libai_data.errors import DataPipelineError
 from libai_data.mesh.current import ParallelMesh, get_rank, set_mesh
 from libai_data.structures import batch_info
 
-STEPS, PERIOD, CHECK_EVERY = 12, 3, 2
+STEPS, PERIOD, CHECK_EVERY = 12, 4, 2
 MESHES = {"4x1": [(4, 1)], "2x2": [(2, 2)], "4x1, then 2x2": [(4, 1), (2, 2)]}
 READERS = ["every_rank", "node"]
 
