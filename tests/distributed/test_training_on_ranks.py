@@ -72,6 +72,8 @@ def test_losses_and_accuracies_are_those_of_one_rank(launched: Launched) -> None
         np.testing.assert_allclose(metric(launched.folder / name), metric(launched.one_rank), rtol=1e-4)
         assert metric(launched.folder / name, "Acc@1") == metric(launched.one_rank, "Acc@1")
     assert len(metric(launched.one_rank)) == len(STEPS)
+    logs = sorted(path.name for path in (launched.folder / "whole").glob("log*"))
+    assert logs == ["log.txt", *(f"log.txt.rank{rank}" for rank in range(1, 4))]
 
 
 def test_a_stopped_training_resumes_bit_for_bit(launched: Launched) -> None:

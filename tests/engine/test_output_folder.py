@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import select
 import shutil
@@ -216,7 +218,19 @@ def test_a_second_training_of_one_process_is_no_restart(used: Path, monkeypatch:
     release_output_folder(str(used))
 
 
-def test_a_folder_that_cannot_be_moved_or_written_is_named(used: Path, tmp_path: Path) -> None:
+def test_a_file_system_without_locks_is_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def lock(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", lock)
+    take_output_folder(str(tmp_path), resume=False)
+    assert "run.json cannot be locked" in caplog.text
+    release_output_folder(str(tmp_path))
+
+
+def test_a_folder_that_cannot_be_moved_or_written_is_named(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
     with pytest.raises(ConfigError, match="file/run cannot be written"):

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
 
 from libai_data import from_iterable
 from libai_data.errors import CheckpointError
-from libai_data.integrations.libai import LiBaiLoader, build_nlp_train_loader, loader
+from libai_data.integrations.libai import DataPipeline, LiBaiLoader, build_nlp_train_loader, loader
 from libai_data.integrations.libai.loader import _Place
 from tests.iterables.rows import numbers
 
@@ -45,6 +46,30 @@ def test_a_checkpoint_without_data_continues_after_what_libai_counted_or_is_refu
     for uncounted in (from_iterable(numbers, 4, ends="cycle"), from_iterable(NUMBERS, 4, ends="drop")):
         with pytest.raises(CheckpointError, match=r"cannot continue after 8 samples.*resume_override=\[restart_data\]"):
             LiBaiLoader(uncounted).go_to(8)
+
+
+class Named:
+    """In place of LiBai's trainer: tells which builder its config names."""
+
+    @classmethod
+    def build_train_loader(cls, cfg: Any, tokenizer: Any = None) -> Any:
+        return cfg.dataloader.train._target_
+
+
+class Pipeline(DataPipeline, Named):
+    """What a user writes."""
+
+
+def test_builders_of_other_packages_and_arguments_without_effect_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    for target, called in (
+        ("libai.data.build.build_nlp_train_loader", "libai_data.integrations.libai.build_nlp_train_loader"),
+        ("mine.build", "mine.build"),
+    ):
+        assert Pipeline.build_train_loader(OmegaConf.create({"dataloader": {"train": {"_target_": target}}})) == called
+    with caplog.at_level("INFO"):
+        build_nlp_train_loader(dataset=NUMBERS, train_batch_size=4, num_workers=0, pin_memory=True)[0].close()
+    assert "mine.build is not a builder of LiBai. It is called unchanged, and its data do not resume" in caplog.text
+    assert "pin_memory=True is ignored" in caplog.text
 
 
 def test_data_begin_anew_where_that_is_asked_for() -> None:
