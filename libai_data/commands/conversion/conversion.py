@@ -96,7 +96,7 @@ def convert(
     """
     check({"workers": whole(1)}, workers=workers)
     paths = list(conversion.paths)
-    asked: Any = paths if len(paths) > 1 else paths[0]
+    asked: Any = paths[0] if len(paths) == 1 else paths
     form = source_format(asked, conversion.format)
     source = open_source(asked, form)
     if not len(source):

@@ -247,3 +247,8 @@ def test_the_command_tells_what_it_made_and_what_is_wrong(tmp_path: Path, capsys
     assert "1 shards were kept from an earlier run" in capsys.readouterr().out
     assert main([*command, "--records-per-shard", "0"]) == 1
     assert "libai-data convert: records_per_shard is 0" in capsys.readouterr().err
+
+
+def test_a_conversion_of_no_files_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no files are given"):
+        convert(Conversion([], "webdataset", tmp_path / "out"))
