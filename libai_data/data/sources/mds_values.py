@@ -30,18 +30,24 @@ def decoder_of(encoding: str, what: str) -> Decode:
             raise FormatError(f"{what} is encoded as {encoding!r}; arrays have one of {_NUMBERS}")
         return _arrays(dtype, tuple(map(int, shape.split(","))) if shape else None)
     if encoding == "pkl":
-        raise FormatError(
-            f"{what} contains pickled objects, which can run any code; read the other columns (columns=[...])"
-        )
+        raise pickled(what)
     if encoding not in _DECODERS:
         known = [*_DECODERS, "ndarray"]
         raise FormatError(f"{what} is encoded as {encoding!r}; known are {known}.{nearest(encoding, known)}")
     return _DECODERS[encoding]
 
 
-def _number(name: str) -> Decode:
+def pickled(what: str) -> FormatError:
+    """The error for what would have to be unpickled."""
+    return FormatError(
+        f"{what} contains pickled objects, which can run any code; read the other columns (columns=[...])"
+    )
+
+
+def number(name: str) -> Decode:
+    """What makes a number of its bytes, by its dtype."""
     dtype = np.dtype(name).newbyteorder("<")
-    return lambda data: np.frombuffer(data, dtype)[0].item()
+    return lambda data: np.frombuffer(data, dtype).item()
 
 
 def _arrays(dtype: str, shape: tuple[int, ...] | None) -> Decode:
@@ -59,7 +65,7 @@ def _arrays(dtype: str, shape: tuple[int, ...] | None) -> Decode:
     return decode
 
 
-def _image(data: bytes) -> np.ndarray:
+def image(data: bytes) -> np.ndarray:
     """A raw image: width, height, size of the mode's name, this name, pixels."""
     from PIL import Image
 
@@ -68,7 +74,7 @@ def _image(data: bytes) -> np.ndarray:
     return np.asarray(Image.frombytes(mode, (width, height), data[12 + size :]))
 
 
-def _pieces(data: bytes, first: int) -> list[bytes]:
+def pieces(data: bytes, first: int) -> list[bytes]:
     """Pieces of which the number and the sizes come before them; the number is at `first`."""
     count = int.from_bytes(data[first : first + 4], "little")
     place = first + 4 + 4 * count
@@ -84,15 +90,15 @@ def _pieces(data: bytes, first: int) -> list[bytes]:
 _DECODERS: dict[str, Decode] = {
     **dict.fromkeys(("bytes", "jpeg", "png"), bytes),
     "str": lambda data: str(data, "utf-8"),
-    "int": _number("int64"),
-    **{name: _number(name) for name in _NUMBERS},
+    "int": number("int64"),
+    **{name: number(name) for name in _NUMBERS},
     "str_int": lambda data: int(str(data, "utf-8")),
     "str_float": lambda data: float(str(data, "utf-8")),
     "str_decimal": lambda data: Decimal(str(data, "utf-8")),
     "json": json.loads,
-    "pil": _image,
-    "jpeg_array": lambda data: _pieces(data, 0),
+    "pil": image,
+    "jpeg_array": lambda data: pieces(data, 0),
     # The first number of a list is kept for later versions.
-    **dict.fromkeys(("list[jpeg]", "list[png]"), lambda data: _pieces(data, 4)),
-    "list[pil]": lambda data: list(map(_image, _pieces(data, 4))),
+    **dict.fromkeys(("list[jpeg]", "list[png]"), lambda data: pieces(data, 4)),
+    "list[pil]": lambda data: list(map(image, pieces(data, 4))),
 }

@@ -16,10 +16,10 @@ import numpy as np
 
 from libai_data.data.sources.file_formats import format_of_files
 from libai_data.data.sources.local_cache import NO_ROOM
-from libai_data.data.sources.mds import described_shards
 from libai_data.data.sources.packed_names import PackedNames
 from libai_data.data.sources.remote import RemoteFile, list_files, look_up
 from libai_data.data.sources.remote_counts import count_by_ranges
+from libai_data.data.sources.shard_index import DESCRIBED, described_shards, is_raw
 from libai_data.data.sources.shard_table import TABLE, ShardTable, packed_digits
 from libai_data.data.sources.storage import LocalFile, Storage
 from libai_data.errors import ConfigError, FormatError, StorageError
@@ -70,12 +70,11 @@ def counted(
     if not files:
         raise no_shards(folder, pattern)
     kind = checked_format(folder, format or format_of_files(folder, files, STREAMED))
-    known = _of_mds(found) if kind == "mds" else _of_manifest(folder)
+    known = _of_described(found, kind) if kind in DESCRIBED else _of_manifest(folder)
     if kind == "webdataset" and not known and f"{folder}/{_INDEX}" in found:
         known = _of_index(folder)
-    if kind == "mds":
-        wanted = set(files)
-        files = [path for path in known if path in wanted]
+    if kind in DESCRIBED:
+        files = [path for path in files if path in known] if pattern else list(known)
 
     def count(path: str) -> tuple[int, RemoteFile]:
         remote = look_up(path, attempts)
@@ -83,7 +82,7 @@ def counted(
             raise ConfigError(
                 f"{path} cannot be streamed: the store does not report its size; open it without streaming"
             )
-        if kind == "mds" and not path.endswith(".mds"):
+        if kind in DESCRIBED and not is_raw(path):
             remote = replace(remote, size=known[path][1])  # of its copy, which is decompressed
         samples = _samples(folder, kind, remote, known, open_copy, attempts)
         told(len(files))
@@ -142,6 +141,8 @@ def selected(folder: str, table: ShardTable, pattern: str) -> ShardTable:
     kept = np.flatnonzero([_matches(name, pattern) for name in table.names])
     if not len(kept):
         raise no_shards(folder, pattern)
+    if table.format in DESCRIBED:  # of which only folders have the order of their index
+        kept = kept[np.argsort(table.names.many(kept))]
     return table.part(kept)
 
 
@@ -199,9 +200,12 @@ def _samples(
         raise StorageError(f"{remote.url} cannot be counted: {error}, or count fewer shards at once") from error
 
 
-def _of_mds(files: Sequence[str]) -> _Known:
-    """What the index of MDS says, in the order of the files."""
-    return {path: (shard.samples, shard.size) for path, shard in described_shards(files).items()}
+def _of_described(files: Sequence[str], kind: str) -> _Known:
+    """What the index says of each shard, in the order of `described_shards`."""
+    return {
+        path: (shard.samples, None if shard.slack and is_raw(path) else shard.size)
+        for path, shard in described_shards(files, kind).items()
+    }
 
 
 def _of_manifest(folder: str) -> _Known:

@@ -19,9 +19,9 @@ from libai_data.data.sources.decompressed import DecompressedFile, zstd_key
 from libai_data.data.sources.last_used import LastUsed
 from libai_data.data.sources.local_cache import NO_ROOM, LocalCache
 from libai_data.data.sources.mapped_file import MappedFile
-from libai_data.data.sources.mds import DescribedShard, decompressed, described_shards
 from libai_data.data.sources.remote import RemoteFile, fetch
 from libai_data.data.sources.shard_counts import check_address, checked_format, counted, parted, selected
+from libai_data.data.sources.shard_index import DESCRIBED, DescribedShard, decompressed, described_shards, is_raw
 from libai_data.data.sources.shard_table import TABLE, ShardTable
 from libai_data.data.sources.sharded import Indices, checked_indices, runs_of
 from libai_data.data.sources.storage import LocalFile, Storage
@@ -38,9 +38,9 @@ class StreamedSource:
     """The records of shards in a store, in the order of their names.
 
     Opening reads the table of `libai-data index`, or counts samples without reading the shards: by the manifest of
-    `libai-data convert`, the index of MDS, or the footers of Parquet files. A shard is fetched into the cache of the
-    node (see `Storage`) when one of its records is read. If the dataset of a loader is this source, or has it as
-    `source`, the loader fetches shards ahead.
+    `libai-data convert`, the index of MDS, or the footers of Parquet files. A shard is fetched into the
+    cache of the node (see `Storage`) when one of its records is read. If the dataset of a loader is this source, or has
+    it as `source`, the loader fetches shards ahead.
 
     Args:
         address: of a folder, or a glob of shards ("**" for any depth).
@@ -132,7 +132,7 @@ class StreamedSource:
                 file = MappedFile(remote.url, self.hold(number))
                 file.map()
                 # The index lists all shards, so that it is read once, not with each of them.
-                options = {"described": self._described} if self.table.format == "mds" else {}
+                options = {"described": self._described} if self.table.format in DESCRIBED else {}
                 opened = self._open_file(file, **options)
                 break
             except FileNotFoundError:
@@ -179,11 +179,11 @@ class StreamedSource:
         raise AssertionError
 
     def _is_packed(self, url: str) -> bool:
-        return self.table.format == "mds" and not url.endswith(".mds")
+        return self.table.format in DESCRIBED and not is_raw(url)
 
     @cached_property
     def _described(self) -> dict[str, DescribedShard]:
-        return described_shards([f"{self.folder}/{name}" for name in self.table.names])
+        return described_shards([f"{self.folder}/{name}" for name in self.table.names], self.table.format)
 
     def _key(self, remote: RemoteFile) -> str:
         if self._is_packed(remote.url):

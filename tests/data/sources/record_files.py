@@ -189,6 +189,7 @@ def write_mds(
         "zip_data": packed and {"basename": f"{path.name}.zstd", "bytes": len(packed), "hashes": {}},
     }
     shards = [each for each in shards if each["raw_data"]["basename"] != path.name] + [entry]
+    shards.sort(key=lambda each: each["raw_data"]["basename"])
     index.write_text(json.dumps({"shards": shards, "version": 2}))
 
 

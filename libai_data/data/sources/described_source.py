@@ -1,0 +1,137 @@
+"""Samples of shards that an `index.json` describes, by index.
+
+A shard has the number of its samples, and where each begins; then come the samples: the sizes of the values that have
+no fixed one, and all values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable
+
+import numpy as np
+
+from libai_data.data.sources.arrow_columns import chosen_columns
+from libai_data.data.sources.mapped_file import MappedFile
+from libai_data.data.sources.shard_index import INDEX, DescribedShard, decompressed, described_shards
+from libai_data.data.sources.sharded import Paths, ShardedSource
+from libai_data.data.sources.storage import listed
+from libai_data.errors import FormatError
+
+Decode = Callable[[bytes], Any]
+
+
+class DescribedSource(ShardedSource):
+    """The samples of shards: dicts of a value for each column; see its subclasses.
+
+    Args:
+        paths: folders with an `index.json`, or shards in such a folder; see `storage.listed`.
+        columns: names of those to read; by default all.
+        described: path -> what the index says of a shard, if it has been read; only for a single open shard.
+    """
+
+    _format: str
+    """A name of `shard_index.DESCRIBED`."""
+    _decoder_of: Callable[[str, str], Decode]
+    """What makes a value of bytes, by its encoding, and in words what is encoded so."""
+
+    def __init__(
+        self,
+        paths: Paths | MappedFile,
+        columns: Sequence[str] | None = None,
+        described: Mapping[str, DescribedShard] | None = None,
+    ) -> None:
+        if isinstance(paths, MappedFile):
+            found, files = [(described or described_shards([paths.source], self._format))[paths.source]], [paths]
+        else:
+            by_path = described_shards(listed(paths), self._format)
+            found = [*by_path.values()]
+            files = [
+                MappedFile(path, decompressed(path, shard) if shard.is_packed(path) else None)
+                for path, shard in by_path.items()
+            ]
+        shards = [_Shard(file, shard, columns, self._decoder_of) for file, shard in zip(files, found)]
+        super().__init__(files, shards, None if columns is None else list(columns))
+
+
+class _Shard:
+    def __init__(
+        self,
+        file: MappedFile,
+        described: DescribedShard,
+        columns: Sequence[str] | None,
+        decoder_of: Callable[[str, str], Decode],
+    ) -> None:
+        self._file, self._decoder_of = file, decoder_of
+        self._count, self._columns = described.samples, described.columns
+        self._chosen = set(chosen_columns([column.name for column in self._columns], columns, file.source))
+        self._head = 4 * sum(column.size == 0 for column in self._columns)
+        self._is_checked = False
+        self._decoders: list[Decode | None] = self._made_decoders()
+        if file.size - described.size not in (0, described.slack):
+            raise FormatError(
+                f"{file.source} has {file.size} bytes, where its index says {described.size}: it is cut short"
+            )
+
+    def __len__(self) -> int:
+        return self._count
+
+    def read(self, rows: Sequence[int]) -> list[dict[str, Any]]:
+        """The samples of these rows, in this order."""
+        starts = self._starts()
+        return [self._sample(row, int(starts[row]), int(starts[row + 1])) for row in rows]
+
+    def _starts(self) -> np.ndarray:
+        """Where each sample begins, and the last one ends."""
+        end = 4 * self._count + 8
+        if not self._is_checked:
+            count = int.from_bytes(self._file.bytes[:4], "little")
+            if count != self._count or end > self._file.size:
+                raise FormatError(
+                    f"{self._file.source}, offset 0: it has {count} samples, where its index says {self._count}"
+                )
+        starts = self._file.array[4:end].view("<u4")
+        if not self._is_checked:
+            if starts[-1] != self._file.size or (starts[1:] < starts[:-1]).any() or starts[0] < end:
+                raise FormatError(f"{self._file.source}, offset 4: the places of its samples do not ascend to its end")
+            self._is_checked = True
+        return starts
+
+    def _sample(self, row: int, start: int, stop: int) -> dict[str, Any]:
+        content = self._file.bytes[start:stop]
+        sample: dict[str, Any] = {}
+        head, place, name = 0, self._head, ""
+        try:
+            for (name, _, size), decode in zip(self._columns, self._decoders):
+                if size is None:
+                    size = len(content)
+                elif not size:
+                    size = int.from_bytes(content[head : head + 4], "little")
+                    head += 4
+                if place + size > len(content):
+                    raise ValueError(f"{size} bytes should follow")
+                if decode is not None:
+                    sample[name] = decode(content[place : place + size])
+                place += size
+            if place != len(content):
+                raise ValueError(f"{len(content) - place} bytes are left")
+        except Exception as error:  # decoders of JSON, text, numbers and images raise of many kinds
+            raise FormatError(
+                f"{self._file.source}, record {row}, offset {start}: column {name!r} cannot be read: {error}"
+            ) from error
+        return sample
+
+    def _made_decoders(self) -> list[Decode | None]:
+        return [
+            self._decoder_of(encoding, f"column {name!r} of {self._file.source}, by its {INDEX},")
+            if name in self._chosen
+            else None
+            for name, encoding, _ in self._columns
+        ]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_decoders": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._decoders = self._made_decoders()

@@ -1,0 +1,178 @@
+"""What the `index.json` of a folder says of its shards.
+
+Format: github.com/mosaicml/streaming, `streaming/base/format/mds`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Callable, NamedTuple, Optional
+
+from libai_data.data.sources.decompressed import DecompressedFile, zstd_key
+from libai_data.data.sources.storage import LocalFile, Storage
+from libai_data.errors import ConfigError, FormatError
+
+INDEX = "index.json"
+_SHARD = re.compile(r"\.mds")
+_MDS_VERSION = 2
+_MOST_SAMPLES = 1 << 32
+
+
+class Column(NamedTuple):
+    """A value that each sample has.
+
+    Args:
+        name: of the value in a record.
+        encoding: how it is stored.
+        size: bytes; 0 if they differ, and the sample says them; None if it is all of the sample.
+    """
+
+    name: str
+    encoding: str
+    size: Optional[int]
+
+
+class DescribedShard(NamedTuple):
+    """What an index says of a shard.
+
+    Args:
+        name: of the file, from the folder of the index.
+        size: of the file, in bytes.
+        slack: bytes that the file may have besides.
+        digests: algorithm -> hexadecimal digest of the file.
+        packed: name of the compressed file; "" if there is none.
+        compression: of the compressed file.
+        samples: number of samples.
+        columns: in the order of their values.
+    """
+
+    name: str
+    size: int
+    slack: int
+    digests: Mapping[str, str]
+    packed: str
+    compression: str
+    samples: int
+    columns: tuple[Column, ...]
+
+    def is_packed(self, path: str) -> bool:
+        """Whether a file is the compressed one."""
+        return bool(self.packed) and path.endswith(self.packed)
+
+
+def described_shards(files: Sequence[str], format: str) -> dict[str, DescribedShard]:
+    """Path -> what the index says of a shard, in the order of the indices among the files, or else of the files.
+
+    Args:
+        files: paths of shards, and of their indices; by default the indices beside them.
+        format: a name of `DESCRIBED`.
+
+    Raises:
+        ConfigError: A shard is in no index, or is not there.
+        FormatError: An index is none of this format.
+    """
+    given = [path for path in files if path.rpartition("/")[2] == INDEX]
+    indices = given or sorted({_beside(path, INDEX) for path in files})
+    known: dict[str, DescribedShard] = {}
+    there, claimed = set(files), set()
+    for index in indices:
+        for shard in _shards_of(index, format):
+            paths = [_beside(index, name) for name in (shard.name, shard.packed) if name]
+            # Whoever keeps compressed files too has both.
+            path = next((path for path in paths if path in there), "")
+            if not path and given:
+                raise ConfigError(f"{index} lists {paths[-1]}, which is not there")
+            known.setdefault(path, shard)
+            claimed.update(paths)
+    unknown = [path for path in files if path not in claimed and _SHARD.search(path.rpartition("/")[2])]
+    if unknown:
+        raise ConfigError(f"{unknown[0]} is in no {INDEX} of {indices}")
+    found = {path: known[path] for path in (known if given else files) if path in known}
+    if not found:
+        raise ConfigError(f"{indices} list none of the files {list(files)[:5]}; give folders of shards")
+    return found
+
+
+def is_raw(path: str) -> bool:
+    """Whether a shard is not compressed, by its name."""
+    name = path.rpartition("/")[2]
+    return name.endswith(".mds")
+
+
+def decompressed(
+    path: str,
+    shard: DescribedShard,
+    storage: Storage | None = None,
+    version: str = "",
+    on_fetch: Callable[[], None] = lambda: None,
+) -> DecompressedFile:
+    """A compressed shard, as it was before.
+
+    Args:
+        path: path or address of the compressed file.
+        shard: what the index says of it.
+        storage: where copies are kept; by default as the environment sets it.
+        version: of an object in a store, which it must still have; by default any.
+        on_fetch: called when it was fetched, because the cache did not have it.
+    """
+    if shard.compression != "zstd":
+        method = shard.compression or "an unknown method"
+        raise FormatError(f"{path} is compressed by {method}; shards that are raw, or compressed by zstd, are read")
+    identity = version and zstd_key(path, version, shard.size)
+    return DecompressedFile(path, shard.size, shard.digests, storage, identity, on_fetch)
+
+
+def _beside(path: str, name: str) -> str:
+    folder, slash, _ = path.rpartition("/")
+    return f"{folder}{slash}{name}"
+
+
+def _shards_of(index: str, format: str) -> list[DescribedShard]:
+    with LocalFile(index) as file:
+        content = Path(file.path).read_bytes()
+    what, read = DESCRIBED[format]
+    try:
+        shards = read(json.loads(content))
+        for shard in shards:
+            _check(shard)
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise FormatError(f"{index} is no index of {what}: {type(error).__name__}: {error}") from error
+    return shards
+
+
+def _check(shard: DescribedShard) -> None:
+    for name in (shard.name, shard.packed):
+        if name.startswith("/") or ".." in name.split("/"):
+            raise ValueError(f"the name {name!r} leads out of its folder")
+    if not all(isinstance(text, str) for column in shard.columns for text in column[:2]):
+        raise TypeError("the name or encoding of a column is no text")
+    if not 0 <= shard.samples < _MOST_SAMPLES or min(shard.size, *(column.size or 0 for column in shard.columns)) < 0:
+        raise ValueError("a number of samples or bytes is below 0, or too large")
+
+
+def _of_mds(content: Any) -> list[DescribedShard]:
+    return list(map(_mds_shard, content["shards"]))
+
+
+def _mds_shard(shard: Any) -> DescribedShard:
+    if (shard["format"], shard["version"]) != ("mds", _MDS_VERSION):
+        raise ValueError(f"a shard has the format {shard['format']!r}, version {shard['version']}; MDS 2 is read")
+    raw, packed = shard["raw_data"], shard.get("zip_data") or {"basename": ""}
+    names, encodings, sizes = (shard[f"column_{what}"] for what in ("names", "encodings", "sizes"))
+    if not len(names) == len(encodings) == len(sizes):
+        raise ValueError(f"there are {len(names)} names of columns, but not as many encodings and sizes")
+    columns = tuple(Column(name, encoding, int(size or 0)) for name, encoding, size in zip(names, encodings, sizes))
+    digests, compression = dict(raw.get("hashes") or {}), str(shard.get("compression") or "").partition(":")[0]
+    samples = int(shard["samples"])
+    return DescribedShard(
+        raw["basename"], int(raw["bytes"]), 0, digests, packed["basename"], compression, samples, columns
+    )
+
+
+DESCRIBED: dict[str, tuple[str, Callable[[Any], list[DescribedShard]]]] = {
+    "mds": ("MDS shards", _of_mds),
+}
+"""Formats whose index describes each shard -> what the index lists, and what reads it."""
