@@ -9,6 +9,7 @@ from libai_data.data.sources.imagenet_tar import ImageNetTarSource
 from libai_data.data.sources.indexed import IndexedSource
 from libai_data.data.sources.indexed_writer import IndexedWriter, dtype_for, merge_indexed
 from libai_data.data.sources.json_lines import JsonLinesSource
+from libai_data.data.sources.litdata import LitDataSource
 from libai_data.data.sources.mds import MDSSource
 from libai_data.data.sources.memory import InMemorySource
 from libai_data.data.sources.mnist import FASHION_MNIST, MNIST, MNISTSource
@@ -33,6 +34,7 @@ __all__ = [
     "IndexedSource",
     "IndexedWriter",
     "JsonLinesSource",
+    "LitDataSource",
     "LocalFile",
     "MDSSource",
     "MNIST",

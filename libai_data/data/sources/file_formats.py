@@ -15,6 +15,7 @@ _OF_ENDING = {
     ".tar": "webdataset",
     ".parquet": "parquet",
     ".mds": "mds",
+    ".bin": "litdata",
     ".arrow": "arrow",
     ".feather": "arrow",
     ".jsonl": "jsonl",

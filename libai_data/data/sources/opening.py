@@ -13,6 +13,7 @@ from libai_data.data.sources.image_folder import ImageFolderSource
 from libai_data.data.sources.image_records import ImageRecords
 from libai_data.data.sources.imagenet_tar import ImageNetTarSource
 from libai_data.data.sources.json_lines import JsonLinesSource
+from libai_data.data.sources.litdata import LitDataSource
 from libai_data.data.sources.mds import MDSSource
 from libai_data.data.sources.mnist import FASHION_MNIST, MNIST, MNISTSource
 from libai_data.data.sources.numpy_files import NumpySource
@@ -44,6 +45,7 @@ SOURCES: dict[str, Callable[..., Any]] = {
     "webdataset": WebDatasetSource,
     "parquet": ParquetSource,
     "mds": MDSSource,
+    "litdata": LitDataSource,
     "arrow": ArrowSource,
     "jsonl": JsonLinesSource,
     "numpy": NumpySource,
@@ -53,7 +55,7 @@ SOURCES: dict[str, Callable[..., Any]] = {
 }
 """Formats by name; those of images take the folder that their source takes, and "_test" the images to test with."""
 
-# What datasets writes beside its Arrow files, and Streaming beside MDS shards.
+# What datasets writes beside its Arrow files, and Streaming and LitData beside their shards.
 _NOTES = (".json",)
 
 

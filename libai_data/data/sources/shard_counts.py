@@ -24,7 +24,7 @@ from libai_data.data.sources.shard_table import TABLE, ShardTable, packed_digits
 from libai_data.data.sources.storage import LocalFile, Storage
 from libai_data.errors import ConfigError, FormatError, StorageError
 
-STREAMED = ("array_record", "webdataset", "parquet", "mds", "arrow", "jsonl", "numpy")
+STREAMED = ("array_record", "webdataset", "parquet", "mds", "litdata", "arrow", "jsonl", "numpy")
 """Formats of which each shard can be read by itself."""
 MANIFEST = ".libai_data_manifest.json"
 """What `libai-data convert` writes beside its shards."""

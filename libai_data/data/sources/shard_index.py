@@ -1,6 +1,7 @@
-"""What the `index.json` of a folder says of its shards.
+"""What the `index.json` of a folder says of its shards: those of MDS, or the chunks of LitData.
 
-Format: github.com/mosaicml/streaming, `streaming/base/format/mds`.
+Formats: github.com/mosaicml/streaming, `streaming/base/format/mds`; github.com/Lightning-AI/litData,
+`src/litdata/streaming/writer.py`, with samples as trees as in PyTorch's `torch/utils/_pytree.py`.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from libai_data.data.sources.storage import LocalFile, Storage
 from libai_data.errors import ConfigError, FormatError
 
 INDEX = "index.json"
-_SHARD = re.compile(r"\.mds")
+_SHARD = re.compile(r"\.mds|\.bin$")
 _MDS_VERSION = 2
 _MOST_SAMPLES = 1 << 32
+_NAMED, _NUMBERED = ("builtins.dict", "collections.OrderedDict"), ("builtins.tuple", "builtins.list")
 
 
 class Column(NamedTuple):
@@ -99,7 +101,7 @@ def described_shards(files: Sequence[str], format: str) -> dict[str, DescribedSh
 def is_raw(path: str) -> bool:
     """Whether a shard is not compressed, by its name."""
     name = path.rpartition("/")[2]
-    return name.endswith(".mds")
+    return name.endswith(".mds") or (name.endswith(".bin") and ".zstd" not in name)
 
 
 def decompressed(
@@ -172,7 +174,57 @@ def _mds_shard(shard: Any) -> DescribedShard:
     )
 
 
+def _of_litdata(content: Any) -> list[DescribedShard]:
+    config = content["config"]
+    loader, compression = config.get("item_loader"), config.get("compression") or ""
+    if config.get("encryption"):
+        raise ValueError("its chunks are encrypted")
+    if loader not in (None, "PyTreeLoader", "TokensLoader"):
+        raise ValueError(f"its chunks are for {loader}; those for PyTreeLoader and TokensLoader are read")
+    names, encodings = _leaves(json.loads(config["data_spec"])[1]), config["data_format"]
+    if len(names) != len(encodings) or len(set(names)) != len(names):
+        raise ValueError(f"its data_spec has the values {names}, where its data_format has {encodings}")
+    columns = tuple(Column(name, encoding, 0) for name, encoding in zip(names, encodings))
+    tokens = tuple(column._replace(size=None) for column in columns)
+    found = []
+    for chunk in content["chunks"]:
+        name, samples, size = chunk["filename"], int(chunk["chunk_size"]), int(chunk["chunk_bytes"])
+        # Before version 0.2.40, sizes are those of the samples alone. Before 0.2.38, indices name no loader.
+        head = 4 * samples + 8
+        is_tokens = chunk.get("dim")  # Their number, of samples of one value without its size.
+        if is_tokens and len(columns) != 1:
+            raise ValueError(f"it has tokens, but {len(columns)} values in each sample")
+        found.append(
+            DescribedShard(
+                name.replace(f".{compression}", "") if compression else name,
+                size if loader else size + head,
+                head if loader else 0,
+                {},
+                name if compression else "",
+                compression.partition(":")[0],
+                samples,
+                tokens if is_tokens else columns,
+            )
+        )
+    return found
+
+
+def _leaves(spec: Any, name: str = "") -> list[str]:
+    """The names of the values of a tree; nested ones are `outer.inner`, and those of lists and tuples numbers."""
+    kind, children = spec["type"], spec["children_spec"]
+    if kind is None:
+        return [name or "0"]
+    if kind not in (*_NAMED, *_NUMBERED):
+        raise ValueError(f"its samples have a {kind}; dicts, lists and tuples are read")
+    keys = json.loads(spec["context"]) if kind in _NAMED else range(len(children))
+    if len(keys) != len(children):
+        raise ValueError(f"its data_spec has {len(children)} values for the names {keys}")
+    named = [(f"{name}.{key}" if name else str(key), child) for key, child in zip(keys, children)]
+    return [leaf for inner, child in named for leaf in _leaves(child, inner)]
+
+
 DESCRIBED: dict[str, tuple[str, Callable[[Any], list[DescribedShard]]]] = {
     "mds": ("MDS shards", _of_mds),
+    "litdata": ("LitData chunks", _of_litdata),
 }
 """Formats whose index describes each shard -> what the index lists, and what reads it."""

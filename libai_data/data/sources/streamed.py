@@ -38,7 +38,7 @@ class StreamedSource:
     """The records of shards in a store, in the order of their names.
 
     Opening reads the table of `libai-data index`, or counts samples without reading the shards: by the manifest of
-    `libai-data convert`, the index of MDS, or the footers of Parquet files. A shard is fetched into the
+    `libai-data convert`, the index of MDS or LitData, or the footers of Parquet files. A shard is fetched into the
     cache of the node (see `Storage`) when one of its records is read. If the dataset of a loader is this source, or has
     it as `source`, the loader fetches shards ahead.
 

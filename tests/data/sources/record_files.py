@@ -17,6 +17,7 @@ from libai_data.data.sources import (
     ArrayRecordSource,
     ArrowSource,
     JsonLinesSource,
+    LitDataSource,
     MDSSource,
     NumpySource,
     ParquetSource,
@@ -31,9 +32,10 @@ SOURCES: dict[str, Callable[..., Any]] = {
     "jsonl": JsonLinesSource,
     "numpy": NumpySource,
     "mds": MDSSource,
+    "litdata": LitDataSource,
 }
 PACKAGES = {"array_record": "array_record", "webdataset": "webdataset", "parquet": "pyarrow", "arrow": "pyarrow"}
-ENDINGS = {**{kind: kind for kind in SOURCES}, "webdataset": "tar", "numpy": "npy"}
+ENDINGS = {**{kind: kind for kind in SOURCES}, "webdataset": "tar", "numpy": "npy", "litdata": "bin"}
 
 
 def texts(count: int, seed: int = 0) -> list[str]:
@@ -193,6 +195,82 @@ def write_mds(
     index.write_text(json.dumps({"shards": shards, "version": 2}))
 
 
+def _litdata(path: Path, contents: Sequence[str], compress: bool = False) -> list[Any]:
+    rows = [
+        {"flag": number % 2 == 0, "real": number / 3, "text": content, "place.number": number, "place.0": np.arange(3)}
+        for number, content in enumerate(contents)
+    ]
+    encoded = [
+        [
+            bytes([row["flag"]]),
+            np.float64(row["real"]).tobytes(),
+            row["text"].encode(),
+            np.int64(row["place.number"]).tobytes(),
+            row["place.0"].tobytes(),
+        ]
+        for row in rows
+    ]
+    spec = tree(flag=LEAF, real=LEAF, text=LEAF, place=tree(number=LEAF, **{"0": LEAF}))
+    write_litdata(path, ["bool", "float", "str", "int", "no_header_numpy:3"], spec, encoded, compress)
+    return rows
+
+
+LEAF: dict[str, Any] = {"type": None, "context": None, "children_spec": []}
+
+
+def tree(*items: Any, **fields: Any) -> dict[str, Any]:
+    """A dict or a tuple of a sample, as PyTorch's pytree writes it in JSON."""
+    kind, context = ("builtins.dict", [*fields]) if fields else ("builtins.tuple", None)
+    return {"type": kind, "context": json.dumps(context), "children_spec": [*items, *fields.values()]}
+
+
+def write_litdata(
+    path: Path,
+    encodings: Sequence[str],
+    spec: Mapping[str, Any],
+    values: Sequence[Sequence[bytes]],
+    compress: bool = False,
+    loader: str = "PyTreeLoader",
+) -> None:
+    """Write encoded values as a chunk of LitData, and add it to the index of its folder.
+
+    Args:
+        path: of the chunk; if it is compressed, `.zstd` comes before its ending.
+        encodings: of the values of a sample.
+        spec: the tree of a sample.
+        values: of each sample.
+        compress: by zstd.
+        loader: "TokensLoader" writes no sizes.
+    """
+    tokens = loader == "TokensLoader"
+    samples = [(b"" if tokens else np.array(list(map(len, row)), "<u4").tobytes()) + b"".join(row) for row in values]
+    starts = np.cumsum([0, *map(len, samples)]) + 4 * len(samples) + 8
+    chunk = np.uint32(len(samples)).tobytes() + starts.astype("<u4").tobytes() + b"".join(samples)
+    if compress:
+        import pyarrow
+
+        path = path.with_suffix(".zstd.bin")
+        path.write_bytes(pyarrow.Codec("zstd").compress(chunk, asbytes=True))
+    else:
+        path.write_bytes(chunk)
+    index = path.parent / "index.json"
+    chunks = json.loads(index.read_text())["chunks"] if index.exists() else []
+    dim = sum(map(len, samples)) // 4 if tokens else None
+    entry = {"chunk_bytes": len(chunk), "chunk_size": len(samples), "dim": dim, "filename": path.name}
+    chunks = [each for each in chunks if each["filename"] != path.name] + [entry]
+    config = {
+        "chunk_bytes": 1 << 26,
+        "chunk_size": None,
+        "compression": "zstd" if compress else None,
+        "data_format": list(encodings),
+        "data_spec": json.dumps([1, spec]),
+        "encryption": None,
+        "item_loader": loader,
+    }
+    content = {"chunks": sorted(chunks, key=lambda each: each["filename"]), "config": config, "updated_at": "1.5"}
+    index.write_text(json.dumps(content))
+
+
 WRITERS: dict[str, Callable[..., list[Any]]] = {
     "array_record": _array_record,
     "webdataset": _webdataset,
@@ -201,6 +279,7 @@ WRITERS: dict[str, Callable[..., list[Any]]] = {
     "jsonl": _json_lines,
     "numpy": _numpy,
     "mds": _mds,
+    "litdata": _litdata,
 }
 
 

@@ -27,7 +27,6 @@ from libai_data.data.sources import (
     IndexedWriter,
     InMemorySource,
     JsonLinesSource,
-    MDSSource,
     MNISTSource,
     NumpySource,
 )
@@ -75,12 +74,12 @@ def arrow_file(folder: Path) -> list[Path]:
     return [folder / "a.arrow"]
 
 
-def mds(compress: bool, *names: str) -> Kind:
+def described(kind: str, compress: bool, *names: str) -> Kind:
     def make(folder: Path) -> list[Path]:
-        WRITERS["mds"](folder / "a.mds", texts(8), compress)
+        WRITERS[kind](folder / f"a.{ENDINGS[kind]}", texts(8), compress)
         return [folder / name for name in names]
 
-    return Kind(make, MDSSource)
+    return Kind(make, SOURCES[kind])
 
 
 def saved_dataset(folder: Path) -> list[Path]:
@@ -133,8 +132,10 @@ KINDS = {
     "npz": npz(np.savez),
     "compressed npz": npz(np.savez_compressed),
     "arrow file": Kind(arrow_file, lambda folder: ArrowSource(folder / "a.arrow")),
-    "index of mds": mds(False, "index.json"),
-    "compressed mds": mds(True, "a.mds.zstd"),
+    "index of mds": described("mds", False, "index.json"),
+    "compressed mds": described("mds", True, "a.mds.zstd"),
+    "index of litdata": described("litdata", False, "index.json"),
+    "compressed litdata": described("litdata", True, "a.zstd.bin"),
     "saved dataset": Kind(saved_dataset, ArrowSource),
     "indexed": Kind(indexed, lambda folder: IndexedSource(folder / "a")),
     "imagenet train": Kind(lambda folder: imagenet(folder)[2:], lambda folder: ImageNetTarSource(folder)),

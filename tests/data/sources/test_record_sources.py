@@ -228,8 +228,10 @@ class Lengths:
 def test_a_loader_with_two_workers_reads_all_kinds_and_resumes(tmp_path: Path) -> None:
     kinds = [kind for kind in KINDS if kind not in PACKAGES or importlib.util.find_spec(PACKAGES[kind])]
     for kind in kinds:
-        write(kind, tmp_path / f"a.{ENDINGS[kind]}", texts(20))
-    dataset, alone = (Lengths([SOURCES[kind](tmp_path / f"a.{ENDINGS[kind]}") for kind in kinds]) for _ in range(2))
+        (tmp_path / kind).mkdir()
+        write(kind, tmp_path / kind / f"a.{ENDINGS[kind]}", texts(20))
+    paths = {kind: tmp_path / kind / f"a.{ENDINGS[kind]}" for kind in kinds}
+    dataset, alone = (Lengths([SOURCES[kind](path) for kind, path in paths.items()]) for _ in range(2))
     steps = len(dataset) // 8
 
     def loader(num_workers: int) -> DataLoader:

@@ -60,13 +60,13 @@ def many_shards(folder: Path, kind: str, shards: int) -> Path:
     for number in range(shards):
         for ending in endings:
             os.link(folder / f"one{ending}", folder / kind / f"{number:05d}{ending}")
-    if kind == "mds":
-        index = json.loads((folder / "index.json").read_text())
-        (only,) = index["shards"]
-        names = [{**only["raw_data"], "basename": f"{number:05d}.mds"} for number in range(shards)]
-        (folder / kind / "index.json").write_text(
-            json.dumps({**index, "shards": [{**only, "raw_data": name} for name in names]})
-        )
+    index = folder / "index.json"
+    if index.exists():
+        content, key = json.loads(index.read_text()), "shards" if kind == "mds" else "chunks"
+        only = json.dumps(content[key][0])
+        content[key] = [json.loads(only.replace('"one.', f'"{number:05d}.')) for number in range(shards)]
+        (folder / kind / "index.json").write_text(json.dumps(content))
+        index.unlink()
     return folder / kind
 
 

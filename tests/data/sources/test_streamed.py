@@ -349,7 +349,7 @@ def test_a_shard_that_changed_or_went_is_named(store: ObjectStore, local: Path) 
         source[3 * SAMPLES]
 
 
-@pytest.mark.parametrize("kind", ["mds", *map(slowly, sorted(set(ENDINGS) - {"mds"}))])
+@pytest.mark.parametrize("kind", ["mds", "litdata", *map(slowly, sorted(set(ENDINGS) - {"mds", "litdata"}))])
 def test_shards_of_any_format_are_those_of_local_files_and_the_cache_stays_bounded(
     kind: str, object_store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
@@ -367,7 +367,7 @@ def test_shards_of_any_format_are_those_of_local_files_and_the_cache_stays_bound
         assert index([FOLDER, "--at-once", "1"]) == 0, capsys.readouterr().err
         assert f"5 shards of {size - noted(folder)} bytes" in capsys.readouterr().out
     source = open_source(FOLDER, streaming=True)
-    if kind == "mds":
+    if kind in ("mds", "litdata"):
         assert same([source[0]], expected[:1])
         object_store.delete("shards/index.json")  # which is read once for all shards
     order = np.random.default_rng(0).permutation(len(expected))
@@ -400,7 +400,7 @@ def test_a_glob_streams_the_shards_that_it_names(has_table: bool, store: ObjectS
         shards("*.tar")
 
 
-@pytest.mark.parametrize("kind", ["webdataset", slowly("parquet"), slowly("mds"), slowly("jsonl")])
+@pytest.mark.parametrize("kind", ["webdataset", slowly("parquet"), slowly("mds"), slowly("litdata"), slowly("jsonl")])
 def test_shards_of_a_shared_file_system_are_streamed_too(
     kind: str, object_store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -570,25 +570,33 @@ def test_samples_are_counted_by_footers_headers_and_indices_without_copies(
     assert same(source.read_many(range(len(source))), expected)
 
 
-def test_compressed_shards_of_mds_are_decompressed_into_the_cache(object_store: ObjectStore, tmp_path: Path) -> None:
-    expected, entries = [], []
-    for number in range(3):
-        expected += WRITERS["mds"](tmp_path / f"{number}.mds", texts(20 + number, number), True)
-        entries += json.loads((tmp_path / "index.json").read_text())["shards"]
-        object_store.put(f"shards/{number}.mds.zstd", (tmp_path / f"{number}.mds.zstd").read_bytes())
-    names = {entry["raw_data"]["basename"]: entry for entry in entries}
-    object_store.put("shards/index.json", json.dumps({"version": 2, "shards": list(names.values())}).encode())
+@pytest.mark.parametrize("kind, ending", [("mds", "mds.zstd"), ("litdata", "zstd.bin")])
+def test_compressed_shards_are_decompressed_into_the_cache(
+    kind: str, ending: str, object_store: ObjectStore, tmp_path: Path
+) -> None:
+    expected, sizes = [], []
+    for folder, compress in (("raw", False), ("packed", True)):
+        (tmp_path / folder).mkdir()
+        for number in range(3):
+            path = tmp_path / folder / f"{number}.{ENDINGS[kind]}"
+            records = WRITERS[kind](path, texts(20 + number, number), compress)
+            if compress:
+                expected += records
+            else:
+                sizes.append(path.stat().st_size)
+    for path in (tmp_path / "packed").iterdir():
+        object_store.put(f"shards/{path.name}", path.read_bytes())
     source = open_source(FOLDER, streaming=True)
-    assert source.table.sizes.tolist() == [entry["raw_data"]["bytes"] for entry in names.values()]
+    assert source.table.format == kind and source.table.sizes.tolist() == sizes
     assert same(source.read_many(range(len(source))), expected)
-    with closing(BatchLoader(Map(source, lambda row: {"flag": row["flag"]}), CyclicSampler(source, 10))) as loader:
+    with closing(BatchLoader(Map(source, lambda row: {"real": row["real"]}), CyclicSampler(source, 10))) as loader:
         next(iter(loader))
         assert loader._streamed is not None and loader._streamed._ahead is not None
         wait([fetched for _, fetched in loader._streamed._ahead._held])
         assert loader.stats()["fetched_shards"] == 0 < loader.stats()["cached_shards"]
-    object_store.put("shards/1.mds.zstd", (tmp_path / "0.mds.zstd").read_bytes())
+    object_store.put(f"shards/1.{ending}", (tmp_path / "packed" / f"0.{ending}").read_bytes())
     shutil.rmtree(tmp_path / "cache")
-    with pytest.raises(StorageError, match=r"shards/1.mds.zstd has changed"):
+    with pytest.raises(StorageError, match=rf"shards/1\.{ending} has changed"):
         pickle.loads(pickle.dumps(source)).read_many([20])
 
 
