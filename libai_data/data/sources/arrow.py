@@ -47,7 +47,7 @@ class ArrowSource(ShardedSource):
         check({"cache_bytes": whole(0)}, cache_bytes=cache_bytes)
         import_pyarrow("ArrowSource")
         files, kept = opened(_files_of_dataset(paths) or paths), LastUsed(cache_bytes)
-        super().__init__(files, [_Shard(file, columns, kept) for file in files], columns)
+        super().__init__(files, [ArrowShard(file, columns, kept) for file in files], columns)
 
 
 def _files_of_dataset(paths: Paths) -> list[str] | None:
@@ -70,7 +70,9 @@ def _files_of_dataset(paths: Paths) -> list[str] | None:
     return names
 
 
-class _Shard(BatchedShard):
+class ArrowShard(BatchedShard):
+    """The rows of one file; see `ArrowSource`."""
+
     def __init__(self, file: MappedFile, columns: Sequence[str] | None, kept: LastUsed) -> None:
         super().__init__(file, kept)
         batches = self._batches()

@@ -14,7 +14,7 @@ import numpy as np
 from libai_data.data.sources.arrow_columns import chosen_columns
 from libai_data.data.sources.mapped_file import MappedFile
 from libai_data.data.sources.shard_index import INDEX, DescribedShard, decompressed, described_shards
-from libai_data.data.sources.sharded import Paths, ShardedSource
+from libai_data.data.sources.sharded import Paths, Shard, ShardedSource
 from libai_data.data.sources.storage import listed
 from libai_data.errors import FormatError
 
@@ -50,11 +50,23 @@ class DescribedSource(ShardedSource):
                 MappedFile(path, decompressed(path, shard) if shard.is_packed(path) else None)
                 for path, shard in by_path.items()
             ]
-        shards = [_Shard(file, shard, columns, self._decoder_of) for file, shard in zip(files, found)]
+        shards = [self._shard(file, shard, columns) for file, shard in zip(files, found)]
         super().__init__(files, shards, None if columns is None else list(columns))
 
+    def _shard(self, file: MappedFile, described: DescribedShard, columns: Sequence[str] | None) -> Shard:
+        return SampleShard(file, described, columns, self._decoder_of)
 
-class _Shard:
+
+class SampleShard:
+    """The samples of one shard.
+
+    Args:
+        file: the shard.
+        described: what the index says of it.
+        columns: names of those to read; by default all.
+        decoder_of: what makes a value of bytes, by its encoding.
+    """
+
     def __init__(
         self,
         file: MappedFile,
@@ -98,10 +110,10 @@ class _Shard:
         return starts
 
     def _sample(self, row: int, start: int, stop: int) -> dict[str, Any]:
-        content = self._file.bytes[start:stop]
         sample: dict[str, Any] = {}
         head, place, name = 0, self._head, ""
         try:
+            content = self._content(row, start, stop)
             for (name, _, size), decode in zip(self._columns, self._decoders):
                 if size is None:
                     size = len(content)
@@ -116,10 +128,16 @@ class _Shard:
             if place != len(content):
                 raise ValueError(f"{len(content) - place} bytes are left")
         except Exception as error:  # decoders of JSON, text, numbers and images raise of many kinds
+            what = f"column {name!r}" if name else "it"
             raise FormatError(
-                f"{self._file.source}, record {row}, offset {start}: column {name!r} cannot be read: {error}"
+                f"{self._file.source}, record {row}, offset {start}: {what} cannot be read: {error}"
             ) from error
         return sample
+
+    def _content(self, row: int, start: int, stop: int) -> bytes:
+        """The bytes of a sample."""
+        content: bytes = self._file.bytes[start:stop]
+        return content
 
     def _made_decoders(self) -> list[Decode | None]:
         return [

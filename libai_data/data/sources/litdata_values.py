@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from libai_data.data.sources.litdata_nested import nested
 from libai_data.data.sources.mds_values import Decode, image, number, pickled, pieces
 from libai_data.errors import FormatError, nearest
 
@@ -71,6 +72,7 @@ _DECODERS: dict[str, Decode] = {
     "float": number("float64"),
     "pil": image,
     "jpeg_array": lambda data: pieces(data, 0),
+    "json": nested,
     "numpy": _arrays(_OF_NUMPY, "<u4"),
     "tensor": _arrays(_OF_TORCH, ">u4"),
 }

@@ -49,6 +49,7 @@ class DescribedShard(NamedTuple):
         compression: of the compressed file.
         samples: number of samples.
         columns: in the order of their values.
+        compressed: what is compressed within the file: "batch" of samples, each "sample", or "".
     """
 
     name: str
@@ -59,6 +60,7 @@ class DescribedShard(NamedTuple):
     compression: str
     samples: int
     columns: tuple[Column, ...]
+    compressed: str = ""
 
     def is_packed(self, path: str) -> bool:
         """Whether a file is the compressed one."""
@@ -177,10 +179,13 @@ def _mds_shard(shard: Any) -> DescribedShard:
 def _of_litdata(content: Any) -> list[DescribedShard]:
     config = content["config"]
     loader, compression = config.get("item_loader"), config.get("compression") or ""
+    level = config.get("compression_level") or "chunk"
     if config.get("encryption"):
         raise ValueError("its chunks are encrypted")
     if loader not in (None, "PyTreeLoader", "TokensLoader"):
         raise ValueError(f"its chunks are for {loader}; those for PyTreeLoader and TokensLoader are read")
+    if level not in ("chunk", "batch", "sample"):
+        raise ValueError(f"its compression_level is {level!r}; 'chunk', 'batch' and 'sample' are read")
     names, encodings = _leaves(json.loads(config["data_spec"])[1]), config["data_format"]
     if len(names) != len(encodings) or len(set(names)) != len(names):
         raise ValueError(f"its data_spec has the values {names}, where its data_format has {encodings}")
@@ -191,19 +196,22 @@ def _of_litdata(content: Any) -> list[DescribedShard]:
         name, samples, size = chunk["filename"], int(chunk["chunk_size"]), int(chunk["chunk_bytes"])
         # Before version 0.2.40, sizes are those of the samples alone. Before 0.2.38, indices name no loader.
         head = 4 * samples + 8
-        is_tokens = chunk.get("dim")  # Their number, of samples of one value without its size.
+        # Samples of one value, without its size. Where no loader is named, only their chunks have a number of tokens.
+        is_tokens = loader == "TokensLoader" or chunk.get("dim")
         if is_tokens and len(columns) != 1:
             raise ValueError(f"it has tokens, but {len(columns)} values in each sample")
+        raw = name.replace(f".{compression}", "") if compression else name
         found.append(
             DescribedShard(
-                name.replace(f".{compression}", "") if compression else name,
+                raw,
                 size if loader else size + head,
                 head if loader else 0,
                 {},
-                name if compression else "",
+                "" if raw == name else name,
                 compression.partition(":")[0],
                 samples,
                 tokens if is_tokens else columns,
+                "" if level == "chunk" else level,
             )
         )
     return found

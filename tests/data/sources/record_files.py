@@ -196,7 +196,7 @@ def write_mds(
 
 
 def _litdata(path: Path, contents: Sequence[str], compress: bool = False) -> list[Any]:
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"flag": number % 2 == 0, "real": number / 3, "text": content, "place.number": number, "place.0": np.arange(3)}
         for number, content in enumerate(contents)
     ]

@@ -31,6 +31,7 @@ from libai_data.data.sources import (
     NumpySource,
 )
 from libai_data.errors import DataPipelineError
+from tests.data.sources import litdata_files
 from tests.data.sources.published_files import jpeg, tar_of, write_cifar10, write_cifar100, write_mnist
 from tests.data.sources.record_files import ENDINGS, SOURCES, WRITERS, put, texts, write
 from tests.deadline import stretched
@@ -80,6 +81,14 @@ def described(kind: str, compress: bool, *names: str) -> Kind:
         return [folder / name for name in names]
 
     return Kind(make, SOURCES[kind])
+
+
+def written_by_litdata(name: str) -> Kind:
+    def make(folder: Path) -> list[Path]:
+        litdata_files.unpack(folder)
+        return [folder / name / "chunk-0-0.bin"]
+
+    return Kind(make, lambda folder: SOURCES["litdata"](folder / name))
 
 
 def saved_dataset(folder: Path) -> list[Path]:
@@ -136,6 +145,7 @@ KINDS = {
     "compressed mds": described("mds", True, "a.mds.zstd"),
     "index of litdata": described("litdata", False, "index.json"),
     "compressed litdata": described("litdata", True, "a.zstd.bin"),
+    **{f"litdata {name}": written_by_litdata(name) for name in ("plain", "batch", "sample", "table")},
     "saved dataset": Kind(saved_dataset, ArrowSource),
     "indexed": Kind(indexed, lambda folder: IndexedSource(folder / "a")),
     "imagenet train": Kind(lambda folder: imagenet(folder)[2:], lambda folder: ImageNetTarSource(folder)),

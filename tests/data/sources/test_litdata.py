@@ -13,6 +13,7 @@ import pytest
 from libai_data.data.sources import LitDataSource, MDSSource, open_source
 from libai_data.data.sources.litdata_values import decoder_of
 from libai_data.errors import ConfigError, FormatError
+from tests.data.sources.litdata_files import SAMPLES, row_of, sample_of, tokens_of, unpack
 from tests.data.sources.object_store import BUCKET, ObjectStore
 from tests.data.sources.record_files import LEAF, WRITERS, same, texts, tree, write_litdata
 
@@ -106,7 +107,8 @@ NAMED = tree(x=LEAF)
         ({"chunk_size": -1}, "a number of samples or bytes is below 0, or too large"),
         ({"chunk_size": 10**30}, "a number of samples or bytes is below 0, or too large"),
         ({"chunk_size": None}, "is no index of LitData chunks: TypeError"),
-        ({"compression": "gzip", "filename": "chunk-0-0.bin"}, "compressed by gzip; shards that are raw"),
+        ({"compression": "bin"}, "compressed by bin; shards that are raw"),
+        ({"compression_level": "row"}, "its compression_level is 'row'; 'chunk', 'batch' and 'sample' are read"),
         ({"compression": 4}, "is no index of LitData chunks: "),
         ({"encryption": {"algorithm": "fernet"}}, "its chunks are encrypted"),
         ({"item_loader": "ParquetLoader"}, "its chunks are for ParquetLoader; those for PyTreeLoader and TokensLoader"),
@@ -261,3 +263,82 @@ def test_chunks_of_a_store_are_read(tmp_path: Path, object_store: ObjectStore) -
     assert same(list(source), expected)
     assert same(list(pickle.loads(pickle.dumps(source))), expected)
     assert len(object_store.gets) == 2, "each object is fetched once"
+
+
+WRITTEN = {**dict.fromkeys(("plain", "chunk", "batch", "sample"), sample_of), "table": row_of, "tokens": tokens_of}
+
+
+@pytest.mark.parametrize("kind", WRITTEN)
+def test_what_litdata_has_written_is_read_in_place_and_streamed(
+    tmp_path: Path, kind: str, object_store: ObjectStore
+) -> None:
+    pytest.importorskip("pyarrow")
+    unpack(tmp_path)
+    expected = [WRITTEN[kind](number) for number in range(SAMPLES)]
+    source = open_source(tmp_path / kind)
+    assert type(source) is LitDataSource and same(list(source), expected)
+    assert [list(record) for record in source] == [list(record) for record in expected]
+    assert same(list(pickle.loads(pickle.dumps(source))), expected)
+    order = [4, 0, 2, 0]
+    assert same(source.read_many(order), [expected[number] for number in order])
+    name = [*expected[0]][-1]
+    assert same(list(LitDataSource(tmp_path / kind, columns=[name])), [{name: record[name]} for record in expected])
+    for path in (tmp_path / kind).iterdir():
+        object_store.put(f"shards/{path.name}", path.read_bytes())
+    streamed = open_source(f"s3://{BUCKET}/shards", streaming=True)
+    assert same(streamed.read_many(order), [expected[number] for number in order])
+    assert same(pickle.loads(pickle.dumps(streamed))[3], expected[3])
+
+
+# The first two samples; of the first batch the first sample, the samples and the bytes.
+_PLACES = (24, 30, 40, 44, 60)
+
+
+@pytest.mark.parametrize(
+    "kind, place, content, message",
+    [
+        ("batch", 0, b"X", "offset 0: it has no batches of 3 samples"),
+        ("batch", 8, b"\2", "offset 0: it has no batches of 3 samples"),
+        ("batch", 12, b"\4", "offset 0: it has no batches of 3 samples"),
+        ("batch", 20, b"\0\1", "offset 40: the places of its batches are cut short"),
+        *(
+            ("batch", place, b"\1\1", "offset 24: the places of its samples and batches do not fit")
+            for place in _PLACES
+        ),
+        ("batch", 48, b"\xff" * 8, "record 0, offset 0: it cannot be read: "),
+        ("batch", 90, b"\xff" * 8, "record 0, offset 0: it cannot be read: "),
+        ("sample", 20, b"\0", r"record 0, offset 20: it cannot be read: "),
+        ("table", -12, b"\xff" * 4, "has no place for its table of 4294967295 bytes: it is cut short"),
+        ("table", -12, bytes(4), "no Arrow file: it cannot be read"),
+        ("table", -1, b"X", "offset 4: the places of its samples do not ascend to its end"),
+    ],
+)
+def test_damaged_chunks_of_batches_and_tables_are_refused(
+    tmp_path: Path, kind: str, place: int, content: bytes, message: str
+) -> None:
+    pytest.importorskip("pyarrow")
+    unpack(tmp_path)
+    path = tmp_path / kind / "chunk-0-0.bin"
+    changed = bytearray(path.read_bytes())
+    place %= len(changed)
+    changed[place : place + len(content)] = content
+    path.write_bytes(changed)
+    with pytest.raises(FormatError, match=rf"chunk-0-0\.bin.*{message}"):
+        LitDataSource(tmp_path / kind)[0]
+
+
+def test_a_table_of_other_rows_than_its_index_says_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    unpack(tmp_path)
+    change(tmp_path / "table", chunk_size=4)
+    with pytest.raises(FormatError, match=r"chunk-0-0.bin: its table has 3 rows, where its index says 4"):
+        LitDataSource(tmp_path / "table")[0]
+
+
+def test_lists_and_dicts_that_are_no_longer_whole_are_refused() -> None:
+    decode = decoder_of("json", "a column")
+    assert decode(b'{"a": [1]}') == {"a": [1]}
+    assert decode(bytes([5]) + bytes(4)) == {}
+    for data in (b"", b"\x0c" + bytes(4), b"\1\xff\xff\xff\xff", b"\6\1" + bytes(7), bytes([5]) + bytes(5), b"\x0a"):
+        with pytest.raises((ValueError, LookupError)):
+            decode(data)
