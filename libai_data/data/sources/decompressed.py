@@ -30,6 +30,7 @@ class DecompressedFile(LocalFile):
         digests: name of an algorithm -> hexadecimal digest of the decompressed bytes; unknown ones are passed over.
         storage: where copies are kept; by default as the environment sets it.
         identity: what the file must still have; by default any.
+        slack: bytes that there may be besides.
         on_fetch: called when it was fetched, because the cache did not have it.
 
     Raises:
@@ -45,10 +46,12 @@ class DecompressedFile(LocalFile):
         digests: Mapping[str, str],
         storage: Storage | None = None,
         identity: str = "",
+        slack: int = 0,
         on_fetch: Callable[[], None] = lambda: None,
     ) -> None:
         import_pyarrow("a file that is compressed by zstd")
         self.source, self._size, self._digests, self._storage = str(source), size, dict(digests), storage
+        self._slack = slack
         kept = storage or Storage.from_environment()
         version = ""
         if is_remote(self.source):
@@ -70,11 +73,12 @@ class DecompressedFile(LocalFile):
             on_fetch()
 
         name = re.sub(r"[^A-Za-z0-9._-]", "_", self.source.rpartition("/")[2])[-100:].removesuffix(".zstd")
-        self.path, release = LocalCache(kept.directory, kept.size).hold(self.identity, name, size, make)
+        known = None if slack else size
+        self.path, release = LocalCache(kept.directory, kept.size).hold(self.identity, name, known, make)
         self._release = weakref.finalize(self, release)
 
     def _check(self, part: Path) -> None:
-        if part.stat().st_size != self._size:
+        if part.stat().st_size - self._size not in (0, self._slack):
             raise FormatError(
                 f"{self.source} has {part.stat().st_size} bytes when decompressed; there should be {self._size}"
             )
@@ -85,7 +89,7 @@ class DecompressedFile(LocalFile):
                     raise FormatError(f"{self.source}, decompressed, has the {name} {found}; it should be {expected}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.source, self._size, self._digests, self._storage, self.identity)
+        return type(self), (self.source, self._size, self._digests, self._storage, self.identity, self._slack)
 
 
 def zstd_key(address: str, version: str, size: int) -> str:

@@ -51,10 +51,12 @@ def _dtype(names: Sequence[str], place: int) -> np.dtype[Any]:
     return np.dtype(names[place]).newbyteorder("<")
 
 
-def _arrays(names: Sequence[str], numbers: str) -> Decode:
+def _arrays(names: Sequence[str]) -> Decode:
     """What makes arrays that begin with their dtype, and the number and sizes of their dims."""
 
     def decode(data: bytes) -> np.ndarray:
+        # Newer versions write the numbers of tensors in this order, whose dtypes begin at 1.
+        numbers = ">u4" if names is _OF_TORCH and not data[0] else "<u4"
         kind, count = np.frombuffer(data[:8], numbers).tolist()
         end = 8 + 4 * count
         return np.frombuffer(data[end:], _dtype(names, kind)).reshape(np.frombuffer(data[8:end], numbers).tolist())
@@ -73,6 +75,6 @@ _DECODERS: dict[str, Decode] = {
     "pil": image,
     "jpeg_array": lambda data: pieces(data, 0),
     "json": nested,
-    "numpy": _arrays(_OF_NUMPY, "<u4"),
-    "tensor": _arrays(_OF_TORCH, ">u4"),
+    "numpy": _arrays(_OF_NUMPY),
+    "tensor": _arrays(_OF_TORCH),
 }

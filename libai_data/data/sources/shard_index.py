@@ -43,7 +43,7 @@ class DescribedShard(NamedTuple):
     Args:
         name: of the file, from the folder of the index.
         size: of the file, in bytes.
-        slack: bytes that the file may have besides.
+        slack: bytes that the file may have besides, all of them or none.
         digests: algorithm -> hexadecimal digest of the file.
         packed: name of the compressed file; "" if there is none.
         compression: of the compressed file.
@@ -126,7 +126,7 @@ def decompressed(
         method = shard.compression or "an unknown method"
         raise FormatError(f"{path} is compressed by {method}; shards that are raw, or compressed by zstd, are read")
     identity = version and zstd_key(path, version, shard.size)
-    return DecompressedFile(path, shard.size, shard.digests, storage, identity, on_fetch)
+    return DecompressedFile(path, shard.size, shard.digests, storage, identity, shard.slack, on_fetch)
 
 
 def _beside(path: str, name: str) -> str:
@@ -194,8 +194,6 @@ def _of_litdata(content: Any) -> list[DescribedShard]:
     found = []
     for chunk in content["chunks"]:
         name, samples, size = chunk["filename"], int(chunk["chunk_size"]), int(chunk["chunk_bytes"])
-        # Before version 0.2.40, sizes are those of the samples alone. Before 0.2.38, indices name no loader.
-        head = 4 * samples + 8
         # Samples of one value, without its size. Where no loader is named, only their chunks have a number of tokens.
         is_tokens = loader == "TokensLoader" or chunk.get("dim")
         if is_tokens and len(columns) != 1:
@@ -204,8 +202,8 @@ def _of_litdata(content: Any) -> list[DescribedShard]:
         found.append(
             DescribedShard(
                 raw,
-                size if loader else size + head,
-                head if loader else 0,
+                size,
+                4 * samples + 8,  # Before version 0.2.40, sizes are those of the samples alone.
                 {},
                 "" if raw == name else name,
                 compression.partition(":")[0],
