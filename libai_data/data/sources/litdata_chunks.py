@@ -40,11 +40,12 @@ class Chunk(SampleShard):
         """The samples of these rows, in this order."""
         if self._rows is None and self._file.bytes[-len(_TABLE) :] == _TABLE:
             import_pyarrow("a chunk of LitData that is a table of Arrow")
-            self._rows = ArrowShard(_Table(self._file), None, self._kept)  # type: ignore[arg-type]
-            if len(self._rows) != len(self):
+            table = ArrowShard(_Table(self._file), None, self._kept)  # type: ignore[arg-type]
+            if len(table) != len(self):
                 raise FormatError(
-                    f"{self._file.source}: its table has {len(self._rows)} rows, where its index says {len(self)}"
+                    f"{self._file.source}: its table has {len(table)} rows, where its index says {len(self)}"
                 )
+            self._rows = table
         return super().read(rows) if self._rows is None else list(map(self._flat, self._rows.read(rows)))
 
     def _flat(self, row: Mapping[str, Any], outer: str = "") -> dict[str, Any]:

@@ -153,7 +153,7 @@ def _check(shard: DescribedShard) -> None:
             raise ValueError(f"the name {name!r} leads out of its folder")
     if not all(isinstance(text, str) for column in shard.columns for text in column[:2]):
         raise TypeError("the name or encoding of a column is no text")
-    if not 0 <= shard.samples < _MOST_SAMPLES or min(shard.size, *(column.size or 0 for column in shard.columns)) < 0:
+    if not 0 <= shard.samples < _MOST_SAMPLES or min([shard.size, *(column.size or 0 for column in shard.columns)]) < 0:
         raise ValueError("a number of samples or bytes is below 0, or too large")
 
 
@@ -178,41 +178,35 @@ def _mds_shard(shard: Any) -> DescribedShard:
 
 def _of_litdata(content: Any) -> list[DescribedShard]:
     config = content["config"]
-    loader, compression = config.get("item_loader"), config.get("compression") or ""
-    level = config.get("compression_level") or "chunk"
-    if config.get("encryption"):
-        raise ValueError("its chunks are encrypted")
-    if loader not in (None, "PyTreeLoader", "TokensLoader"):
-        raise ValueError(f"its chunks are for {loader}; those for PyTreeLoader and TokensLoader are read")
-    if level not in ("chunk", "batch", "sample"):
-        raise ValueError(f"its compression_level is {level!r}; 'chunk', 'batch' and 'sample' are read")
-    names, encodings = _leaves(json.loads(config["data_spec"])[1]), config["data_format"]
-    if len(names) != len(encodings) or len(set(names)) != len(names):
-        raise ValueError(f"its data_spec has the values {names}, where its data_format has {encodings}")
-    columns = tuple(Column(name, encoding, 0) for name, encoding in zip(names, encodings))
+    columns, compression = _litdata_columns(config), config.get("compression") or ""
     tokens = tuple(column._replace(size=None) for column in columns)
     found = []
     for chunk in content["chunks"]:
         name, samples, size = chunk["filename"], int(chunk["chunk_size"]), int(chunk["chunk_bytes"])
+        raw = name.replace(f".{compression}", "") if compression else name
+        packed, method = "" if raw == name else name, compression.partition(":")[0]
+        slack = 4 * samples + 8  # Before version 0.2.40, sizes are those of the samples alone.
         # Samples of one value, without its size. Where no loader is named, only their chunks have a number of tokens.
-        is_tokens = loader == "TokensLoader" or chunk.get("dim")
+        is_tokens = config.get("item_loader") == "TokensLoader" or chunk.get("dim")
         if is_tokens and len(columns) != 1:
             raise ValueError(f"it has tokens, but {len(columns)} values in each sample")
-        raw = name.replace(f".{compression}", "") if compression else name
-        found.append(
-            DescribedShard(
-                raw,
-                size,
-                4 * samples + 8,  # Before version 0.2.40, sizes are those of the samples alone.
-                {},
-                "" if raw == name else name,
-                compression.partition(":")[0],
-                samples,
-                tokens if is_tokens else columns,
-                "" if level == "chunk" else level,
-            )
-        )
-    return found
+        found.append(DescribedShard(raw, size, slack, {}, packed, method, samples, tokens if is_tokens else columns))
+    level = config.get("compression_level") or "chunk"
+    if level not in ("chunk", "batch", "sample"):
+        raise ValueError(f"its compression_level is {level!r}; 'chunk', 'batch' and 'sample' are read")
+    return found if level == "chunk" else [shard._replace(compressed=level) for shard in found]
+
+
+def _litdata_columns(config: Any) -> tuple[Column, ...]:
+    if config.get("encryption"):
+        raise ValueError("its chunks are encrypted")
+    loader = config.get("item_loader")
+    if loader not in (None, "PyTreeLoader", "TokensLoader"):
+        raise ValueError(f"its chunks are for {loader}; those for PyTreeLoader and TokensLoader are read")
+    names, encodings = _leaves(json.loads(config["data_spec"])[1]), config["data_format"]
+    if len(names) != len(encodings) or len(set(names)) != len(names):
+        raise ValueError(f"its data_spec has the values {names}, where its data_format has {encodings}")
+    return tuple(Column(name, encoding, 0) for name, encoding in zip(names, encodings))
 
 
 def _leaves(spec: Any, name: str = "") -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from libai_data.commands.index import main as index
 from libai_data.data.sources import LitDataSource, MDSSource, open_source
 from libai_data.data.sources.litdata_values import decoder_of
 from libai_data.errors import ConfigError, FormatError
@@ -229,15 +230,28 @@ def test_tokens_are_the_arrays_that_were_written(tmp_path: Path) -> None:
         LitDataSource(tmp_path)
 
 
-def test_a_folder_has_the_order_of_its_index_and_a_glob_that_of_the_paths(tmp_path: Path) -> None:
+def test_a_folder_has_the_order_of_its_index_and_a_glob_that_of_the_paths(
+    tmp_path: Path, object_store: ObjectStore
+) -> None:
+    folder, address = tmp_path / "chunks", f"s3://{BUCKET}/shards"
     for number in (0, 1, 2, 10):
-        small(tmp_path, 1 + number, f"chunk-0-{number}.bin")
-    content = json.loads((tmp_path / "index.json").read_text())
+        small(folder, 1 + number, f"chunk-0-{number}.bin")
+    content = json.loads((folder / "index.json").read_text())
     content["chunks"].sort(key=lambda chunk: int(chunk["chunk_size"]))
-    (tmp_path / "index.json").write_text(json.dumps(content))
-    assert open_source(tmp_path).shard_lengths.tolist() == [1, 2, 3, 11]
-    assert open_source(tmp_path / "*.bin").shard_lengths.tolist() == [1, 2, 11, 3]
-    assert LitDataSource([tmp_path / "chunk-0-2.bin", tmp_path / "chunk-0-0.bin"]).shard_lengths.tolist() == [3, 1]
+    (folder / "index.json").write_text(json.dumps(content))
+    for path in folder.iterdir():
+        object_store.put(f"shards/{path.name}", path.read_bytes())
+
+    def lengths(paths: Any, **options: Any) -> list[int]:
+        found: list[int] = open_source(paths, **options).shard_lengths.tolist()
+        return found
+
+    assert lengths(folder) == lengths(address, streaming=True) == [1, 2, 3, 11]
+    assert lengths(folder / "*.bin") == lengths(f"{address}/*.bin", streaming=True) == [1, 2, 11, 3]
+    assert lengths([folder / "chunk-0-2.bin", folder / "chunk-0-0.bin"]) == [3, 1]
+    assert index([address]) == 0
+    assert lengths(address, streaming=True) == [1, 2, 3, 11]
+    assert lengths(f"{address}/*.bin", streaming=True) == [1, 2, 11, 3]
 
 
 @pytest.mark.parametrize("compress", [False, True])
