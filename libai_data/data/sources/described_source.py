@@ -84,6 +84,10 @@ class SampleShard:
             raise FormatError(
                 f"{file.source} has {file.size} bytes, where its index says {described.size}: it is cut short"
             )
+        if file.size < 4 * self._count + 8:
+            raise FormatError(
+                f"{file.source} has {file.size} bytes, too few for the {self._count} samples of its index"
+            )
 
     def __len__(self) -> int:
         return self._count
@@ -98,7 +102,7 @@ class SampleShard:
         end = 4 * self._count + 8
         if not self._is_checked:
             count = int.from_bytes(self._file.bytes[:4], "little")
-            if count != self._count or end > self._file.size:
+            if count != self._count:
                 raise FormatError(
                     f"{self._file.source}, offset 0: it has {count} samples, where its index says {self._count}"
                 )

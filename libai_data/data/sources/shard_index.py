@@ -148,6 +148,8 @@ def _shards_of(index: str, format: str) -> list[DescribedShard]:
 
 
 def _check(shard: DescribedShard) -> None:
+    if not shard.name:
+        raise ValueError("a shard has no name")
     for name in (shard.name, shard.packed):
         if name.startswith("/") or ".." in name.split("/"):
             raise ValueError(f"the name {name!r} leads out of its folder")

@@ -105,6 +105,8 @@ NAMED = tree(x=LEAF)
             {"chunk_size": 31, "chunk_bytes": 10**3},
             r"chunk-0-0.bin has \d+ bytes, where its index says 1000: it is cut",
         ),
+        ({"filename": ""}, "is no index of LitData chunks: ValueError: a shard has no name"),
+        ({"chunk_size": 2**32 - 1}, r"chunk-0-0.bin has \d+ bytes, too few for the 4294967295 samples of its index"),
         ({"chunk_size": 31}, "offset 0: it has 30 samples, where its index says 31"),
         ({"chunk_size": -1}, "a number of samples or bytes is below 0, or too large"),
         ({"chunk_size": 10**30}, "a number of samples or bytes is below 0, or too large"),

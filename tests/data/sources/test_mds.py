@@ -124,6 +124,8 @@ def test_a_compressed_shard_that_changed_is_not_read_by_workers(tmp_path: Path) 
         ({"format": "json"}, "is no index of MDS shards: ValueError: a shard has the format 'json'"),
         ({"raw_data": {"basename": "../a.mds", "bytes": 1}}, "leads out of its folder"),
         ({"raw_data": {"basename": "b.mds", "bytes": 1}}, r"index.json lists .*b.mds, which is not there"),
+        ({"raw_data": {"basename": "", "bytes": 1}}, "is no index of MDS shards: ValueError: a shard has no name"),
+        ({"samples": 2**32 - 1}, r"a.mds has \d+ bytes, too few for the 4294967295 samples of its index"),
         ({"samples": 31}, "offset 0: it has 30 samples, where its index says 31"),
         ({"column_encodings": ["pkl"]}, r"pickled objects, which can run any code; read the other columns"),
         ({"column_encodings": ["strr"]}, r"encoded as 'strr'.*Did you mean 'str'"),
