@@ -292,8 +292,8 @@ def _occupy_numbers(descriptors_of_trainer: str) -> None:
 def main() -> None:
     """Entry point of a worker that is a separate program; its arguments have the handles and the payload."""
     handles, payload, sys.argv[:], descriptors_of_trainer = json.loads(sys.argv[1])
+    _occupy_numbers(descriptors_of_trainer)  # before this process opens anything
     prepare_process(handles["parent_pipe"])
-    _occupy_numbers(descriptors_of_trainer)
     channel = Channel(socket.socket(fileno=os.dup(handles["channel"])))
     try:
         unpacked = unship(payload)
