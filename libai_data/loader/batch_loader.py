@@ -91,7 +91,7 @@ class BatchLoader(ResumableLoader):
     Neither the number of workers nor their type changes one bit of the batches. Each `iter(loader)` begins a new pass.
     With an endless sampler, the stream continues after the last batch that was used. With a finite sampler, a pass is
     the next epoch, also after a `break`. Only the first pass after `load_state_dict` is the rest of an epoch. Only the
-    newest iterator may be used. Workers start with the first pass and live until `close`, or until the loader is gone.
+    newest iterator may be used. Workers start with the first pass and end at `close`, or when the loader is deleted.
     If attributes of the dataset have changed, the next pass starts new workers.
 
     Args:
@@ -102,7 +102,7 @@ class BatchLoader(ResumableLoader):
         worker_type: "process", or "thread" for decoders that release the GIL.
         threads_per_worker: threads of each worker, for slow storage; the dataset must be thread-safe.
         prefetch: batches that workers read ahead; limits the memory.
-        collate_fn: makes a batch of a list of samples; by default samples are stacked, straight into the batch's
+        collate_fn: makes a batch of a list of samples; by default samples are stacked, directly into the batch's
             memory.
         seed: decides, with epoch and index, the draws of random transforms.
         layouts: field name -> {"sbp_list": [...], "placement_idx": int}, instead of the dataset's layouts.
@@ -110,7 +110,7 @@ class BatchLoader(ResumableLoader):
             `batch_transform` instead.
         batch_transform: changes the rows of each batch in the process that reads them.
         on_error: "raise", "skip" or "quarantine"; see `ErrorPolicy`.
-        quarantine_file: where "quarantine" writes failing samples; those that it lists are skipped.
+        quarantine_file: where "quarantine" writes failing samples; samples that the file lists are skipped.
         replacement_budget: share of the samples that "skip" and "quarantine" may replace; see `ErrorPolicy`.
         timeout: seconds after which a worker that is busy with one task counts as hung; 0 waits forever.
         start_method: "spawn", "fork" or "auto" for worker processes; see `WorkerStarter`.

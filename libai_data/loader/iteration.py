@@ -32,12 +32,12 @@ class Pass:
     A pass that has failed raises the same error again. A pass that was interrupted raises a `PassError`. After both,
     the loader can be iterated again.
 
-    The stream's cursor moves in the last line that runs before the user has the batch. So an interrupt between any two
-    lines neither loses the batch nor counts it.
+    The stream's cursor moves in the last line that runs before the user has the batch. So if an interrupt comes before
+    the user has the batch, the next pass begins with this batch.
     """
 
     def __init__(self, stream: Any, first: Cursor, take: Take) -> None:
-        self.stream = stream  # the sampler, whose cursor follows the batches that are taken
+        self.stream = stream  # the sampler; its cursor is after the batch that was returned last
         self.first = first  # the cursor where the pass begins
         self.take = take  # waits for the next batch
         self._cursor = first

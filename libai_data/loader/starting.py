@@ -246,7 +246,7 @@ def _flush() -> None:
 
 
 class CapturedStderr:
-    """Standard error of a worker, in memory, from where the trainer prints it to its own `sys.stderr`.
+    """Standard error of a worker, captured in memory; the trainer prints it to its own `sys.stderr`.
 
     A worker cannot inherit the trainer's `sys.stderr`: in notebooks and captured logs, it has no descriptor.
     """

@@ -252,7 +252,7 @@ def _sendable(name: str, value: Any) -> DistTensorData:
 
 
 def remote_failure(error: BaseException) -> RemoteFailure:
-    """Make of an exception what is sent to the trainer."""
+    """Describe an exception in a form that can be sent to the trainer."""
     message = str(error) if isinstance(error, DataPipelineError) else error_text(error)
     trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     return RemoteFailure(message, trace, isinstance(error, SchemaError))
