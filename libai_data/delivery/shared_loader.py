@@ -22,7 +22,8 @@ from libai_data.data.datasets.stream_transform import StreamTransform
 from libai_data.data.files.identity import key_of
 from libai_data.data.samplers.cursor import Cursor
 from libai_data.data.samplers.lane_order import LaneOrder
-from libai_data.data.samplers.sampler import StreamSampler, order_in_words
+from libai_data.data.samplers.sampler import StreamSampler
+from libai_data.data.samplers.stream_state import order_in_words
 from libai_data.delivery.feeds import Feed, LinkFeed, LocalFeed, NodeBatch, NodePublisher, for_oneself, in_one_line
 from libai_data.delivery.network import NetworkFeed, NetworkPublisher
 from libai_data.delivery.read_plan import ReadPlan

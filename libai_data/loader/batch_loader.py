@@ -18,7 +18,8 @@ from libai_data.data.random.global_generators import warn_of_own_generators
 from libai_data.data.samplers.cursor import Cursor
 from libai_data.data.samplers.lane_order import LaneOrder
 from libai_data.data.samplers.listed import DealtIndices, as_stream
-from libai_data.data.samplers.sampler import StreamSampler, order_in_words
+from libai_data.data.samplers.sampler import StreamSampler
+from libai_data.data.samplers.stream_state import order_in_words
 from libai_data.data.shard_use import BESIDE_AHEAD
 from libai_data.data.transforms.batch import BatchTransform, check_rows_together, rows_together
 from libai_data.errors import ConfigError

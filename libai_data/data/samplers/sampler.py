@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from libai_data.data.attributes import attribute_of
-from libai_data.data.datasets.fingerprint import hash_of
 from libai_data.data.datasets.shard_lengths import shard_lengths_of
 from libai_data.data.datasets.stream_transform import Start, place_and_offset, starts_of
 from libai_data.data.samplers.cursor import Cursor
@@ -406,27 +405,3 @@ class StreamSampler:
         self.order = state.order
         self.note_start(state.position, state.start)
         self._forget_window()
-
-
-def order_in_words(stream: Any) -> str:
-    """What decides the samples of a stream, equal for equal streams: its state but for the place in it.
-
-    Args:
-        stream: anything with `order_words`, or the `state_dict` of a sampler.
-    """
-    words = stream.order_words() if hasattr(stream, "order_words") else stream.state_dict()
-    found = [f"{key} {value}" for key, value in sorted(words.items()) if key not in ("position", "start")]
-    start = getattr(stream, "restored_start", None)
-    # All ranks know the starts of all lanes there, and only there.
-    found += [] if start is None else [f"starts in the restored state {hash_of(repr(start).encode())}"]
-    return ", ".join(found)
-
-
-def check_holds_a_batch(samples: int, global_batch_size: int, data_parallel_size: int) -> None:
-    """Refuse epochs that cannot fill one global batch, whose every sample `drop_last` would leave out."""
-    if samples < global_batch_size:
-        raise ConfigError(
-            f"drop_last leaves out all {samples} samples of an epoch, fewer than one global batch of "
-            f"{global_batch_size} (micro_batch_size {global_batch_size // data_parallel_size} x data_parallel_size "
-            f"{data_parallel_size}); set drop_last=False, or a smaller micro batch (train.train_micro_batch_size)"
-        )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from libai_data.data.datasets.fingerprint import hash_of
 from libai_data.data.datasets.stream_transform import Start, place_and_offset, start_of, starts_of
 from libai_data.data.samplers.blend_order import order_from_json
 from libai_data.data.samplers.order import Order
@@ -159,6 +160,20 @@ def start_from_json(start: Any, lanes: int) -> Start:
     if lanes == 1 or [place % lanes for place, _ in pairs] != list(range(lanes)):
         raise ConfigError(f"start is not that of {lanes} lane{'s' * (lanes > 1)}")
     return tuple(int(start_of(*pair)) for pair in pairs)
+
+
+def order_in_words(stream: Any) -> str:
+    """What decides the samples of a stream, equal for equal streams: its state but for the place in it.
+
+    Args:
+        stream: anything with `order_words`, or the `state_dict` of a sampler.
+    """
+    words = stream.order_words() if hasattr(stream, "order_words") else stream.state_dict()
+    found = [f"{key} {value}" for key, value in sorted(words.items()) if key not in ("position", "start")]
+    start = getattr(stream, "restored_start", None)
+    # All ranks know the starts of all lanes there, and only there.
+    found += [] if start is None else [f"starts in the restored state {hash_of(repr(start).encode())}"]
+    return ", ".join(found)
 
 
 def check_state(state: Any, keys: Keys, saved_by: str, name: str = "") -> None:
