@@ -1,6 +1,6 @@
-"""The order of a blend: which dataset's turn it is at each place, and which of its samples comes.
+"""The order of a blend: which dataset has its turn at each place, and which sample of the dataset is there.
 
-`blend_turns` says whose turn it is. The n-th turn of a dataset has the n-th sample of the dataset's own order.
+`blend_turns` decides which dataset has its turn. The n-th turn of a dataset gets the n-th sample of its own order.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ _NEVER = 1 << 62
 
 @dataclass(frozen=True)
 class BlendOrder(Order):
-    """Place -> (epoch, index) over datasets one behind the other, each taken in proportion to its weight.
+    """Place -> (epoch, index) over concatenated datasets; each dataset is drawn in proportion to its weight.
 
-    An epoch is that of the sample's own dataset. `epoch_size` is the number of samples of all datasets together; it
-    serves to count how far the stream is.
+    The epoch of a sample is the epoch of its own dataset. `epoch_size` is the number of samples of all datasets
+    together. It only measures the progress of the stream.
 
     Args:
         size: number of samples of all datasets together.
         seed: decides the permutations; each dataset has its own.
         shuffle: another permutation of each dataset in each of its epochs.
-        blend: sizes and proportions.
+        blend: sizes and proportions of the datasets.
 
     Raises:
-        ConfigError: As for `Order`; or part of an epoch is to be left out, which a blend does not have in common.
+        ConfigError: As for `Order`; or `epoch_size` leaves out a tail, but the datasets' epochs have different ends.
     """
 
     blend: Blend = _OF_ONE_SAMPLE
@@ -62,7 +62,7 @@ class BlendOrder(Order):
 
     @cached_property
     def _members(self) -> Sequence[tuple[int, Order]]:
-        """First index and order of each dataset that has samples; of another only its number counts."""
+        """First index and order of each dataset; an empty dataset only keeps the numbering."""
         first, members = 0, []
         for number, size in enumerate(self.blend.sizes):
             members.append((first, Order(max(size, 1), combine64(self.seed, number), self.shuffle)))
@@ -71,7 +71,7 @@ class BlendOrder(Order):
 
     @property
     def patterns(self) -> tuple[Pattern, ...]:
-        """The weights, as they are in effect."""
+        """The weights in effect from each place on."""
         return patterns_of(self.blend)
 
     @cached_property
@@ -83,7 +83,7 @@ class BlendOrder(Order):
         return self.patterns[bisect_right(self._starts, place) - 1].taken_before(place)
 
     def _turns_at(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Whose turn it is at these places, and the place in the dataset's own order, int64 [n] each."""
+        """The dataset at each of these places, and the place in the dataset's own order, int64 [n] each."""
         datasets, own = np.empty_like(places), np.empty_like(places)
         numbers = np.searchsorted(self._starts, places, side="right") - 1
         for number in np.unique(numbers).tolist():
@@ -122,7 +122,7 @@ class BlendOrder(Order):
         return number, index - self._members[number][0]
 
     def _place_of(self, number: int, own: int) -> int:
-        """The place of a dataset's own-th sample; -1 if its weight is 0 when it would come."""
+        """The place of a dataset's own-th sample; -1 if the dataset's weight becomes 0 before this sample."""
         pattern = self.patterns[bisect_right([pattern.taken[number] for pattern in self.patterns], own) - 1]
         return pattern.place_of(number, own)
 
@@ -147,13 +147,13 @@ class BlendOrder(Order):
 class LanedBlendOrder(BlendOrder, LaneOrder):
     """A blend of datasets with shards, each of which is read in lanes.
 
-    Place p is round p // lanes of a lane. Each lane counts its own rounds: they follow the table of the weights. The
-    n-th turn of a dataset in a lane has the n-th sample of this lane in the dataset's own `LaneOrder`. So a lane has
+    Place p is round p // lanes of a lane. Each lane counts its own rounds, which follow the table of the weights. The
+    n-th turn of a dataset in a lane gets the n-th sample of this lane in the dataset's own `LaneOrder`. So a lane has
     the exact proportions, and reads a span of the shards of each dataset. The lanes begin at slots that are spread over
-    the table, so that a batch has about the proportions too.
+    the table. So a batch has about the same proportions.
 
-    The weights change at the same place for all lanes. This is also so where a dataset reaches its limit: it is where
-    the blend without lanes reaches the limit.
+    The weights change at the same place for all lanes. If a dataset has a limit, its weight becomes 0 where the blend
+    without lanes reaches the limit.
     """
 
     @cached_property
@@ -197,7 +197,7 @@ class LanedBlendOrder(BlendOrder, LaneOrder):
         return datasets, own
 
     def _rounds_before(self, place: int) -> np.ndarray:
-        """Turns of each lane before a place, int64 [lanes]; the lanes in the order of their turns."""
+        """Places of each lane before a place, int64 [lanes]; the lanes are in the order of their turns."""
         return (place - np.arange(self.lanes) + self.lanes - 1) // self.lanes
 
     def _taken_in_lanes(self, number: int, place: int) -> np.ndarray:
@@ -234,7 +234,7 @@ class LanedBlendOrder(BlendOrder, LaneOrder):
     def _uses_of_member(self, number: int, residue: int, begin: int, batch_size: int) -> Iterator[ShardUse]:
         """The uses of a dataset's shards in a lane, from the lane's begin-th sample of the dataset on."""
         start, lane = begin * self.lanes + residue, int(self._lane_of_turn[residue])
-        # Where the weight of a dataset is 0 from some place on, a lane has this many of its samples in all.
+        # If the dataset's last weight is 0, this is the lane's last place in the dataset's own order.
         last = (int(self._lane_patterns[-1].taken[number, residue]) - 1) * self.lanes + residue
         for shard, low, high in self._members[number][1].visits_from(lane, start):
             first, end = self._place_of(number, max(low, start)), self._place_of(number, high)
@@ -256,7 +256,7 @@ class LanedBlendOrder(BlendOrder, LaneOrder):
         return found // batch_size
 
     def _next_begin(self, number: int, shard: int, start: int) -> int:
-        """The first place from this one on at which a block with a shard of a dataset begins, in any lane."""
+        """The first place at or after `start` at which a block with this shard of a dataset begins, in any lane."""
         order, found, last = self._members[number][1], _NEVER, self._lane_patterns[-1]
         own = int(self._taken_in_lanes(number, start).min()) * self.lanes
         end = _NEVER if last.counts[number] else int(last.taken[number].max()) * self.lanes
@@ -270,13 +270,13 @@ class LanedBlendOrder(BlendOrder, LaneOrder):
 
 
 def order_over(dataset: Any, seed: int, shuffle: bool, laned: LaneOrder | None = None) -> Order:
-    """The endless order of a dataset: that of its blend, if it is one.
+    """The endless order of a dataset; for a blend, the order of the blend.
 
     Args:
         dataset: the samples.
         seed: decides the order.
         shuffle: another permutation in each epoch.
-        laned: the order of the dataset in lanes, if it is read so.
+        laned: the order of the dataset in lanes; None to read it without lanes.
     """
     blend = attribute_of(dataset, "blend")
     if not isinstance(blend, Blend):
@@ -292,11 +292,11 @@ def _laned_blend(laned: LaneOrder, blend: Blend) -> LanedBlendOrder:
 
 
 def order_from_json(state: Any) -> Order:
-    """Read what `to_json` of an order made.
+    """Read an order from the result of its `to_json`.
 
     Raises:
-        ConfigError: It cannot be an order.
-        KeyError, TypeError, ValueError: It is malformed.
+        ConfigError: The numbers are impossible for an order.
+        KeyError, TypeError, ValueError: The state is malformed.
     """
     plain = state["samples"], state["seed"], bool(state["shuffle"]), state["epoch_size"]
     if "weights" in state:

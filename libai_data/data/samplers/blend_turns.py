@@ -1,12 +1,12 @@
-"""Whose turn it is in a blend: the table of one period of the weights, and the weights from each place on.
+"""The turns of the datasets of a blend: the table of one period of the weights, and the weights from each place on.
 
 Turns follow a table of one period, an earliest-deadline-first schedule of windows: the j-th sample of a dataset of
-share w comes between floor(j / w) and ceil((j + 1) / w). That there is such a schedule, in which each dataset is always
-less than one sample from its share, is shown by S. Baruah, N. Cohen, C. Plaxton and D. Varvel, "Proportionate progress"
-(Algorithmica 15, 1996). Everything else is arithmetic: any place is found in O(1).
+share w comes between floor(j / w) and ceil((j + 1) / w). S. Baruah, N. Cohen, C. Plaxton and D. Varvel, "Proportionate
+progress" (Algorithmica 15, 1996), show that such a schedule exists. In this schedule, each dataset is always less than
+one sample from its share. Everything else is arithmetic: any place is found in O(1).
 
-A dataset that reaches its limit has no turn any more: from this place on, the weights of the others make up the table.
-All such places follow from sizes, weights and limits, so that the state need not hold them.
+A dataset that reached its limit has no more turns: from this place on, the table has the weights of the others.
+All these places follow from sizes, weights and limits, so the state does not store them.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from libai_data.errors import ConfigError
 
 
 class Turns(NamedTuple):
-    """Whose turn it is in one period.
+    """The dataset of each slot of one period.
 
     Args:
-        datasets: int64 [period], the number of the dataset whose turn it is.
-        ranks: int64 [period], how many turns this dataset had before.
-        slots: for each dataset its turns, int64 [turns of it], ascending.
+        datasets: int64 [period], the number of the dataset at each slot.
+        ranks: int64 [period], how many slots this dataset had before in the period.
+        slots: for each dataset its slots, int64 [number of its slots], ascending.
     """
 
     datasets: np.ndarray
@@ -39,7 +39,7 @@ class Turns(NamedTuple):
 
 @lru_cache(maxsize=16)
 def turns_of(counts: tuple[int, ...]) -> Turns:
-    """The turns of a period in which each dataset has so many."""
+    """The turns of one period; `counts` has the number of turns of each dataset."""
     period = sum(counts)
     released: list[list[tuple[int, int]]] = [[] for _ in range(period)]
     for number, count in enumerate(counts):
@@ -63,8 +63,8 @@ class Pattern(NamedTuple):
 
     Args:
         start: the place.
-        counts: samples of each dataset in one period; 0 for one that has reached its limit.
-        taken: samples of each dataset that were taken before.
+        counts: samples of each dataset in one period; 0 for a dataset that has reached its limit.
+        taken: samples of each dataset before the place.
     """
 
     start: int
@@ -72,7 +72,7 @@ class Pattern(NamedTuple):
     taken: tuple[int, ...]
 
     def taken_before(self, place: int) -> tuple[int, ...]:
-        """Samples of each dataset before a place at which these weights hold, or before the next place."""
+        """Samples of each dataset before `place`, which lies in the range of these weights or at its end."""
         periods, rest = divmod(place - self.start, sum(self.counts))
         return tuple(
             base + periods * count + int(np.searchsorted(own, rest))
@@ -80,7 +80,7 @@ class Pattern(NamedTuple):
         )
 
     def place_of(self, number: int, own: int) -> int:
-        """The place of a dataset's own-th sample, if these weights hold there; -1 if they have none of it."""
+        """The place of a dataset's own-th sample while these weights are in effect; -1 if the dataset's weight is 0."""
         count = self.counts[number]
         if not count:
             return -1
@@ -90,7 +90,7 @@ class Pattern(NamedTuple):
 
 @lru_cache(maxsize=16)
 def patterns_of(blend: Blend) -> tuple[Pattern, ...]:
-    """The weights of a blend, as they are where datasets reach their limits."""
+    """The weights of a blend from each place on at which a phase begins or a dataset reaches its limit."""
     patterns: list[Pattern] = []
     limits = blend.limits or (None,) * len(blend.sizes)
     ends = [*(start for start, _ in blend.phases[1:]), None]
@@ -112,7 +112,7 @@ def patterns_of(blend: Blend) -> tuple[Pattern, ...]:
             counts = tuple(count // divisor for count in counts)
             if not patterns or patterns[-1].counts != counts:
                 patterns.append(Pattern(place, counts, taken))
-            # Behind the last sample that a dataset may yield, the weights change again.
+            # After the last sample that a dataset may yield, the weights change again.
             last = patterns[-1]
             behind = [
                 max(last.place_of(number, limit - 1) + 1, blend.limited_from)
@@ -136,9 +136,9 @@ class LanePattern(NamedTuple):
 
     Args:
         counts: samples of each dataset in one period.
-        begins: int64 [lanes], the round in which the lane's period begins; before the place by up to a period.
-        bases: int64 [datasets, lanes], samples of each dataset before this round, as if the weights held there.
-        taken: int64 [datasets, lanes], samples of each dataset that the lane takes before the place.
+        begins: int64 [lanes], the round in which the lane's period begins; up to one period before the place.
+        bases: int64 [datasets, lanes], samples of each dataset before this round, as if these weights were in effect.
+        taken: int64 [datasets, lanes], samples of each dataset that the lane has before the place.
     """
 
     counts: tuple[int, ...]
@@ -147,7 +147,7 @@ class LanePattern(NamedTuple):
     taken: np.ndarray
 
     def turns_at(self, residues: np.ndarray, rounds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Whose turn it is, and how many turns this dataset had before in the lane, int64 [n] each."""
+        """The dataset at each of these rounds, and how many turns it had before in the lane, int64 [n] each."""
         table = turns_of(self.counts)
         periods, slots = np.divmod(rounds - self.begins[residues], sum(self.counts))
         datasets = table.datasets[slots]
@@ -155,13 +155,13 @@ class LanePattern(NamedTuple):
         return datasets, before + table.ranks[slots]
 
     def taken_before(self, number: int, rounds: np.ndarray) -> np.ndarray:
-        """Samples of a dataset that each lane takes before its round, int64 [lanes]."""
+        """Samples of a dataset that each lane has before its round, int64 [lanes]."""
         periods, rest = np.divmod(rounds - self.begins, sum(self.counts))
         inner = np.searchsorted(turns_of(self.counts).slots[number], rest)
         return np.asarray(self.bases[number] + periods * self.counts[number] + inner)
 
     def round_of(self, number: int, residue: int, turn: int) -> int:
-        """The round in which a lane takes its turn-th sample of a dataset; -1 if it has none with these weights."""
+        """The round in which a lane has its turn-th sample of a dataset; -1 if the dataset's weight is 0."""
         count = self.counts[number]
         if not count:
             return -1
@@ -173,11 +173,11 @@ class LanePattern(NamedTuple):
 def lane_patterns(blend: Blend, lanes: np.ndarray) -> tuple[LanePattern, ...]:
     """The weights of a blend in each lane, for each of `patterns_of`.
 
-    The lanes begin at slots that are spread over the period. A hash of the lane moves each within its share of the
-    period. Else all lanes would have the same dataset at once if the table repeats after a share.
+    The lanes begin at slots that are spread over the period. A hash of the lane moves each lane within its share of the
+    period. Without the hash, if the table repeats after a share, all lanes would have the same dataset at once.
 
     Args:
-        blend: with the places of all phases.
+        blend: the blend, with the places of all phases.
         lanes: int64 [lanes], the lane of each residue.
     """
     residues, count = np.arange(len(lanes)), len(lanes)

@@ -1,4 +1,4 @@
-"""Where a stream stands."""
+"""The cursor of a stream: its current position."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 class Cursor(NamedTuple):
-    """Where a stream stands; replaced as a whole, so that an interrupt leaves the old one or the new one.
+    """The current position of a stream; replaced as a whole, so an interrupt leaves either the old or the new one.
 
     Args:
-        position: behind the last row that was taken.
-        epoch: of a stream whose positions begin anew each epoch; 0 for all others.
-        continues: the next pass begins here. If False, a pass has begun, and the next one begins with the next epoch.
-        start: `next_start` of the batch before the position, if it was taken.
+        position: the position after the last row that was used.
+        epoch: the epoch, if the positions of the stream begin at 0 in each epoch; otherwise 0.
+        continues: whether the next pass begins here. If False, a pass has begun; the next pass is the next epoch.
+        start: `next_start` of the batch before the position, if this process used that batch.
     """
 
     position: int = 0
@@ -29,25 +29,25 @@ class Cursor(NamedTuple):
 
 
 class EpochPositions:
-    """For finite streams of unknown length: positions begin anew each epoch, and the cursor knows the epoch."""
+    """For finite streams of unknown length: positions begin at 0 in each epoch, and the cursor has the epoch."""
 
     cursor: Cursor
 
     def next_pass(self) -> Cursor:
-        """The cursor where the next pass begins: with the next epoch, unless a state or an epoch was set."""
+        """The cursor where the next pass begins: at the next epoch, unless a state or an epoch was set."""
         position, epoch, continues, _ = self.cursor
         return Cursor(position, epoch, False) if continues else Cursor(0, epoch + 1, False)
 
     def after(self, batch: IndexBatch | BatchInfo) -> Cursor:
-        """The cursor once this batch has been taken."""
+        """The cursor after this batch was used."""
         assert batch.epoch is not None
         return Cursor(batch.position + batch.valid, batch.epoch, False)
 
     def after_pass(self) -> Cursor:
-        """The cursor once a pass has ended."""
+        """The cursor after a pass ended."""
         return Cursor(0, self.cursor.epoch + 1)
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next pass be this epoch."""
+        """Begin the next pass with this epoch."""
         check({"epoch": EPOCH}, epoch=epoch)
         self.cursor = Cursor(0, int(epoch))

@@ -28,7 +28,7 @@ _OF_TRANSFORMS = "what a stream transform makes of an epoch, and of the samples 
 
 
 class _Stretch(NamedTuple):
-    """Batches of equal size: where they begin, their rows, and the number of the first one."""
+    """Batches of equal size: the position of the first one, the rows of each, and the number of the first one."""
 
     position: int
     rows: int
@@ -40,7 +40,7 @@ class CyclicSampler(StreamSampler):
 
     A batch that crosses the end of an epoch continues in the next epoch, or in several if the dataset is smaller than a
     batch. From a `BlendedDataset`, the sampler draws samples of each dataset in proportion to its weight, and each
-    dataset has epochs of its own. From a `FilteredDataset` or `PackedDataset`, it draws the outputs, in their order.
+    dataset has its own epochs. From a `FilteredDataset` or `PackedDataset`, the sampler draws the outputs in order.
 
     Args:
         dataset: an object with a length.
@@ -50,10 +50,10 @@ class CyclicSampler(StreamSampler):
         data_parallel_rank: this rank's coordinate on the data axis.
         data_parallel_size: size of the data axis.
         seed: decides the random orders.
-        drop_last: drop the last samples of an epoch that do not fill a global batch; if shuffled, others in each epoch.
-        weights: a number of at least 0 for each sample; only their proportions matter. Samples are drawn by them, in a
-            random order whatever `shuffle` is.
-        num_samples: with weights, draws of an epoch; by default as many as the dataset has samples.
+        drop_last: drop the last samples of an epoch that do not fill a global batch; if shuffled, others each epoch.
+        weights: a number of at least 0 for each sample; only their proportions matter. Samples are drawn by weight, in
+            a random order; `shuffle` has no effect.
+        num_samples: with weights, draws of an epoch; by default the number of samples of the dataset.
         replacement: with weights, whether an epoch may have a sample several times. If False, set `num_samples`.
         lanes: number of lanes that read shard file by shard file; by default the order ignores the shard files.
         block: with lanes, how many shard files a lane shuffles together; by default 4.
@@ -109,7 +109,7 @@ class CyclicSampler(StreamSampler):
     def follow(
         self, schedule: StepSchedule, skip_steps: Ranges = (), micro_batches: Mapping[int, int] | None = None
     ) -> None:
-        """Cut the stream into the steps of a schedule. Call it before a state is restored.
+        """Cut the stream into the steps of a schedule. Call this before a state is restored.
 
         Args:
             schedule: the global batch size of each step.
@@ -118,8 +118,9 @@ class CyclicSampler(StreamSampler):
             micro_batches: global batch size -> number of batches that a step of this size is cut into; by default 1.
 
         Raises:
-            ConfigError: A step cannot be cut so; or the schedule has several sizes, but
-                `drop_last` leaves out a tail that depends on the size.
+            ConfigError: A step cannot be cut into these batches; or the schedule has several sizes, but `drop_last`
+                leaves out a tail that depends on the size; or a stream transform, with steps to skip or with weights
+                that change at steps.
         """
         micro_batches = dict(micro_batches or {})
         for step, size in schedule.sizes:
@@ -146,7 +147,7 @@ class CyclicSampler(StreamSampler):
         self._go_on_from(StreamState(self.position, self.order, left_out, schedule, self.state.start))
 
     def _set_weights_at_steps(self, schedule: StepSchedule, left_out: LeftOut) -> None:
-        """Let the weights of a blend change where steps begin, if they are to."""
+        """If the weights of the blend change at steps, let them change at the places where these steps begin."""
         if self._blend is None or not self._blend.steps or not isinstance(self.order, BlendOrder):
             return
         if self._walk is not None:
@@ -156,7 +157,7 @@ class CyclicSampler(StreamSampler):
 
     def load_state_dict(self, state: Mapping[str, Any], override: Collection[str] = ()) -> None:
         if self._followed is not None and self._blend is not None and self._blend.steps:
-            # The steps that are done may have been of other sizes than those to come.
+            # The steps before the state may have had other sizes than the following steps.
             saved = StreamState.from_json(state)
             schedule = continued_schedule(saved, self._followed)
             skipped = self._places_to_skip(schedule).since(saved.place)
@@ -178,7 +179,7 @@ class CyclicSampler(StreamSampler):
         for (_, size), position in zip(schedule.sizes, schedule.positions) if schedule is not None else ():
             last = self._stretches[-1]
             number = last.number + -(-(position - last.position) // last.rows)
-            # Sizes that only past steps had may not fit this mesh; nothing is read with them.
+            # Only past steps may have sizes that do not fit this mesh. The sampler reads no batch of such a size.
             rows = size // self._micro_batches.get(size, 1)
             rows = rows if rows % self.data_parallel_size == 0 else self.global_batch_size
             self._stretches.append(_Stretch(position, rows, number))
@@ -202,7 +203,7 @@ class CyclicSampler(StreamSampler):
         self.set_consumed_samples(place - self.left_out.count_before(place))
 
     def __len__(self) -> int:
-        """Number of samples in the dataset, as LiBai's."""
+        """Number of samples in the dataset, as in LiBai."""
         return self.order.size
 
     def batches_per_round(self) -> int:
@@ -223,14 +224,14 @@ class CyclicSampler(StreamSampler):
     def _transformed_part(self, walk: Walk, position: int, size: int, number: int) -> IndexBatch:
         own = self.order.in_rows(position + np.arange(size)[None])[0][self._rows_of(size)]
         firsts, end = walk.outputs(position, size, self._own_turns(own, size) if self.follows_own_lanes else None)
-        # All ranks must say the same, and those that measure know nothing of the first sample's lane.
+        # All ranks must return the same epoch, but ranks that measure lanes may not know the lane of the first sample.
         epoch = None if self.measures_lanes else int(place_and_offset(firsts[0])[0]) // self.order.epoch_size
         firsts = firsts[own - position]
         places, _ = place_and_offset(firsts)
         return IndexBatch(number, epoch, position, size, size, self.order.locate(places)[0], firsts, end)
 
     def _own_turns(self, own: np.ndarray, size: int) -> list[int]:
-        """The turns of the lanes that have these outputs, or others of this reader's rows in later batches."""
+        """The turns of the lanes whose outputs are at these positions, or in this reader's rows of other batches."""
         order, rows = self.order, self._rows_of(size)
         assert isinstance(order, LaneOrder)
         turns = order.turns_of(range(int(rows[0]), int(rows[-1]) + 1), size)

@@ -1,7 +1,7 @@
-"""The order of data that lie in shards: samples of one shard come close together, and each reader reads its own shards.
+"""The order of data in shards: samples of one shard are close together, and each reader reads its own shards.
 
-Place p belongs to turn p mod L, and each turn is that of one lane. A lane owns a span of the shards. The rows of a
-global batch are sorted by lane, so readers that take contiguous rows read different shards. docs/order.md explains it.
+Place p belongs to turn p mod L, and each turn belongs to one lane. A lane owns a span of the shards. The rows of a
+global batch are sorted by lane, so readers of contiguous rows read different shards. docs/order.md explains lanes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from libai_data.errors import CheckpointError, ConfigError
 from libai_data.errors.argument_rules import check, or_none, whole
 
 BLOCK = 4
-"""Shards that a lane shuffles together if nothing else is said."""
+"""Default number of shards that a lane shuffles together."""
 
 _RULES = {"lanes": or_none(whole(1, 1 << 16)), "block": or_none(whole(1))}
 _SPANS_KEPT = 8
@@ -38,13 +38,13 @@ _TABLES_OF_LANE = 8
 
 @dataclass(frozen=True)
 class LaneOrder(Order):
-    """Place -> (epoch, index), close together for samples of one shard.
+    """Place -> (epoch, index); samples of one shard have places that are close together.
 
     Args:
         size: number of samples in the dataset.
         lanes: number of lanes.
         block: shards that a lane shuffles together, at most.
-        digest: of the shards' lengths; a state keeps it in their place.
+        digest: digest of the shards' lengths; a state stores it instead of the lengths.
         lengths: int64 [shards], the samples of each shard; None if only the digest is known.
     """
 
@@ -94,7 +94,7 @@ class LaneOrder(Order):
     def _span_edges(self, epoch: int) -> np.ndarray:
         """Samples of the row before each lane's span in an epoch, int64 [lanes + 1].
 
-        A lane's span has as many samples as the lane has turns, so it differs by one from epoch to epoch.
+        Without `drop_last`, a lane has a place in the epoch for each sample of its span. So its size varies by one.
         """
         edges: np.ndarray | None = self._spans.get(epoch)
         if edges is None:
@@ -157,8 +157,8 @@ class LaneOrder(Order):
         return place if place < (epoch + 1) * self.epoch_size else -1
 
     def _visit_of(self, epoch: int, index: int) -> tuple[Visits, int, int, int]:
-        """Where a sample lies: its group's visits, its block there, samples of the group before the sample when they
-        are not shuffled, and the first place of the lane in the epoch."""
+        """Where a sample is: the visits of its group, its block, the number of samples of the group before it (without
+        shuffling), and the first place of the lane in the epoch."""
         row = self._visits.row
         shard = int(np.searchsorted(row.starts, index, side="right")) - 1
         in_row = int(self._row_places[shard])
@@ -178,21 +178,21 @@ class LaneOrder(Order):
         return start + (int(self._turn_of_lane[lane]) - start) % self.lanes
 
     def lanes_of(self, rows: range, batch_size: int) -> np.ndarray:
-        """The lanes whose samples come in these rows of global batches, int64 [n].
+        """The lanes whose samples are in these rows of global batches, int64 [n].
 
-        If `lanes` and the batch size are multiples of the number of equal parts that the rows are one of, these are
-        the part's own lanes (see `lane_of_turn`). Else some lanes come in the rows of several parts.
+        If the rows are one of D equal parts, and D divides `lanes` and the batch size, no other part has samples of
+        these lanes (see `lane_of_turn`). Otherwise, several parts may have samples of the same lane.
         """
         share, more = divmod(batch_size, self.lanes)
         found = np.zeros(self.lanes, dtype=bool)
-        for turn in range(0, self.lanes, gcd(batch_size, self.lanes)):  # with which a batch may begin
+        for turn in range(0, self.lanes, gcd(batch_size, self.lanes)):  # the turns with which a batch may begin
             sizes = share + ((self._turn_of_lane - turn) % self.lanes < more)
             ends = np.cumsum(sizes)
             found |= (sizes > 0) & (ends - sizes < rows.stop) & (ends > rows.start)
         return np.flatnonzero(found)
 
     def turns_of(self, rows: range, batch_size: int) -> list[int]:
-        """The turns of `lanes_of` these rows."""
+        """The turns of the lanes that `lanes_of` returns."""
         turns = self._turns.get((rows, batch_size))
         if turns is None:
             turns = self._turn_of_lane[self.lanes_of(rows, batch_size)].tolist()
@@ -202,12 +202,12 @@ class LaneOrder(Order):
     def shard_uses(self, rows: range, batch_size: int, first_batch: int = 0) -> Iterator[ShardUse]:
         """The shards that a reader needs, without end, in the order of their first use.
 
-        The samples of a block are shuffled, so its shards count as used from its first sample to its last one. A shard
-        that is read in several blocks comes once for each.
+        The samples of a block are shuffled, so its shards are in use from the block's first sample to its last one. If
+        a shard is read in several blocks, it is yielded once for each block.
 
         Args:
-            rows: those of each global batch that the reader reads, contiguous.
-            batch_size: rows of a global batch; batch k has the places from k times this on.
+            rows: the rows of each global batch that the reader reads, contiguous.
+            batch_size: rows of a global batch; batch k begins at place k * batch_size.
             first_batch: uses that end before this batch are left out.
         """
         lanes = self.lanes_of(rows, batch_size).tolist()
@@ -223,7 +223,7 @@ class LaneOrder(Order):
         """The shards that a lane visits, without end: each with the first and the last place of its block.
 
         Args:
-            lane: whose.
+            lane: number of the lane.
             start: blocks that end before this place are left out.
         """
         for epoch in count(start // self.epoch_size):
@@ -243,18 +243,18 @@ class LaneOrder(Order):
                             yield shard, low, high
 
     def most_bytes(self, rows: range, batch_size: int, batches: int, sizes: np.ndarray) -> int:
-        """The most bytes of shards that a reader may need for some batches in a row, wherever they begin.
+        """An upper bound of the bytes of shards that a reader needs for any `batches` consecutive batches.
 
         Args:
-            rows: those of each global batch that the reader reads, contiguous.
+            rows: the rows of each global batch that the reader reads, contiguous.
             batch_size: rows of a global batch.
-            batches: how many.
-            sizes: int64 [shards], bytes.
+            batches: number of consecutive batches.
+            sizes: int64 [shards], the bytes of each shard.
         """
         row, (share, more) = self._visits.row, divmod(self.size, self.lanes)
         turns, found = -(-batches * batch_size // self.lanes), 0
         for lane in self.lanes_of(rows, batch_size).tolist():
-            # Between which samples of the row the span begins and ends, in all epochs.
+            # The bounds over all epochs, in samples of the row, of the begin (low) and of the end (high) of the span.
             low, high = (
                 (end * share + max(0, more - (self.lanes - end)), end * share + min(end, more))
                 for end in (lane, lane + 1)
@@ -266,11 +266,11 @@ class LaneOrder(Order):
         return found
 
     def next_use(self, shard: int, batch_size: int, batch: int) -> int:
-        """The first batch after this one in which a block with this shard begins, in any lane."""
+        """The first batch after `batch` in which a block with this shard begins, in any lane."""
         return self.next_begin(shard, (batch + 1) * batch_size) // batch_size
 
     def next_begin(self, shard: int, start: int) -> int:
-        """The first place from this one on at which a block with this shard begins, in any lane."""
+        """The first place at or after `start` at which a block with this shard begins, in any lane."""
         row, in_row, epoch = self._visits.row, int(self._row_places[shard]), start // self.epoch_size
         low, high = row.edges[in_row : in_row + 2].tolist()
         for each in (epoch, epoch + 1, epoch + 2):
@@ -295,11 +295,11 @@ class LaneOrder(Order):
 
 
 def lane_of_turn(lanes: int) -> np.ndarray:
-    """The lane whose turn is each place of a round, int64 [lanes].
+    """The lane of each turn of a round, int64 [lanes].
 
-    The digits of the turn's number are reversed, in base 2, 3, 5 and so on as `lanes` has factors. So of any D places
-    that follow each other, each D-th part of the lanes has one, if D is a product of the first of these factors. With
-    D readers, each reads the lanes of its own part, also if a global batch is no multiple of `lanes`.
+    The digits of the turn's number are reversed, in a mixed base of the prime factors of `lanes`, ascending. Let D be a
+    product of the first of these factors, and cut the lanes into D equal parts. Then each part has one of any D
+    consecutive places. So each of D readers reads only its part's lanes, also if a batch is no multiple of `lanes`.
     """
     turns, found, rest = np.arange(lanes, dtype=np.int64), np.zeros(lanes, dtype=np.int64), lanes
     factor = 2
@@ -315,7 +315,7 @@ def lane_of_turn(lanes: int) -> np.ndarray:
 def laned_order(
     dataset: Any, seed: int, shuffle: bool, lanes: int | None, block: int | None, weights: Any = None
 ) -> LaneOrder | None:
-    """The order of a dataset with shards (`shard_lengths_of`) that is read in lanes; None without lanes.
+    """The order in lanes of a dataset with shards (`shard_lengths_of`); None without lanes.
 
     The arguments are those of `CyclicSampler`. Without `shuffle`, each lane reads its span from first to last sample.
     """
@@ -335,10 +335,10 @@ def laned_order(
 def _search_each(
     tables: Sequence[np.ndarray], numbers: np.ndarray, values: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Where values lie in tables of ends, each in its own table and below its last end.
+    """Search each value in its own table of ends; the value is below the last end of the table.
 
     Returns:
-        Where each table begins if they stand one behind the other, and where each value lies then.
+        Where each table begins in the concatenation of all tables, and the index of each value in the concatenation.
     """
     ends = np.concatenate(tables)
     sizes = np.array([len(table) for table in tables])

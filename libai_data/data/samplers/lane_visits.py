@@ -1,7 +1,7 @@
-"""The visits of a lane: which shards it reads in an epoch, in which order, and which samples of them come when.
+"""The visits of a lane: which shards the lane reads in an epoch, and the order of the shards and of their samples.
 
 The shards of a lane are cut into groups of at most 256 neighbours. Each epoch permutes the groups, and the shards of
-each group. So a place in the epoch is found by two short tables, however many shards there are.
+each group. So two short tables are sufficient to find a place in the epoch, for any number of shards.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Groups(NamedTuple):
 
     Args:
         bounds: int64 [groups + 1], the first place of each group in the row of the shards, in the order of the row.
-        order: int64 [groups], which group comes when.
+        order: int64 [groups], the numbers of the groups in the order of the visits.
         ends: int64 [groups], samples of the lane up to the end of each group, in the order of the visits.
     """
 
@@ -71,13 +71,13 @@ class Visits(NamedTuple):
     Args:
         start: samples of the lane in the epoch before the group.
         places: int64 [n], the place of each shard in the row.
-        firsts: int64 [n], the index of the first sample of each shard that is the lane's.
+        firsts: int64 [n], the index of the lane's first sample in each shard.
         ends: int64 [n], samples of the group up to the end of each shard.
-        begins: the same up to its beginning.
+        begins: int64 [n], samples of the group up to the beginning of each shard.
         block_shards: int64 [blocks + 1], shards before each block.
         block_ends: int64 [blocks], samples of the group up to the end of each block.
-        block_begins: the same up to its beginning.
-        block_keys: uint64 [blocks], which decide how the samples of each block are shuffled.
+        block_begins: int64 [blocks], samples of the group up to the beginning of each block.
+        block_keys: uint64 [blocks], the keys that decide how the samples of each block are shuffled.
     """
 
     start: int
@@ -92,14 +92,14 @@ class Visits(NamedTuple):
 
 
 class LaneVisits:
-    """Computes the visits of lanes, and keeps those that were asked for last.
+    """Computes the visits of lanes, and caches the last used tables.
 
     Args:
         row: the shards.
         block: shards that are shuffled together, at most.
         seed: decides the orders.
         shuffle: without it, groups, shards and samples keep the order of the row.
-        kept: tables to keep.
+        kept: size of the cache, in tables.
     """
 
     def __init__(self, row: ShardRow, block: int, seed: int, shuffle: bool, kept: int) -> None:
@@ -120,14 +120,14 @@ class LaneVisits:
         return self._made((epochs, lanes), lambda rows: self._groups(epochs[rows], lanes[rows], spans[rows]))
 
     def visits_of(self, epochs: np.ndarray, lanes: np.ndarray, spans: np.ndarray, numbers: np.ndarray) -> list[Visits]:
-        """The visits of the numbers-th groups of several lanes, as `groups_of`."""
+        """The visits of the numbers-th groups of several lanes at once: numbers int64 [n], others as in `groups_of`."""
         return self._made(
             (epochs, lanes, numbers),
             lambda rows: self._visits(epochs[rows], lanes[rows], spans[rows], numbers[rows]),
         )
 
     def _made(self, keys: tuple[np.ndarray, ...], make: Callable[[list[int]], Iterator[Any]]) -> list[Any]:
-        """The tables of these keys; those that are not kept are made at once: numpy calls cost more than their work."""
+        """The tables of these keys. One call makes all missing tables, as a numpy call costs more than its work."""
         names = list(zip(*(key.tolist() for key in keys)))
         found = [self._tables.get(name) for name in names]
         missing = [row for row, table in enumerate(found) if table is None]
@@ -190,7 +190,7 @@ class LaneVisits:
 
 
 def _evenly(counts: np.ndarray, parts: np.ndarray) -> np.ndarray:
-    """Bounds of parts of rows, which differ by at most one in size: int64 [n, greatest number of parts + 1]."""
+    """Bounds of the parts of each row, whose sizes differ by at most one: int64 [n, greatest number of parts + 1]."""
     numbers = np.minimum(np.arange(int(parts.max()) + 1), parts[:, None])
     return numbers * counts[:, None] // parts[:, None]
 

@@ -1,4 +1,4 @@
-"""The ledger: which samples made up a step, and which steps used a sample, computed without a replay."""
+"""The ledger: computes the samples of a step, and the steps that used a sample, without a replay."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from libai_data.errors import CheckpointError
 
 @dataclass(frozen=True)
 class Use:
-    """One use of a sample: in which step, as which of its rows, and in which epoch."""
+    """One use of a sample: the step, the row in the step, and the epoch."""
 
     step: int
     row: int
@@ -22,15 +22,15 @@ class Use:
 
 
 class Ledger:
-    """Answers from a state alone, for past and future steps.
+    """Computes the samples of past and future steps from a state alone.
 
     Args:
-        state: of a stream whose steps have sizes, such as that of a checkpoint.
-        batches: global batch size -> batches that a step of this size is cut into, if not 1. Only the rows of a stream
-            in lanes depend on this: the rows of each batch are sorted.
+        state: the state of a stream with a schedule of steps, such as the state in a checkpoint.
+        batches: global batch size -> number of batches that a step of this size is cut into; 1 if absent. This matters
+            only for a stream in lanes, because the rows of each batch are sorted by lane.
 
     Raises:
-        CheckpointError: The state knows of no steps.
+        CheckpointError: The state has no steps; or it is that of a stream transform.
     """
 
     def __init__(self, state: StreamState, batches: Mapping[int, int] | None = None) -> None:
@@ -49,7 +49,7 @@ class Ledger:
         self._batches = batches or {}
 
     def samples_of(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """The samples that make up a step.
+        """The samples of a step.
 
         Args:
             step: index of the step.
@@ -58,7 +58,7 @@ class Ledger:
             epochs and indices, int64 [global batch size] each, in the order of rows.
 
         Raises:
-            CheckpointError: The step lies before those that the state knows of.
+            CheckpointError: The step is before the first step of the state's schedule.
         """
         self._check(step)
         return self.state.order.locate(self._places_of(step))
@@ -73,14 +73,14 @@ class Ledger:
         """The steps before `until_step` that use a sample.
 
         Args:
-            index: of the sample in the dataset.
-            until_step: index behind that of the last step to look at.
+            index: index of the sample in the dataset.
+            until_step: the step after the last step to search.
 
         Returns:
-            The uses, in order. An epoch in which the sample is left out has none.
+            The uses, in order. If an epoch leaves the sample out, there is no use in this epoch.
 
         Raises:
-            CheckpointError: `until_step` lies before the steps that the state knows of.
+            CheckpointError: `until_step` is before the first step of the state's schedule.
             IndexError: The dataset has no such sample.
         """
         self._check(until_step)

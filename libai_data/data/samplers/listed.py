@@ -24,10 +24,10 @@ from libai_data.errors.argument_rules import FLAG, TEXT, whole
 from libai_data.mesh.current import broadcast_py_object, get_data_parallel_rank, get_data_parallel_size, is_main_process
 
 _DIGESTS_KEPT = 1024
-"""More than batches can be between the one that is listed and the one that the trainer has taken."""
+"""More than the number of batches that can be listed before the trainer uses them."""
 
 _LONGEST_EPOCH, _LEAST_LIMIT = 20, 10**6
-"""A sampler of single indices is endless if it yields so many times the dataset's length, and so many indices."""
+"""A sampler of single indices counts as endless if it yields more indices than 20 dataset lengths and than 10**6."""
 
 _STATE = Keys(
     # Before the first round, the epoch before the next one is -1.
@@ -37,16 +37,16 @@ _STATE = Keys(
 
 
 class ListedBatches(EpochPositions):
-    """Makes any iterable of index lists serve the loader.
+    """Adapts any iterable of index lists to the loader.
 
-    Such a sampler decides alone which rank reads what, and it has no place to jump to: restoring replays it from its
-    beginning. A digest of the lists tells whether they are the same again. All ranks' lists of one batch must be
-    equally long.
+    Such a sampler alone decides which rank reads which samples. It cannot jump to a position, so a resume replays it
+    from its beginning, and compares a digest of the lists with the saved digest. For one batch, the lists of all ranks
+    must have the same length.
 
     Args:
-        batches: an iterable of this rank's lists of indices; iterated anew each round. If it, or its `sampler`, has
-            `set_epoch`, this is called with the number of each round.
-        samples: of the dataset; None if nobody knows.
+        batches: an iterable of this rank's lists of indices, but no iterator; iterated again in each round. If
+            `batches` or its attribute `sampler` has `set_epoch`, it is called with the number of each round.
+        samples: number of samples of the dataset; None if not known.
     """
 
     endless = False
@@ -59,10 +59,10 @@ class ListedBatches(EpochPositions):
         self._name = type(batches).__name__
         self.cursor = Cursor()
         self._rounds = 0
-        """Rounds of the sampler that were begun in this process."""
+        """Rounds of the sampler that this process has begun."""
         self._rounds_ended = 0
         self._all_ended = False
-        """The rounds before a restored one, which are yet to be replayed, came to an end."""
+        """Whether all rounds before the restored one ended, so that the replay may run each to its end."""
         self._lists = 0
         self._iterator: Iterator[Sequence[int]] | None = None
         self._digests: OrderedDict[int, str] = OrderedDict()
@@ -70,22 +70,22 @@ class ListedBatches(EpochPositions):
 
     @property
     def position(self) -> int:
-        """Samples of this epoch that all ranks have taken."""
+        """Samples of this epoch that all ranks together have used."""
         return self.cursor.position
 
     @property
     def global_batch_size(self) -> int | None:
-        """Unknown: the lists are this rank's alone."""
+        """None: the length of each list decides."""
         return None
 
     def batches(self, position: int) -> Iterator[IndexBatch]:
-        """The batches of the cursor's epoch from `position`, counted in samples of all ranks together, on.
+        """The batches of the cursor's epoch, beginning at `position`, a number of samples of all ranks together.
 
-        If a restored position is the end of its epoch, the batches of the next one.
+        If a restored position is the end of its epoch, the batches of the next epoch.
 
         Raises:
-            CheckpointError: The lists are not those from before the checkpoint.
-            SampleError: The sampler raised.
+            CheckpointError: The lists differ from those before the checkpoint.
+            SampleError: The sampler raised an exception.
             ConfigError: An item is no list of indices, or the sampler cannot be iterated again.
         """
         yield from self._batches_of(self.cursor.epoch, position)
@@ -115,11 +115,11 @@ class ListedBatches(EpochPositions):
             yield from self._batches_of(epoch + 1, 0)
 
     def _whose_lists(self) -> int:
-        """The coordinate on the data axis of the ranks that have these lists."""
+        """The coordinate on the data axis of the ranks that use these lists."""
         return get_data_parallel_rank()
 
     def _own_part(self, listed: np.ndarray, ranks: int) -> tuple[np.ndarray, int, int]:
-        """This rank's indices of a batch, the rows of all ranks, and how many of these count."""
+        """This rank's indices of a batch, the number of rows of all ranks, and how many of these rows count."""
         return listed, len(listed) * ranks, len(listed) * ranks
 
     def _round(self, epoch: int) -> Iterator[Sequence[int]]:
@@ -161,15 +161,15 @@ class ListedBatches(EpochPositions):
         )
 
     def _replay_rounds(self, rounds: int, expected: str) -> None:
-        """Draw what a sampler with random numbers of its own drew in the rounds before a restored one.
+        """Iterate the rounds before a restored one again, so that the sampler's own random state advances.
 
         Args:
-            rounds: that were begun before.
-            expected: digest of the last one; "" if it is not known.
+            rounds: number of rounds before the restored one.
+            expected: digest of the last of these rounds; "" if not known.
         """
         lists = self._length()
         if isinstance(self._batches, abc.Sequence) or (lists is None and not self._all_ended):
-            # A list has no random numbers; and what has no length may have no end.
+            # A list has no random state, and a sampler without a length may be endless.
             self._rounds = max(self._rounds, rounds)
         for epoch in range(self._rounds, rounds):
             digest = ""
@@ -203,20 +203,20 @@ class ListedBatches(EpochPositions):
         )
 
     def order_words(self) -> dict[str, Any]:
-        """What the ranks' samplers have in common: the round, and how many lists it has, where that is known."""
+        """What the samplers of all ranks have in common: the round, and its number of lists, if known."""
         return {"epoch": self.cursor.epoch, "lists of a round": self._length()}
 
     def _length(self) -> int | None:
         try:
             return len(self._batches)  # type: ignore[arg-type]
-        except Exception:  # torch's samplers have a length that may raise; others' may be no int
+        except Exception:  # the length of a torch sampler may raise, and other lengths may be no int
             return None
 
     def state_dict(self) -> dict[str, Any]:
-        """At position 0, the epoch before the next one, and a digest of this rank's lists of it.
+        """At position 0, the previous epoch, and a digest of this rank's lists of that epoch.
 
-        Elsewhere the epoch, the number of samples that all ranks have taken in it, and a digest of this rank's lists of
-        them. Of a sampler without a length, also whether all rounds before came to an end.
+        At other positions, the epoch, the number of its samples that all ranks have used, and a digest of this rank's
+        lists of these samples. For a sampler without a length, also whether all earlier rounds ended.
         """
         state = {
             "position": self.position,
@@ -229,12 +229,12 @@ class ListedBatches(EpochPositions):
         return state
 
     def load_state_dict(self, state: Mapping[str, Any], override: Collection[str] = ()) -> None:
-        """Go on after as many samples.
+        """Resume after the samples that the state counts.
 
         Args:
-            state: of such a sampler. Ranks with another coordinate on the data axis than the one that saved it have
-                other lists, and do not compare them.
-            override: with "seed", the lists may be others than before.
+            state: the `state_dict()` of such a sampler. Only ranks with the data-axis coordinate of the rank that saved
+                the state compare the digest; other ranks have other lists.
+            override: with "seed", the lists may differ from those before.
 
         Raises:
             CheckpointError: The state is that of another kind of sampler.
@@ -252,7 +252,7 @@ class ListedBatches(EpochPositions):
         self._expected = ""
 
     def batches_per_round(self) -> int:
-        """The length of the iterable."""
+        """The length of the iterable; a TypeError if it has none."""
         length = self._length()
         if length is None:
             raise TypeError(
@@ -266,13 +266,13 @@ class ListedBatches(EpochPositions):
 
 
 class DealtIndices(ListedBatches):
-    """Deals out what a sampler of single indices yields: global batch by global batch, to each rank its rows.
+    """Cuts the indices of a sampler of single indices into global batches, and gives each rank its rows.
 
     Args:
-        sampler: an iterable of the indices of an epoch, for all ranks together; iterated anew each epoch, by rank 0.
-        drop_last: leave out a last batch that is not full. Otherwise it is short; if its rows do not divide over the
-            ranks, the last one is repeated.
-        samples: of the dataset; None if nobody knows.
+        sampler: an iterable of the indices of an epoch, for all ranks together; rank 0 iterates it again in each epoch.
+        drop_last: leave out the last batch if it is not full. Otherwise the last batch is short; if its rows do not
+            divide over the ranks, the last row is repeated.
+        samples: number of samples of the dataset; None if not known.
     """
 
     _argument = "sampler"
@@ -295,7 +295,7 @@ class DealtIndices(ListedBatches):
         return self._size
 
     def _whose_lists(self) -> int:
-        return 0  # All ranks have the same.
+        return 0  # All ranks have the same lists.
 
     def _own_part(self, listed: np.ndarray, ranks: int) -> tuple[np.ndarray, int, int]:
         valid = len(listed)
@@ -305,7 +305,7 @@ class DealtIndices(ListedBatches):
 
 
 class _Chunks:
-    """The indices of a sampler in lists of the length of a global batch; the same on all ranks."""
+    """Yields the indices of a sampler in lists of one global batch; the lists are equal on all ranks."""
 
     def __init__(self, sampler: Any, size: int, drop_last: bool, samples: int | None) -> None:
         if isinstance(sampler, abc.Iterator):
@@ -373,21 +373,21 @@ def _digest(before: str, listed: np.ndarray) -> str:
 
 
 def known_length(dataset: Any) -> int | None:
-    """`indexed_length`, or None if the dataset has no `__len__`: a sampler of indices needs none."""
+    """`indexed_length`, or None if the dataset has no `__len__`, which a sampler of indices does not need."""
     return indexed_length(dataset) if _has_length(dataset) else None
 
 
 def _has_length(dataset: Any) -> bool:
-    # A class that was passed in place of its instance gets the error of `length_of`.
+    # If a class was passed instead of its instance, `length_of` raises the error.
     return has_attribute(dataset, "__len__") or isinstance(dataset, type)
 
 
 def as_stream(batch_sampler: Any, dataset: Any = None) -> Any:
-    """The sampler itself if it knows positions, else wrapped in `ListedBatches`.
+    """Return the sampler itself if it is a `StreamSampler` or `ListedBatches`, otherwise wrap it in `ListedBatches`.
 
     Raises:
-        ConfigError: It is derived from a sampler that knows positions, but has an `__iter__` of its own, which would
-            decide nothing; or it is no sampler of batches.
+        ConfigError: The sampler is derived from `StreamSampler`, but has its own `__iter__`, which the loader would
+            ignore; or it is no sampler of batches.
     """
     if isinstance(batch_sampler, (StreamSampler, ListedBatches)):
         name = type(batch_sampler).__name__

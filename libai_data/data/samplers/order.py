@@ -1,4 +1,4 @@
-"""Orders: which sample stands at which position of the endless stream, in O(1) time and memory for any position.
+"""Orders: the sample at each place of the endless stream, in O(1) time and memory for any place.
 
 A shuffled order is a keyed permutation per epoch (`libai_data.data.random.permutation`). Nothing is drawn in advance,
 stored or shared: any rank or worker computes any part of the order by itself.
@@ -16,18 +16,18 @@ from libai_data.errors import ConfigError
 from libai_data.errors.argument_rules import INT, check
 
 ORDER_VERSION = PERMUTATION_VERSION
-"""Raised whenever the same (seed, epoch, index) would give another order; a checkpoint records it."""
+"""Increased whenever the same (seed, epoch, index) would give another order; a checkpoint records it."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """Position -> (epoch, index) over a dataset, epoch after epoch.
+    """Place -> (epoch, index) over a dataset, epoch after epoch.
 
     Args:
         size: number of samples in the dataset; at least 1.
         seed: decides the permutations; any int.
         shuffle: a new permutation each epoch, or 0, 1, ... size-1 each epoch.
-        epoch_size: positions of one epoch; by default `size`. With less, each epoch leaves out the tail of its own
+        epoch_size: places of one epoch; by default `size`. If smaller, each epoch leaves out the tail of its own
             permutation (`drop_last`).
 
     Raises:
@@ -58,22 +58,22 @@ class Order:
 
     @property
     def can_locate(self) -> bool:
-        """Whether all that decides the samples is known."""
+        """Whether `locate` works: an order from a state may have only a digest of weights or of shard lengths."""
         return True
 
     def in_rows(self, places: np.ndarray) -> np.ndarray:
-        """The places of global batches, int64 [batches, size], in the order of the rows: here ascending."""
+        """Sort places of global batches, int64 [batches, size], into the order of the rows; here unchanged."""
         return places
 
     def rows_by_lane(self, places: np.ndarray) -> np.ndarray:
-        """Which of some places each row of a batch has, int64 of the same shape: sorted by lane, but not in a lane."""
+        """For each row of a batch, the column of its place: int64, shape of `places`; a stable sort by lane."""
         return np.broadcast_to(np.arange(places.shape[-1]), places.shape)
 
     def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Find the samples at these positions.
+        """Find the samples at these places.
 
         Args:
-            positions: int64 [n], each at least 0; in any order, over any epochs.
+            positions: int64 [n], the places, each at least 0; in any order, of any epochs.
 
         Returns:
             epochs and indices, int64 [n] each.
@@ -91,18 +91,18 @@ class Order:
         return epochs, indices
 
     def _indices_at(self, epoch: int, offsets: np.ndarray) -> np.ndarray:
-        """The samples at these places of an epoch, int64 [n]."""
+        """The indices of the samples at these offsets in an epoch, int64 [n]."""
         return permuted(self.size, self.seed, epoch, offsets)
 
     def find(self, epoch: int, indices: np.ndarray) -> np.ndarray:
-        """Find where samples stand in an epoch; the inverse of `locate`.
+        """Find the places of samples in an epoch; the inverse of `locate`.
 
         Args:
             epoch: the epoch.
             indices: int64 [n], each within the dataset.
 
         Returns:
-            Positions, int64 [n]; -1 where the epoch leaves the sample out.
+            Places, int64 [n]; -1 where the epoch leaves the sample out.
 
         Raises:
             IndexError: An index lies outside the dataset.
@@ -119,9 +119,9 @@ class Order:
         """Find all places of a sample within a range of places.
 
         Args:
-            index: of the sample.
-            first: the first place to look at.
-            end: the place behind the last one.
+            index: index of the sample.
+            first: the first place to search.
+            end: the place after the last one to search.
 
         Returns:
             epochs and places, int64 [n] each, ascending.
@@ -136,7 +136,7 @@ class Order:
         return epochs[inside], places[inside]
 
     def in_words(self) -> str:
-        """What decides the order, for people."""
+        """What decides the order, in words for messages."""
         how = "shuffled in each epoch with" if self.shuffle else "in its own order,"
         tail = self.size - self.epoch_size
         return f"{how} seed {self.seed}" + (f"; drop_last leaves out {tail} each epoch" if tail else "")
@@ -153,7 +153,7 @@ class Order:
 
 
 def check_holds_a_batch(samples: int, global_batch_size: int, data_parallel_size: int) -> None:
-    """Refuse epochs that cannot fill one global batch, whose every sample `drop_last` would leave out."""
+    """Raise a ConfigError if an epoch cannot fill one global batch: `drop_last` would leave out all samples."""
     if samples < global_batch_size:
         raise ConfigError(
             f"drop_last leaves out all {samples} samples of an epoch, fewer than one global batch of "

@@ -1,4 +1,4 @@
-"""Resuming: whether a saved state fits a stream, and what happens to the samples where it differs on purpose."""
+"""Resuming: whether a saved state fits a stream, and how the stream continues if it differs on purpose."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from libai_data.data.samplers.weighted_order import WeightedOrder
 from libai_data.errors import CheckpointError, ConfigError, nearest
 
 OVERRIDES = ("dataset", "seed", "shuffle", "drop_last", "global_batch_size", "order_version", "weights", "lanes")
-"""What a resumed run may change if it is told so, as in `train.resume_override=[seed]`."""
+"""What a resumed run may change, if the user allows it, such as with `train.resume_override=[seed]`."""
 
 RESTART_DATA = "restart_data"
-"""Names in `train.resume_override` that the train loader begins anew, or resumes by itself."""
+"""Name in `train.resume_override` with which the trainer does not restore the data state of the train loader."""
 
 _OVERRIDE_OF = {"samples": "dataset", "epoch_size": "drop_last"}
 
@@ -26,7 +26,7 @@ PlacesToSkip = Callable[[StepSchedule], LeftOut]
 
 
 def check_overrides(override: Collection[str]) -> None:
-    """Refuse names that are not in `OVERRIDES`; a trainer that is told `RESTART_DATA` restores nothing."""
+    """Raise a ConfigError for names that are not in `OVERRIDES`; only a trainer accepts `RESTART_DATA`."""
     if isinstance(override, str) or not isinstance(override, Collection):
         raise ConfigError(f"override is {override!r:.100}; it must be a list of names, such as ['seed']")
     for name in override:
@@ -39,11 +39,11 @@ def check_overrides(override: Collection[str]) -> None:
 
 
 def refuse(differences: Mapping[str, str], override: Collection[str]) -> None:
-    """Refuse a saved state that differs in what it must not.
+    """Raise a CheckpointError if a saved state has differences that `override` does not allow.
 
     Args:
-        differences: name of the override that would allow it -> what differs, in words.
-        override: what may differ.
+        differences: name of the override that allows a difference -> the difference, in words.
+        override: names of the differences that are allowed.
     """
     check_overrides(override)
     refused = {name: words for name, words in differences.items() if name not in override}
@@ -55,12 +55,12 @@ def refuse(differences: Mapping[str, str], override: Collection[str]) -> None:
 
 
 def allowing(*names: str) -> str:
-    """How to allow what these overrides allow, in words."""
+    """How the user sets these overrides, in words."""
     return f"train.resume_override=[{','.join(names)}], or load_state_dict(state, override={list(names)}) in your loop"
 
 
 def differences(saved: Mapping[str, Any], own: StreamState) -> dict[str, str]:
-    """How a saved state differs from a stream: name of the override that would allow it -> what, in words."""
+    """Differences of a saved state from a stream: name of the override that allows each -> the difference, in words."""
     now = own.to_json()
     found: dict[str, str] = {}
     drawn = [state.get("weights") for state in (saved, now)]
@@ -84,10 +84,10 @@ def differences(saved: Mapping[str, Any], own: StreamState) -> dict[str, str]:
 
 
 def _blend_difference(saved: StreamState, own: StreamState) -> dict[str, str]:
-    """Whether datasets were blended otherwise than the config says.
+    """How the blend of the saved state differs from the blend of the config.
 
-    Weights may change from now on: then the config tells the truth of what is done. A config that names but the new
-    weights was resumed with before: then it tells the truth of what is to come.
+    Two cases are no difference. The weights of the samples before the state are equal: the weights then change from now
+    on. Or the weights after the state are equal: the run was resumed before, and the config has only the new weights.
     """
     before, now = (order.blend if isinstance(order, BlendOrder) else None for order in (saved.order, own.order))
     if before is None and now is None:
@@ -111,7 +111,7 @@ def _same_past(before: Blend, now: Blend, place: int) -> bool:
 
 
 def _continued(before: Blend, place: int, now: Blend) -> Blend:
-    """The weights that the past had before a place, and those that the future is to have."""
+    """A blend with the weights of `before` up to a place, and those of `now` from the place on."""
     return now if _same_past(before, now, place) else before.continued(place, phases_of(before).before(place), now)
 
 
@@ -121,7 +121,7 @@ def _weights_in_words(blend: Blend) -> str:
 
 
 def _with_past_weights(saved: StreamState, own: StreamState) -> tuple[StreamState, StreamState, list[str]]:
-    """Both states with the weights that the past had and the future is to have, and what there is to note of it."""
+    """Both states with past weights up to the saved place and new weights after it; and notes for the log."""
     before, now, place = saved.order, own.order, saved.place
     if not isinstance(before, BlendOrder) or not isinstance(now, BlendOrder) or before.blend.sizes != now.blend.sizes:
         return saved, own, []
@@ -136,10 +136,10 @@ def _with_past_weights(saved: StreamState, own: StreamState) -> tuple[StreamStat
 
 
 def _size_difference(saved: StreamState, own: StreamState) -> dict[str, str]:
-    """Whether the steps were of other sizes than the config says.
+    """How the step sizes of the saved state differ from those of the config.
 
-    They may change from now on: then the config tells the truth of the steps that are done. A config that names but the
-    new size was resumed with before: then it tells the truth of those to come.
+    Two cases are no difference. The sizes of the steps before the state are equal: the size then changes from now on.
+    Or the sizes after the state are equal: the run was resumed before, and the config has only the new size.
     """
     before, now, step = saved.schedule, own.schedule, saved.step
     if before is None or now is None or step is None or before.same_before(step, now) or now.same_from(step, before):
@@ -158,20 +158,20 @@ def _in_words(schedule: StepSchedule) -> str:
 def reconcile(
     saved_json: Mapping[str, Any], own: StreamState, places_to_skip: PlacesToSkip, override: Collection[str]
 ) -> tuple[StreamState, list[str]]:
-    """Find where a stream goes on from a saved state.
+    """Find the state from which a stream continues after a saved state.
 
     Args:
         saved_json: the saved state.
-        own: the state of the stream that is to go on, before its first step.
-        places_to_skip: what it leaves out in a run of a given schedule.
-        override: what may differ.
+        own: the state of the stream that is to continue, before its first step.
+        places_to_skip: schedule -> the places that the stream leaves out on purpose in a run of this schedule.
+        override: names of the differences that are allowed.
 
     Returns:
-        The state to go on from, and notes on what is repeated or left out, none if nothing changed.
+        The state from which the stream continues, and notes on repeated or left-out samples; none if nothing changed.
 
     Raises:
         CheckpointError: The saved state belongs to another stream, or is broken.
-        ConfigError: `override` names something unknown.
+        ConfigError: `override` has an unknown name.
     """
     saved = StreamState.from_json(saved_json)
     changed = differences(saved_json, own)
@@ -189,7 +189,7 @@ def reconcile(
 
 
 def _check_transforms(saved: StreamState, own: StreamState, changes: Sequence[str]) -> None:
-    """Refuse what cannot be gone on with, since outputs of a transform are made of several samples in their order."""
+    """Raise a CheckpointError if a stream transform could not continue: its outputs depend on the order of samples."""
     if (saved.start is None) != (own.start is None):
         words = ["that of samples" if state.start is None else "that of a stream transform" for state in (saved, own)]
         raise CheckpointError(f"the data state belongs to another stream: it was {words[0]} and is now {words[1]}")
@@ -201,25 +201,25 @@ def _check_transforms(saved: StreamState, own: StreamState, changes: Sequence[st
 
 
 def _moved(saved: StreamState, own: StreamState, changed: Mapping[str, str]) -> tuple[StreamState, list[str]]:
-    """The saved place in a stream whose order has changed on purpose."""
+    """The state at the saved place in a stream whose order may have changed on purpose, and notes for the log."""
     if (saved.order.size, saved.order.epoch_size) == (own.order.size, own.order.epoch_size):
         state = StreamState(saved.position, own.order, saved.left_out)
         return state, [_order_note(saved, state, changed)] if saved.order != own.order else []
     epoch, offset = divmod(saved.place, saved.order.epoch_size)
     place = epoch * own.order.epoch_size + round(offset * own.order.epoch_size / saved.order.epoch_size)
-    # What was left out has no place in the new order.
+    # The places that were left out have no counterpart in the new order.
     state = StreamState(place, own.order)
     return state, [_order_note(saved, state, changed)]
 
 
 def continued_schedule(saved: StreamState, schedule: StepSchedule) -> StepSchedule:
-    """The steps that were done before a saved state, and those of a schedule from there on."""
+    """The steps before a saved state with their saved sizes, then the steps of `schedule`."""
     history = saved.schedule if saved.schedule is not None else schedule
     return history.continued(_next_step(history, saved.position), schedule)
 
 
 def _next_step(history: StepSchedule, position: int) -> int:
-    """The first step of which nothing is taken before a position."""
+    """The first step that uses no sample before a position."""
     step = history.step_at(position)
     return step if history.position_of(step) == position else step + 1
 
@@ -234,7 +234,7 @@ def _with_steps(
     history = saved.schedule if saved.schedule is not None else schedule
     state, notes = _moved(saved, own, changed)
     if saved.order == own.order:
-        # The order of the steps that are done still holds, so that they stay in the ledger.
+        # The order did not change, so the ledger can still compute the past steps.
         merged = continued_schedule(saved, schedule)
         if not merged.same_from(_next_step(history, saved.position), history):
             notes.append(
@@ -256,7 +256,7 @@ def _with_steps(
 
 
 def _order_note(saved: StreamState, state: StreamState, changed: Mapping[str, str]) -> str:
-    """What a change of the order does to the epoch in which it happens."""
+    """The note on how a change of the order affects the current epoch."""
     epoch, taken = divmod(saved.place, saved.order.epoch_size)
     offset = state.place - epoch * state.order.epoch_size
     what = ", ".join(changed.values()) or "the order changed"

@@ -1,4 +1,4 @@
-"""What all samplers share: a place in the stream, and this rank's part of each global batch."""
+"""The base of all samplers: a position in the stream, and this rank's part of each global batch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from libai_data.errors import ConfigError
 from libai_data.errors.argument_rules import BATCH_SIZE, EPOCH, check, whole
 from libai_data.structures import BatchInfo
 
-if TYPE_CHECKING:  # It knows datasets that know samplers.
+if TYPE_CHECKING:  # This module imports datasets that import samplers.
     from libai_data.data.datasets.streamed_shards import StreamedShards
 
 logger = logging.getLogger(__name__)
@@ -38,9 +38,9 @@ _RULES = {
     "consumed_samples": whole(0),
 }
 _WINDOW = 4096
-"""Samples whose indices a sampler computes at once, at most; never more than reach into the next epoch."""
+"""Most samples whose indices a sampler computes at once; further limited to about one epoch."""
 _SORTED = 1 << 18
-"""Rows of global batches that are sorted by lane at once, at most."""
+"""Most rows of global batches that a sampler sorts by lane at once."""
 
 
 class IndexBatch(NamedTuple):
@@ -49,13 +49,13 @@ class IndexBatch(NamedTuple):
     Args:
         step: number of the global batch since the stream's beginning.
         epoch: epoch of the global batch's first sample; None if ranks measure lanes (`StreamSampler.measures_lanes`).
-        position: position of the global batch's first sample; what is left out on purpose has no position.
+        position: position of the global batch's first sample; samples that are left out on purpose have no position.
         size: rows of the global batch.
         valid: rows [0, valid) of the global batch count; the rest is padding.
         epochs: int64 [n], the epoch of each of this reader's samples.
-        indices: int64 [n], the dataset's index of each.
-        next_start: of a stream transform, where the output behind the global batch begins; in lanes that of each lane,
-            -1 for those that this reader does not follow.
+        indices: int64 [n], the dataset index of each of this reader's samples.
+        next_start: for a stream transform, the start of the output after the global batch. In lanes, one start for each
+            lane, -1 for lanes that this reader does not follow. Otherwise None.
     """
 
     step: int
@@ -69,18 +69,18 @@ class IndexBatch(NamedTuple):
 
 
 class StreamSampler:
-    """Base of the samplers: global batch k of size B is positions [kB, (k+1)B) of the order, and data-parallel rank d
-    takes its d-th contiguous part.
+    """Base of the samplers: global batch k of size B has positions [kB, (k+1)B) of the stream, and data-parallel rank d
+    reads the d-th contiguous part.
 
-    Iterating yields one list of indices a batch, as `batch_sampler` of other libraries does; the loader asks for
-    `batch_at(position)`, which any process can answer for any position in O(1).
+    Iteration yields one list of indices for each batch, like a `batch_sampler` of other libraries. The loader calls
+    `batch_at(position)`, which any process can compute for any position in O(1).
     """
 
     endless: bool
     others_tell = False
-    """Whether the ranks exchange what they know of lanes before a state is saved; a loader of several ranks says so."""
+    """Whether ranks exchange the starts of their lanes before they save a state; loaders of several ranks set this."""
     restored_start: Start | None = None
-    """Of a stream transform, the start in the state that was restored last."""
+    """For a stream transform, the start in the state that was restored last."""
     _walk: Walk | None = None
     _ranks_in_turn = 1
 
@@ -118,7 +118,7 @@ class StreamSampler:
 
     @property
     def position(self) -> int:
-        """Position behind the last row that was taken. If it is set, the next pass begins there."""
+        """The position after the last row that was used. After it is set, the next pass begins there."""
         return self.cursor.position
 
     @position.setter
@@ -126,7 +126,7 @@ class StreamSampler:
         self.cursor = Cursor(position)
 
     def next_pass(self) -> Cursor:
-        """The cursor where the next pass begins: this one if endless, else that of the next epoch."""
+        """The cursor where the next pass begins; an endless stream continues at the current cursor."""
         return self.cursor
 
     def set_epoch(self, epoch: int) -> None:
@@ -140,11 +140,11 @@ class StreamSampler:
         return place
 
     def after(self, batch: IndexBatch | BatchInfo) -> Cursor:
-        """The cursor once this batch has been taken."""
+        """The cursor after this batch was used."""
         return Cursor(batch.position + batch.size, start=batch.next_start)
 
     def after_pass(self) -> Cursor:
-        """The cursor once a pass has ended."""
+        """The cursor after a pass ended."""
         return self.cursor
 
     def _serve(self, shards: tuple[int, ...]) -> None:
@@ -152,7 +152,7 @@ class StreamSampler:
         self._forget_window()
 
     def _forget_window(self) -> None:
-        """Locate anew what comes, after something that decides it was changed."""
+        """Drop the located samples, because the order or the position changed."""
         self._window_size = 0
         self._window: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
@@ -162,17 +162,17 @@ class StreamSampler:
         return np.concatenate([first * len(shard) + shard for first in self._shards])
 
     def serving(self, shards: tuple[int, ...]) -> StreamSampler:
-        """This sampler for a reader that serves several data-parallel ranks.
+        """This sampler for a reader that reads for several data-parallel ranks.
 
         Args:
-            shards: their coordinates on the data axis, ascending; each batch holds their parts one behind the other.
+            shards: coordinates of these ranks on the data axis, ascending; each batch concatenates their parts.
         """
         other = copy(self)
         other._serve(shards)
         return other
 
     def batches_per_round(self) -> int:
-        """Batches of one round, or of one epoch of an endless stream (rounded up)."""
+        """Number of batches of one pass, or of one epoch of an endless stream (rounded up)."""
         raise NotImplementedError
 
     @property
@@ -181,25 +181,25 @@ class StreamSampler:
         return self.micro_batch_size * self.data_parallel_size
 
     def batch_at(self, position: int) -> IndexBatch | None:
-        """This rank's part of the global batch that begins at `position`, or None past the end of the round."""
+        """This rank's part of the global batch that begins at `position`, or None after the last batch of the epoch."""
         raise NotImplementedError
 
     def batches(self, position: int) -> Iterator[IndexBatch]:
-        """This rank's parts of all batches from `position` to the end of the round."""
+        """This rank's parts of all batches from `position` to the end of the epoch; endless if the stream is."""
         batch = self.batch_at(position)
         while batch is not None:
             yield batch
             batch = self.batch_at(batch.position + batch.size)
 
     def _part(self, position: int, size: int, valid: int, number: int, end: int | None = None) -> IndexBatch:
-        """Cut out this reader's rows; rows past `valid` repeat the last valid sample.
+        """Find this reader's rows of a global batch; rows after `valid` repeat the last valid sample.
 
         Args:
-            position: of the global batch.
-            size: its rows.
-            valid: those that count.
-            number: of the batch since the stream's beginning.
-            end: of a round; no batch has rows of the next one.
+            position: position of the global batch.
+            size: rows of the global batch.
+            valid: rows that count.
+            number: number of the batch since the stream's beginning.
+            end: position at which the epoch ends, if no batch may have rows of the next epoch.
         """
         if end is not None and self._first_of_turns(position, size) + size * self._ranks_in_turn > end:
             places = self._places_of_rows(np.array([position]), size, self._rows_of(size), end)
@@ -213,10 +213,10 @@ class StreamSampler:
         """The places of some rows of the batches that begin at these positions, int64 [batches, rows].
 
         Args:
-            positions: of the batches, ascending.
+            positions: int64 [batches], the positions of the batches, ascending.
             size: rows of a batch.
-            rows: which of them.
-            end: position behind the last row that counts, of a single batch; rows behind it repeat the last one.
+            rows: int64 [rows], numbers of the rows to find.
+            end: for a single batch, the position after the last row that counts; rows after this repeat the last one.
         """
         if self.order.lanes == 1:
             rows = rows if end is None else np.minimum(rows, end - 1 - positions[0])
@@ -228,13 +228,13 @@ class StreamSampler:
         return np.take_along_axis(places, np.minimum((positions - firsts)[:, None] + rows, count - 1), axis=1)
 
     def share_of_node(self, parts: float) -> float:
-        """Of the rows that a node reads, the part of this reader, if a node reads one of so many equal parts."""
+        """The fraction of a node's cache for this reader, if each node reads one of `parts` equal parts of the data."""
         return share_of_node(len(self._shards), self.data_parallel_size, parts)
 
     def shard_plan(self, position: int, shards: StreamedShards) -> ShardPlan | None:
-        """The streamed shards that this reader needs from a position on; None if nobody knows what is there.
+        """The streamed shards that this reader needs from a position on; None if the position's place is not known.
 
-        Batches are counted by `batch_of` a position.
+        The plan numbers batches as `batch_of` does.
         """
         order, size, first = self.order, self.global_batch_size, self.batch_of(position)
         if first is None:
@@ -248,10 +248,11 @@ class StreamSampler:
         return ShardPlan(shards.uses_in(self._samples_ahead(first)), lambda shard, batch: batch + epoch)
 
     def most_bytes(self, batches: int, shards: StreamedShards) -> int:
-        """The most bytes of streamed shards that this reader, or another one of equally many rows, may need at once.
+        """The most bytes of streamed shards that any reader with as many rows as this one may need at once.
 
         Args:
-            batches: in a row, that are read at once.
+            batches: number of consecutive batches that are read at once.
+            shards: the streamed shards of the dataset.
         """
         order, size, rows = self.order, self.global_batch_size, len(self._rows_of(self.global_batch_size))
         if not isinstance(order, LaneOrder):
@@ -264,13 +265,13 @@ class StreamSampler:
 
     @property
     def measures_lanes(self) -> bool:
-        """Whether samples are read to find the outputs of lanes."""
+        """Whether the walk must read samples to find the outputs of lanes."""
         reads = self.makes_outputs and self.order.lanes > 1
         return reads and bool(attribute_of(self.dataset, "reads_to_measure", False))
 
     @property
     def follows_own_lanes(self) -> bool:
-        """Whether this reader goes through the samples of its own lanes only; others have the rest of the state."""
+        """Whether this reader reads only samples of its own lanes; other readers know the starts of the other lanes."""
         return self.others_tell and self.measures_lanes
 
     @property
@@ -278,15 +279,15 @@ class StreamSampler:
         return self.measures_lanes and not self.follows_own_lanes
 
     def _samples_ahead(self, first: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """The samples that this reader may read, some batches after the other, from this batch on without end.
+        """The samples that this reader may read, several batches at a time, from batch `first` on without end.
 
         Yields:
-            For each sample its batch (see `batch_of`) and its index, int64 [n] each.
+            The batch (see `batch_of`) and the index of each sample, int64 [n] each.
         """
         size = self.global_batch_size
-        # Nobody knows in advance which samples of a stream transform make the outputs of which rank.
+        # With a stream transform, the outputs of this rank may need any sample.
         rows = np.arange(size) if self.makes_outputs else self._rows_of(size)
-        # Of few samples less than an epoch, in which a shard that comes again would seem to be in use all the time.
+        # Less than an epoch at a time: otherwise a shard that comes again would count as in use all the time.
         batches = max(1, min(_WINDOW // len(rows), self.order.epoch_size // (8 * size)))
         for start in count(first, batches):
             numbers = np.arange(start, start + batches)
@@ -295,36 +296,36 @@ class StreamSampler:
 
     @property
     def makes_outputs(self) -> bool:
-        """Whether the samples of the order are those that a stream transform makes its outputs of."""
+        """Whether a stream transform makes outputs of the samples of the order."""
         return self._walk is not None
 
     def batch_of(self, position: int) -> int | None:
-        """The number of a global batch in a `shard_plan`: all places count, and batches of the sampler's own size."""
+        """The number of a position's batch in a `shard_plan`: its place // global batch size; None if not known."""
         place = self._place_at(position)
         return None if place is None else place // self.global_batch_size
 
     def _place_at(self, position: int) -> int | None:
-        """The place of the order where the samples of a position begin; None if that is not known."""
+        """The place of the first sample that is needed for a position; None if the place is not known."""
         if self._walk is None:
             return self.left_out.place_of(position)
         starts = starts_of(self._walk.known_start(position))
         return min((int(place_and_offset(start)[0]) for start in starts if start != UNKNOWN), default=None)
 
     def _first_of_turns(self, position: int, size: int) -> int:
-        """Where the global batch begins of which the batch at a position is a part."""
+        """The position at which the global batch begins that contains the batch at `position`."""
         if self._ranks_in_turn == 1:
             return position
         return position - (position - self._counted_from(position)) % (size * self._ranks_in_turn)
 
     def _counted_from(self, position: int) -> int:
-        """Where the first of the batches begins that follow each other up to a position."""
+        """The position from which the batches around `position` are counted."""
         return position // self.order.epoch_size * self.order.epoch_size
 
     def take_turns(self, ranks: int) -> None:
         """Let each batch be the part of one data-parallel rank, one rank after the other, instead of a global batch.
 
         Args:
-            ranks: batches that follow each other and together have the rows of one global batch.
+            ranks: number of ranks; so many consecutive batches have the rows of one global batch.
         """
         self._ranks_in_turn = ranks
         self._forget_window()
@@ -363,7 +364,7 @@ class StreamSampler:
         return {turn: each for turn, each in enumerate(starts if isinstance(starts, tuple) else ()) if each != UNKNOWN}
 
     def note_start(self, position: int, start: Start | None) -> None:
-        """Take note of where the output of a stream transform at a position begins, as whoever reads found it."""
+        """Record the start of a stream transform's output at a position, which a reader has found."""
         if self._walk is not None and start is not None:
             self._walk.note(position, start)
 
@@ -377,12 +378,12 @@ class StreamSampler:
         If this sampler follows a schedule of steps, a state whose steps had other sizes raises an error.
 
         Args:
-            state: of a sampler.
-            override: what may differ, from `OVERRIDES`; the log says which samples are then repeated or left out.
+            state: the `state_dict()` of a sampler.
+            override: names from `OVERRIDES` that may differ; the log then shows which samples repeat or are left out.
 
         Raises:
-            CheckpointError: The state belongs to another stream; both values are shown.
-            ConfigError: `override` names something unknown.
+            CheckpointError: The state belongs to another stream; the message has both values.
+            ConfigError: `override` has an unknown name.
         """
         own = replace(self.state, left_out=LeftOut(), schedule=self._followed)
         resumed, notes = reconcile(state, own, self._places_to_skip, override)
@@ -392,11 +393,11 @@ class StreamSampler:
         self.restored_start = resumed.start
 
     def _places_to_skip(self, schedule: StepSchedule) -> LeftOut:
-        """What this sampler leaves out on purpose in a run of this schedule."""
+        """The places that this sampler leaves out on purpose in a run of this schedule."""
         return LeftOut()
 
     def take_over(self, other: StreamSampler) -> None:
-        """Continue in the stream of another sampler of the same dataset, also in its schedule."""
+        """Continue with the order, position and schedule of another sampler of the same dataset."""
         self.order = other.order
         self._go_on_from(other.state)
 

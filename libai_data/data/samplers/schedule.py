@@ -1,11 +1,11 @@
-"""The schedule: which positions of the stream each step takes, and which places of the order no step takes.
+"""The schedule: which positions of the stream each step uses, and which places of the order no step uses.
 
-Two pure functions lead from a step to its samples, both of a few numbers that a checkpoint keeps:
+Two pure functions lead from a step to its samples. Both need only a few numbers, which a checkpoint stores:
 
-    step -> positions   `StepSchedule`: step k takes as many positions as its global batch size says, behind step k-1's
-    position -> place   `LeftOut`: the places that are left out on purpose are passed over
+    step -> positions   `StepSchedule`: step k uses the next positions after step k-1, as many as its global batch size
+    position -> place   `LeftOut`: skips the places that are left out on purpose
 
-`Order` then tells which sample is at a place. Unless something is left out, a position and its place are the same.
+`Order` then gives the sample at a place. If nothing is left out, a position and its place are equal.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ Ranges = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Places of the order that no step takes.
+    """Places of the order that no step uses.
 
     Args:
-        ranges: [first, end) each; they are put in order, and joined where they meet.
+        ranges: pairs [first, end); the constructor sorts them, and joins ranges that touch.
 
     Raises:
-        ConfigError: A range that ends before it begins, or begins below 0.
+        ConfigError: A range ends before it begins, or begins below 0.
     """
 
     ranges: Ranges = ()
@@ -50,7 +50,7 @@ class LeftOut:
 
     @cached_property
     def _table(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """First places, ends, the positions that follow each range, and the places left out before the n-th range."""
+        """Per range: first place, end, the position after the range, and the number of places left out before it."""
         bounds = np.array(self.ranges, dtype=np.int64).reshape(-1, 2)
         before = np.concatenate([[0], np.cumsum(bounds[:, 1] - bounds[:, 0])])
         return bounds[:, 0], bounds[:, 1], bounds[:, 0] - before[:-1], before
@@ -78,7 +78,7 @@ class LeftOut:
         return np.where(inside, -1, places - before[number])
 
     def end_of(self, position: int) -> int:
-        """The place behind the last one that is taken before `position`."""
+        """The place after that of the last position before `position`."""
         return self.place_of(position - 1) + 1 if position else 0
 
     def count_before(self, place: int) -> int:
@@ -86,11 +86,11 @@ class LeftOut:
         return sum(max(0, min(end, place) - first) for first, end in self.ranges)
 
     def since(self, place: int) -> LeftOut:
-        """What is left out at `place` or later."""
+        """The places that are left out at `place` or later."""
         return LeftOut(tuple((max(first, place), end) for first, end in self.ranges if end > place))
 
     def joined(self, other: LeftOut) -> LeftOut:
-        """What either leaves out."""
+        """The places that either of the two leaves out."""
         return LeftOut(self.ranges + other.ranges)
 
 
@@ -99,9 +99,9 @@ class StepSchedule:
     """Step -> positions.
 
     Args:
-        sizes: (step, global batch size) in ascending order: from this step on, a step takes so many samples. The first
-            entry is the first step that the schedule knows of.
-        first_position: where that step begins.
+        sizes: pairs (step, global batch size), steps ascending: the size is valid from this step on. The schedule
+            begins with the step of the first entry.
+        first_position: the position at which this first step begins.
 
     Raises:
         ConfigError: No entry, steps that do not ascend, or a size below 1.
@@ -129,13 +129,13 @@ class StepSchedule:
 
     @cached_property
     def positions(self) -> list[int]:
-        """Where the first step of each size begins."""
+        """The position at which the first step of each size begins."""
         lengths = [(end - step) * size for (step, size), end in zip(self.sizes, self._steps[1:])]
         return list(accumulate(lengths, initial=self.first_position))
 
     @property
     def first_step(self) -> int:
-        """The first step that the schedule knows of."""
+        """The first step of the schedule."""
         return self.sizes[0][0]
 
     def size_of(self, step: int) -> int:
@@ -143,12 +143,12 @@ class StepSchedule:
         return self.sizes[self._entry(step)][1]
 
     def position_of(self, step: int) -> int:
-        """Where a step begins: so many samples were taken before it."""
+        """The position at which a step begins: the number of samples before it."""
         entry = self._entry(step)
         return self.positions[entry] + (step - self._steps[entry]) * self.sizes[entry][1]
 
     def steps_at(self, positions: np.ndarray) -> np.ndarray:
-        """The steps that take these positions, int64 [n]; -1 where they lie before the first step."""
+        """The steps that use these positions, int64 [n]; -1 for positions before the first step."""
         positions = np.asarray(positions, dtype=np.int64)
         starts = np.array(self.positions)
         entry = np.maximum(np.searchsorted(starts, positions, side="right") - 1, 0)
@@ -157,54 +157,54 @@ class StepSchedule:
         return np.where(positions < self.first_position, -1, steps)
 
     def step_at(self, position: int) -> int:
-        """The step that takes a position; -1 before the first step."""
+        """The step that uses a position; -1 before the first step."""
         return int(self.steps_at(np.array([position]))[0])
 
     def taken_by(self, first_step: int, last_step: int) -> LeftOut:
-        """The positions of steps `first_step` to `last_step`, both included, as far as the schedule knows them."""
+        """The positions of steps `first_step` to `last_step`, both included, without steps before the schedule."""
         if last_step < self.first_step:
             return LeftOut()
         first = max(first_step, self.first_step)
         return LeftOut(((self.position_of(first), self.position_of(last_step + 1)),))
 
     def continued(self, step: int, other: StepSchedule) -> StepSchedule:
-        """This schedule before `step`, and the sizes of another from it on."""
+        """The sizes of this schedule before `step`, and those of `other` from `step` on."""
         past = tuple(entry for entry in self.sizes if entry[0] < step)
         future = tuple(entry for entry in other.sizes if entry[0] > step)
         return StepSchedule((*past, (step, other.size_of(step)), *future), self.first_position)
 
     def begun_at(self, step: int, position: int) -> StepSchedule:
-        """The sizes from `step` on, which begins at `position`."""
+        """The schedule from `step` on, with this step at `position`."""
         future = tuple(entry for entry in self.sizes if entry[0] > step)
         return StepSchedule(((step, self.size_of(step)), *future), position)
 
     def same_before(self, step: int, other: StepSchedule) -> bool:
-        """Whether another has the same sizes in all steps before `step` that this one knows of."""
+        """Whether `other` has the same sizes in all steps of this schedule before `step`."""
         steps = [known for known in (*self._steps, *other._steps) if self.first_step <= known < step]
         return all(self.size_of(known) == other.size_of(known) for known in steps)
 
     def same_from(self, step: int, other: StepSchedule) -> bool:
-        """Whether another has the same sizes in all steps from `step` on."""
+        """Whether `other` has the same sizes in all steps from `step` on."""
         steps = [known for known in (*self._steps, *other._steps) if known > step]
         return all(self.size_of(known) == other.size_of(known) for known in (step, *steps))
 
     def _entry(self, step: int) -> int:
-        # Before its first step, a schedule is continued backwards.
+        # Steps before the first entry have the size of the first entry.
         return max(0, bisect_right(self._steps, step) - 1)
 
 
 def left_out_by(skip_steps: Iterable[tuple[int, int]], schedule: StepSchedule) -> LeftOut:
-    """What `train.skip_steps` leaves out: the places that these steps would take in a run without any skip.
+    """The places that `train.skip_steps` leaves out: those that these steps would use in a run without any skip.
 
     Args:
         skip_steps: (first step, last step), both included.
-        schedule: of the run.
+        schedule: the schedule of the run.
     """
     return LeftOut(tuple(r for first, last in skip_steps for r in schedule.taken_by(first, last).ranges))
 
 
 def parse_sizes(key: str, value: Any) -> Ranges:
-    """Read a batch size schedule of a config: [[0, 64], [1000, 128]]."""
+    """Read a batch size schedule from a config, such as [[0, 64], [1000, 128]]; a ConfigError if it is malformed."""
     sizes = _pairs(key, value, "[first step, global batch size]")
     steps = [step for step, _ in sizes]
     if not sizes or steps[0] != 0 or any(later <= step for step, later in zip(steps, steps[1:])):
@@ -215,7 +215,7 @@ def parse_sizes(key: str, value: Any) -> Ranges:
 
 
 def parse_skips(key: str, value: Any) -> Ranges:
-    """Read steps to skip of a config: [[1200, 1250]], both ends included."""
+    """Read steps to skip from a config, such as [[1200, 1250]], both included; a ConfigError if malformed."""
     skips = _pairs(key, value, "[first step, last step]")
     for first, last in skips:
         if not 0 <= first <= last:

@@ -18,20 +18,20 @@ from libai_data.structures import BatchInfo
 
 
 class SingleRoundSampler(StreamSampler):
-    """A finite stream: each pass has every sample once, and all ranks get equally many batches of the same size.
+    """A finite stream: each pass has every sample once, and all ranks get the same number of batches of the same size.
 
     Each pass is the next epoch. Positions are counted over all epochs: epoch `e` of `n` samples has the positions `en`
-    to `(e + 1)n`. After a state was restored, the next pass is the rest of the epoch in which the state was saved.
+    to `(e + 1)n - 1`. After a state was restored, the next pass is the rest of the epoch in which the state was saved.
 
-    The last global batch is filled up with copies of the last sample. `IndexBatch.valid` says how many rows count, so
-    an evaluation counts each sample once.
+    The last global batch is filled up with copies of the last sample. `IndexBatch.valid` is the number of rows that
+    count, so an evaluation counts each sample once.
 
-    The arguments are those of `CyclicSampler`, without `consumed_samples`; `drop_last` drops a
-    last batch that is not full.
+    The arguments are those of `CyclicSampler`, without `consumed_samples`. With `drop_last`, the sampler drops the last
+    batch if it is not full.
 
     Raises:
-        ConfigError: An empty dataset, one smaller than a global batch with `drop_last`, malformed weights, or a size or
-            rank out of range.
+        ConfigError: An empty dataset, one smaller than a global batch with `drop_last`, malformed weights, a stream
+            transform, or a size or rank out of range.
     """
 
     endless = False
@@ -111,14 +111,14 @@ class SingleRoundSampler(StreamSampler):
         return self._part(position, self._rows_for(valid), valid, number, self._end_of_epoch(position))
 
     def _rows_for(self, valid: int) -> int:
-        """Rows of a global batch of which so many count."""
+        """Rows of a global batch that has `valid` rows that count."""
         return self.global_batch_size
 
 
 class ShortEndSampler(SingleRoundSampler):
-    """A `SingleRoundSampler` whose last batch is not filled up: it has the rows that are left.
+    """A `SingleRoundSampler` whose last batch is short: it has only the samples that are left.
 
-    The data-parallel ranks share them equally, so that at most `data_parallel_size - 1` rows repeat the last sample.
+    All data-parallel ranks get equally many rows, so at most `data_parallel_size - 1` rows repeat the last sample.
     """
 
     def _rows_for(self, valid: int) -> int:

@@ -1,4 +1,4 @@
-"""The state of a stream: the few numbers from which all its samples follow, and their JSON."""
+"""The state of a stream: the few numbers that decide all its samples, and their JSON."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ START = Rule(
 
 @dataclass(frozen=True)
 class Keys:
-    """What a saved mapping holds.
+    """The keys that a saved mapping must and may have.
 
     Args:
-        required: key -> rule of its value, or the keys of a mapping in it.
+        required: key -> rule for the value; or `Keys`, if the value is a mapping.
         optional: the same for keys that may be absent.
-        others: keys beyond these are somebody else's.
+        others: whether other keys are allowed; other code checks them.
     """
 
     required: Mapping[str, Rule | Keys]
@@ -76,15 +76,15 @@ ORDER_KEYS = tuple(key for key in _KEYS.required if key != "position")
 
 @dataclass(frozen=True)
 class StreamState:
-    """A place in a stream.
+    """The position in a stream, and all that decides the samples that follow.
 
     Args:
-        position: samples that all ranks have taken; the position of the next one.
+        position: samples that all ranks together have used; the position of the next sample.
         order: place -> (epoch, index).
-        left_out: places that no step takes.
-        schedule: the sizes of the steps; None if whoever iterates knows of no steps.
-        start: of a stream transform, where the output at `position` begins, or -1 if that is yet to be found; None for
-            any other stream. In lanes, where the next output of each lane begins, or -1.
+        left_out: places that no step uses.
+        schedule: the sizes of the steps; None if the loader is used without steps.
+        start: for a stream transform, where the output at `position` begins, or -1 if not known yet; None for any other
+            stream. In lanes, where the next output of each lane begins, or -1.
     """
 
     position: int
@@ -95,7 +95,7 @@ class StreamState:
 
     @property
     def place(self) -> int:
-        """The place behind the last sample that was taken, whole or in part."""
+        """The place after the last sample that was used, completely or in part."""
         if self.start is not None:
             found = (place_and_offset(start) for start in starts_of(self.start) if start >= 0)
             return max((place + (offset > 0) for place, offset in found), default=0)
@@ -108,11 +108,11 @@ class StreamState:
 
     @property
     def step(self) -> int | None:
-        """The step that takes the next sample; None without a schedule."""
+        """The step that uses the next sample; None without a schedule."""
         return None if self.schedule is None else self.schedule.step_at(self.position)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain numbers, and lists of them where something is left out or the steps have sizes."""
+        """The state as JSON: numbers, lists, and mappings for a blend, weights and lanes."""
         state: dict[str, Any] = {
             "position": self.position,
             **self.order.to_json(),
@@ -129,10 +129,10 @@ class StreamState:
 
     @staticmethod
     def from_json(state: Mapping[str, Any]) -> StreamState:
-        """Read what `to_json` made.
+        """Read a state from the result of `to_json`.
 
         Raises:
-            CheckpointError: Something is missing or impossible.
+            CheckpointError: A key is missing or unknown, or a value is impossible.
         """
         check_state(state, _KEYS, "a sampler")
         try:
@@ -151,7 +151,7 @@ class StreamState:
 
 
 def start_from_json(start: Any, lanes: int) -> Start:
-    """The start that `to_json` wrote as pairs of place and offset, -1 for None; a ConfigError if of other lanes."""
+    """Read a start that `to_json` wrote as pairs of place and offset, or None (-1). Other lanes are a ConfigError."""
     if start is None:
         return -1
     if lanes == 1 and PAIR.holds(start):
@@ -163,27 +163,30 @@ def start_from_json(start: Any, lanes: int) -> Start:
 
 
 def order_in_words(stream: Any) -> str:
-    """What decides the samples of a stream, equal for equal streams: its state but for the place in it.
+    """What decides the samples of a stream, in words: its state without the position. Equal streams have equal words.
 
     Args:
-        stream: anything with `order_words`, or the `state_dict` of a sampler.
+        stream: an object with `order_words()` or `state_dict()`.
     """
     words = stream.order_words() if hasattr(stream, "order_words") else stream.state_dict()
     found = [f"{key} {value}" for key, value in sorted(words.items()) if key not in ("position", "start")]
     start = getattr(stream, "restored_start", None)
-    # All ranks know the starts of all lanes there, and only there.
+    # All ranks know the starts of all lanes only in the restored state.
     found += [] if start is None else [f"starts in the restored state {hash_of(repr(start).encode())}"]
     return ", ".join(found)
 
 
 def check_state(state: Any, keys: Keys, saved_by: str, name: str = "") -> None:
-    """Refuse a state that whoever restores it cannot have saved.
+    """Check that a state has the keys and values that its loader saves.
 
     Args:
         state: anything.
-        keys: what it must hold.
-        saved_by: who saves such states, in words.
-        name: of the part of the data state that this is; "" for all of it.
+        keys: the keys that it must and may have.
+        saved_by: who saves such states, in words for the message.
+        name: path of this part in the data state; "" for all of it.
+
+    Raises:
+        CheckpointError: `state` is no mapping, a key is missing or unknown, or a value breaks its rule.
     """
     what = f"the data state's {name}" if name else "the data state"
     if not isinstance(state, Mapping):

@@ -1,4 +1,4 @@
-"""Finite passes over a stream transform, whose number of outputs nobody knows before they are made."""
+"""Finite passes over a stream transform, whose number of outputs is not known in advance."""
 
 from __future__ import annotations
 
@@ -26,13 +26,15 @@ _ENDS = one_of("short", "pad", "drop")
 class TransformRounds(EpochPositions, StreamSampler):
     """All outputs of a stream transform in each pass; each pass is the next epoch, and begins with its first sample.
 
-    Nothing is scanned: the outputs of a batch are found when it is read, from the place where the batch before it
-    ended. The state holds this place. The last output of an epoch may be padded.
+    The dataset is not scanned in advance. When the loader needs a batch, the sampler finds the batch's outputs from the
+    place where the batch before ended. The state has this place. The last output of an epoch may be padded.
 
     Args:
         dataset: a `StreamTransform`.
-        ends: what happens to the last outputs of an epoch if they fill no global batch: "short", "pad" or "drop".
-        lanes, block: as of `CyclicSampler`. Lanes take turns until the last one has no outputs left.
+        ends: how the last outputs of an epoch are used if they do not fill a global batch: "short", "pad" or "drop".
+        lanes, block: as for `CyclicSampler`. Lanes take turns until no lane has outputs left.
+
+    The other arguments are those of `CyclicSampler`.
     """
 
     endless = False
@@ -65,7 +67,7 @@ class TransformRounds(EpochPositions, StreamSampler):
     def batches(self, position: int) -> Iterator[IndexBatch]:
         """This rank's parts of all batches from `position` to the end of the cursor's epoch.
 
-        If nothing is left of it, the batches of the next epoch.
+        If no output is left in this epoch, the batches of the next epoch.
 
         Raises:
             ConfigError: An epoch has no output.
@@ -108,12 +110,12 @@ class TransformRounds(EpochPositions, StreamSampler):
             epoch = start[0]
         else:
             place, offset = place_and_offset(start)
-            # Behind an output: the place where an epoch ends is that where the next one begins.
+            # The start is after an output, so a start at the first place of an epoch ends the epoch before.
             epoch = (place - (offset == 0)) // self.order.epoch_size
         remember(self._starts, (epoch, position), start, _STARTS_KEPT)
 
     makes_outputs = True
-    # A rank that has no outputs left must know whether others have: whether the epoch is over, and what is in the rows.
+    # If a rank has no outputs left, it must know whether others have: this decides the epoch's end and the rows.
     follows_own_lanes = False
 
     def _place_at(self, position: int) -> int | None:
@@ -130,14 +132,14 @@ class TransformRounds(EpochPositions, StreamSampler):
 
     @property
     def state(self) -> None:  # type: ignore[override]
-        """None: the positions of an epoch do not tell its places."""
+        """None: the places of an epoch do not follow from its positions."""
 
     def order_words(self) -> dict[str, Any]:
-        """What a state must have in common with the stream that continues from it."""
+        """The values that a saved state and the resumed stream must have in common."""
         return {**self.order.to_json(), "ends": self.ends}
 
     def state_dict(self) -> dict[str, Any]:
-        """Epoch, outputs of it that all ranks have taken, where the next one begins, and what decides the order."""
+        """The epoch, the number of its outputs that all ranks used, the start of the next one, and `order_words`."""
         start = self._starts.get((self.cursor.epoch, self.position))
         state = {"position": self.position, "epoch": self.cursor.epoch, "start": None, **self.order_words()}
         if isinstance(start, tuple):
@@ -148,17 +150,17 @@ class TransformRounds(EpochPositions, StreamSampler):
         return state
 
     def load_state_dict(self, state: Mapping[str, Any], override: Collection[str] = ()) -> None:
-        """Continue where another such sampler stopped, whatever its batch size and number of ranks were.
+        """Continue where another such sampler stopped. Its batch size and number of ranks may differ.
 
         Raises:
-            CheckpointError: The state is that of another kind of stream, or of another order.
+            CheckpointError: The state belongs to another kind of stream, or to another order.
         """
         check_state(state, _STATE, "a loader over the epochs of a stream transform")
         saved, own = order_from_json(state), self.order
         if saved != own:
             was, now = saved.to_json(), own.to_json()
             words = [f"{key} was {was.get(key)} and is now {now.get(key)}" for key in now if was.get(key) != now[key]]
-            # What a transform makes of several samples depends on their order: no override helps.
+            # Outputs are made of several consecutive samples, so no override can allow another order.
             refuse({"restart_data": ", ".join(words)}, ())
         self.set_epoch(int(state["epoch"]))
         self.cursor = self.cursor._replace(position=int(state["position"]))

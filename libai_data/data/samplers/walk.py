@@ -1,4 +1,4 @@
-"""The walk: where each output of a stream transform begins, found by going through the samples in order."""
+"""The walk: finds where each output of a stream transform begins, by going through the samples in order."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _MEASURED_AT_ONCE = 8
 _LEAST_AT_ONCE = 64
 _REMEMBERED = 2048
 _LEAST_REMEMBERED = 320
-"""Batches of which it is remembered where they begin: more than can be read ahead."""
+"""Least number of batches whose starts a walk remembers: more than a loader can prefetch."""
 
 UNKNOWN = -1
-"""Stands for a beginning that was not told and is found by walking there; of a lane, also for one of other readers."""
+"""A start that is not known yet and must be found by a walk; in lanes, also the start of a lane of other readers."""
 
 
 class Walk:
     """Goes through a stream transform's samples, in the order of the stream.
 
-    Where it has been, it remembers for a while. A place that it knows costs nothing, any other a walk from the last one
-    before it that it knows, or from the beginning.
+    The walk remembers the last starts that it found. A known start costs nothing. For any other position, the walk
+    begins at the last known start before it, or at the beginning of the stream.
 
     Args:
-        transform: whose outputs are found; None on a rank that does not read, which is told.
-        order: of the samples.
-        in_rounds: no output has samples of two epochs.
+        transform: the stream transform; None on a rank that does not read, which gets the starts from other ranks.
+        order: the order of the samples.
+        in_rounds: whether no output has samples of two epochs.
 
     With lanes, a walk is that of one lane: it goes through every lanes-th place.
     """
@@ -63,16 +63,16 @@ class Walk:
         return 0
 
     def outputs(self, position: int, count: int, turns: Sequence[int] | None = None) -> tuple[np.ndarray, Start]:
-        """Find some outputs.
+        """Find `count` outputs, beginning at a position.
 
         Args:
             turns: of lanes, those whose outputs are found; all others' are `UNKNOWN`.
 
         Returns:
-            For each where its first unit is, int64 [count]; and where the output behind them begins.
+            The start of each output, int64 [count]; and the start of the output after them.
 
         Raises:
-            ConfigError: Samples as many as an epoch has yield nothing.
+            ConfigError: About as many consecutive samples as an epoch has yield no output.
         """
         start = self.known_start(position)
         if start == UNKNOWN:
@@ -88,10 +88,10 @@ class Walk:
         return epoch * self._order.epoch_size
 
     def of_round(self, epoch: int, start: Any, count: int) -> tuple[np.ndarray, Start]:
-        """Find the next outputs of an epoch; at its end there are fewer.
+        """Find the next `count` outputs of an epoch, or fewer at the epoch's end.
 
         Returns:
-            For each where its first unit is, int64 [up to count]; and where the output behind them begins.
+            The start of each output, int64 [up to count]; and the start of the output after them.
         """
         return self._go(start, count, (epoch + 1) * self._order.epoch_size)
 
@@ -108,13 +108,13 @@ class Walk:
         return np.concatenate(found), int(start)
 
     def _next(self, start: int, count: int, stop: int | None = None) -> tuple[np.ndarray, int]:
-        """Some of the next outputs, at most `count`, and where the one behind them begins."""
+        """Some of the next outputs, at most `count`, and the start of the output after them."""
         if self._reading.window:
             return self._of_window(start, count)
         return self._cut(start, count, stop) if self._cuts else self._whole(start, stop)
 
     def _of_window(self, start: int, count: int) -> tuple[np.ndarray, int]:
-        """Outputs of the window that holds a place, which may have none."""
+        """Outputs of the window that contains the place of `start`; the window may have none."""
         place, number = place_and_offset(start)
         window = self._reading.window_at(place)
         behind = min(number + count, len(window.outputs))
@@ -132,7 +132,7 @@ class Walk:
         return self._transform
 
     def _cut(self, start: int, count: int, stop: int | None = None) -> tuple[np.ndarray, int]:
-        """Outputs that take all units as they come; fewer if the samples before the place `stop` have no more."""
+        """Outputs that use all units in order; fewer than `count` if the places before `stop` have too few units."""
         place, offset = place_and_offset(start)
         units = self._reading.units
         ends = self._ends_until(place, offset + units * count, stop)
@@ -144,13 +144,13 @@ class Walk:
         if stop is not None and (not count or bounds[-1] > total):
             return start_of(place + self._apart * firsts, bounds[:-1] - before[firsts]), start_of(stop, 0)
         last = int(np.searchsorted(ends, bounds[-1], side="left"))
-        # Behind the last unit that was taken, so that it does not depend on how far was looked.
+        # The end is right after the last used unit, so it does not depend on how many samples were measured ahead.
         end = (last + 1, 0) if ends[last] == bounds[-1] else (last, int(bounds[-1] - before[last]))
         firsts_at = place + self._apart * firsts
         return start_of(firsts_at, bounds[:-1] - before[firsts]), start_of(place + self._apart * end[0], end[1])
 
     def _whole(self, start: int, stop: int | None = None) -> tuple[np.ndarray, int]:
-        """One output of the samples that fit as a whole; none if those before the place `stop` have no unit."""
+        """One output, made of complete samples; none if the samples before the place `stop` have no unit."""
         place, _ = place_and_offset(start)
         units = self._reading.units
         ends = self._ends_until(place, units, stop)
@@ -162,7 +162,7 @@ class Walk:
         return np.array([place + self._apart * first]), place + self._apart * behind
 
     def _ends_until(self, place: int, bound: int, stop: int | None = None) -> np.ndarray:
-        """Where samples from `place` on end, in units, until one ends at `bound` or behind it, or `stop` comes."""
+        """The end of each sample from `place` on, in units, until one reaches `bound`, or until the place `stop`."""
         self._go_to(place)
         total, empty = int(self._buffer.sum()), 0
         while total < bound or not len(self._buffer):
@@ -178,7 +178,7 @@ class Walk:
         return np.cumsum(self._buffer)
 
     def _go_to(self, place: int) -> None:
-        """Keep the amounts from a place on, as far as they are known."""
+        """Drop the known amounts before a place, and keep those from this place on."""
         if not self._buffer_place <= place <= self._buffer_place + self._apart * len(self._buffer):
             self._buffer_place, self._buffer = place, self._buffer[:0]
         self._buffer = self._buffer[(place - self._buffer_place) // self._apart :]
@@ -192,7 +192,7 @@ class Walk:
 
     @property
     def _most_without_output(self) -> int:
-        """Places: a lane has all samples of its span once in as many as an epoch has, or has none."""
+        """In places: after a whole epoch without a unit, a lane has seen all samples of its span."""
         return self._order.size + _KNOWN_AT_ONCE * self._apart
 
     def _keeps_nothing(self) -> ConfigError:
@@ -206,9 +206,9 @@ class Walk:
 
 
 class LanesWalk(Walk):
-    """Goes through the samples of each lane by itself: output q is one of lane q mod lanes, of this lane's samples.
+    """Walks through each lane separately: output q belongs to turn q mod lanes, and has only samples of this lane.
 
-    So a start is that of each lane, and lanes may be at different epochs of their spans, but not in rounds.
+    So a start is a tuple with one start for each lane. Lanes may be in different epochs, except in rounds.
     """
 
     def __init__(self, transform: Any | None, order: Order, in_rounds: bool = False) -> None:
@@ -226,6 +226,7 @@ class LanesWalk(Walk):
         super().note(position, start)
 
     def outputs(self, position: int, count: int, turns: Sequence[int] | None = None) -> tuple[np.ndarray, Start]:
+        """`Walk.outputs` of all lanes, or only of the lanes with these turns; all other starts are `UNKNOWN`."""
         turns = range(len(self._lanes)) if turns is None else turns
         starts = {turn: self._start_of(turn, position) for turn in turns}
         if not self._reading.reads_to_measure:
@@ -238,7 +239,7 @@ class LanesWalk(Walk):
         return firsts, tuple(ends)
 
     def _start_of(self, turn: int, position: int) -> int:
-        """Where the first output of a lane at a position or behind it begins."""
+        """The start of a lane's first output at or after a position."""
         first: int = _of_lane(self.known_start(position), turn)
         if first == UNKNOWN:
             known = (each for each, starts in self._starts.items() if _of_lane(starts, turn) != UNKNOWN)
@@ -252,9 +253,9 @@ class LanesWalk(Walk):
         return epoch, 0, *(first + (turn - first) % self._apart for turn in range(self._apart))
 
     def of_round(self, epoch: int, start: Any, count: int) -> tuple[np.ndarray, Start]:
-        """`Walk.of_round`: the lanes take turns, and one that has no output left in the epoch is passed over.
+        """`Walk.of_round`; the lanes take turns, and a lane without outputs left in the epoch is skipped.
 
-        Where an output begins is (epoch, the turn of its lane, where the next output of each lane begins).
+        The start of an output is (epoch, turn of its lane, the start of the next output of each lane...).
         """
         stop, found = (epoch + 1) * self._order.epoch_size, [np.empty(0, dtype=np.int64)]
         _, turn, *starts = start
@@ -283,7 +284,7 @@ class LanesWalk(Walk):
         return np.concatenate(found), (epoch, turn, *starts)
 
     def _measure(self, starts: Sequence[int], count: int, stop: int | None = None) -> None:
-        """Find the amounts of the samples of so many outputs of lanes at once, as numpy calls cost much."""
+        """Find the amounts for `count` outputs of each lane in one call, because numpy calls are expensive."""
         places, offsets = place_and_offset(np.array(starts))
         if self._reading.window:
             self._reading.pack_windows(places)
@@ -303,10 +304,10 @@ class LanesWalk(Walk):
 
 
 def different_starts(starts: np.ndarray) -> str:
-    """In which lane ranks differ that know where its next output begins, in words; "" if they agree.
+    """Describe the first lane for which ranks know different starts of the next output; "" if all ranks agree.
 
     Args:
-        starts: int64 [ranks, lanes], or `UNKNOWN`.
+        starts: int64 [ranks, lanes], the starts that each rank knows; otherwise `UNKNOWN`.
     """
     latest = starts.max(axis=0)
     _, lanes = np.nonzero((starts != latest) & (starts != UNKNOWN))

@@ -1,8 +1,8 @@
-"""Orders of samples that are drawn by weights, as for a dataset whose classes are of unequal sizes.
+"""Orders of samples that are drawn by weights, for example if the classes of a dataset have unequal sizes.
 
 Draws with replacement invert the cumulative weights. Draws without replacement sort exponential keys: P. Efraimidis and
-P. Spirakis, "Weighted random sampling with a reservoir" (Information Processing Letters 97, 2006). Each draw follows
-from the seed and its place, by operations that IEEE 754 defines to the last bit, so all machines agree.
+P. Spirakis, "Weighted random sampling with a reservoir" (Information Processing Letters 97, 2006). The seed and the
+place decide each draw. All operations are defined by IEEE 754 to the last bit, so all machines draw the same samples.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from libai_data.errors import CheckpointError, ConfigError
 from libai_data.errors.argument_rules import BATCH_SIZE, FLAG, check, or_none
 
 _VERSION = 1
-"""Raised whenever the same (weights, seed, epoch, place) would draw another sample; a checkpoint records it."""
+"""Increased whenever the same (weights, seed, epoch, place) would draw another sample; a checkpoint records it."""
 _EPOCHS_KEPT = 2
-"""Epochs of draws without replacement that stay sorted: a batch may lie in two."""
+"""Epochs of draws without replacement that are cached: a batch may have samples of two epochs."""
 _RULES = {"num_samples": or_none(BATCH_SIZE), "replacement": FLAG}
 
 
@@ -33,13 +33,13 @@ _RULES = {"num_samples": or_none(BATCH_SIZE), "replacement": FLAG}
 class WeightedOrder(Order):
     """Place -> (epoch, index), drawn by weights; an epoch is `epoch_size` draws.
 
-    With replacement a sample may come several times in an epoch. So that its random transforms differ each time,
-    `locate` gives each draw an epoch of its own: its place.
+    With replacement, a sample may come several times in an epoch. The random transforms of each draw must differ.
+    Therefore `locate` returns the place of each draw as its epoch.
 
     Args:
         size: number of samples in the dataset.
         epoch_size: draws of an epoch.
-        digest: of the weights, up to a common factor; a state keeps it in their place.
+        digest: digest of the weights, up to a common factor; a state stores it instead of the weights.
         replacement: whether a sample may come several times in an epoch.
         weights: float64 [size], the largest is 1; None if only the digest is known.
     """
@@ -95,7 +95,7 @@ class WeightedOrder(Order):
         return places[self.locate(places)[1] == index]
 
     def find(self, epoch: int, indices: np.ndarray) -> np.ndarray:
-        """Find where samples stand first in an epoch; -1 where they are not drawn."""
+        """Find the first place of each sample in an epoch; -1 if the epoch does not draw the sample."""
         places = [self._places_in_epoch(epoch, int(index))[:1].tolist() or [-1] for index in indices]
         return np.array(places, dtype=np.int64).reshape(-1)
 
@@ -119,7 +119,7 @@ class WeightedOrder(Order):
 def drawn_order(
     dataset: Any, seed: int, weights: Any, num_samples: int | None, replacement: bool
 ) -> WeightedOrder | None:
-    """The order of a dataset whose samples are drawn by weights, as `CyclicSampler` takes them; else None."""
+    """The order of a dataset whose samples are drawn by weights; None without weights. Arguments: `CyclicSampler`."""
     check(_RULES, num_samples=num_samples, replacement=replacement)
     if weights is None:
         for name, value, default in (("num_samples", num_samples, None), ("replacement", replacement, True)):
@@ -166,14 +166,14 @@ def _proportions(weights: Any, samples: int) -> np.ndarray:
 
 
 def _uniform(key: int, numbers: np.ndarray) -> np.ndarray:
-    """A draw for each of these numbers: float64 [n], each in [0, 1)."""
+    """A uniform draw in [0, 1) for each of these numbers: float64 [n]."""
     words = mix64_array(mix64_array(numbers.astype(np.uint64) + np.uint64(key)) ^ np.uint64(combine64(key)))
     drawn: np.ndarray = (words >> np.uint64(11)) * 2.0**-53
     return drawn
 
 
 def _exponential(uniform: np.ndarray) -> np.ndarray:
-    """-log(1 - uniform) up to 1e-15; numpy's own differs in the last bit from one processor to another."""
+    """-log(1 - uniform) up to 1e-15; the last bit of numpy's own log differs between processors."""
     mantissa, exponent = np.frexp(1 - uniform)
     low = mantissa < sqrt(0.5)
     mantissa, exponent = np.where(low, 2 * mantissa, mantissa), exponent - low
