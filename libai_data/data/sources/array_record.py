@@ -12,13 +12,13 @@ from libai_data.data.sources.sharded import Paths, ShardedSource, opened
 from libai_data.errors import FormatError, installed
 
 _MOST_OPEN = 256
-# An open reader has a descriptor: all sources of a process together have a quarter of those that it may have.
+# An open reader uses a file descriptor. All sources of a process together use at most a quarter of its limit.
 _descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
 _readers = LastUsed(_MOST_OPEN if _descriptors == resource.RLIM_INFINITY else min(_descriptors // 4, _MOST_OPEN))
 
 
 class ArrayRecordSource(ShardedSource):
-    """The records of ArrayRecord files, bytes each, compared with their checksums.
+    """The records of ArrayRecord files, as bytes; each read verifies the checksums.
 
     Opening a file reads the list of chunks at its end. Write files with one record per group (`group_size:1`): a larger
     group is decoded again for each of its records.
@@ -38,7 +38,7 @@ class ArrayRecordSource(ShardedSource):
 
 
 def array_record_module(whom: str) -> Any:
-    """The package array_record, for `whom`."""
+    """The package array_record; `whom` names the user of the package in the error if it is not installed."""
     return installed("array_record.python.array_record_module", whom, "'libai_data[records]' on Python 3.10")
 
 
@@ -63,7 +63,7 @@ class _Shard:
         return bytes(record)
 
     def _reader(self) -> Any:
-        """The file, opened in this process."""
+        """The file's reader, opened in this process."""
         return _readers.made(tuple(self._file.identity), self._open)
 
     def _open(self) -> tuple[Any, int]:
@@ -76,7 +76,7 @@ class _Shard:
 
 
 def _trouble(reader: Any) -> str:
-    """Why a file could not be opened, which the package tells when it is read."""
+    """The reason why a file could not be opened; the package gives it only when the file is read."""
     try:
         reader.read()
     except (RuntimeError, ValueError, IndexError) as error:

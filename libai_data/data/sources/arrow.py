@@ -1,4 +1,4 @@
-"""Rows of Arrow files, such as Hugging Face's `Dataset.save_to_disk` writes, by index through the memory map."""
+"""Rows of Arrow files, such as those of Hugging Face's `Dataset.save_to_disk`, read by index from a memory map."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from libai_data.data.sources.sharded import Paths, ShardedSource, opened
 from libai_data.errors import ConfigError, FormatError
 from libai_data.errors.argument_rules import check, check_types, whole
 
-# Bytes of the objects that a batch is read by, about.
+# Approximate bytes of the Python objects for one record batch.
 _OBJECTS = 2000
 _FILE_MAGIC = b"ARROW1"
 _STATE, _SPLITS = "state.json", "dataset_dict.json"
 
 
 class ArrowSource(ShardedSource):
-    """The rows of Arrow IPC files, of the stream or the file format: dicts of Python values, as Arrow stores them.
+    """The rows of Arrow IPC files, in the stream or the file format: dicts of Python values, as Arrow stores them.
 
-    Opening a file finds its record batches. Compressed batches are decompressed when they are read, and the batches
-    used last are kept.
+    Opening a file finds its record batches. Compressed batches are decompressed when they are read, and the last used
+    batches are cached.
 
     Args:
         paths: a folder written by `Dataset.save_to_disk`, or files, globs or folders; see `storage.listed`.
-        columns: names of those to read; by default all.
-        cache_bytes: for the decompressed record batches of all files together, in each process. One batch is kept even
-            if it is larger.
+        columns: names of the columns to read; by default all.
+        cache_bytes: size of the cache of decompressed record batches, for all files together, in each process. One
+            batch is cached even if it is larger.
 
     Raises:
         ConfigError: There is no such file or column, the folder has several splits, or pyarrow is not installed.
@@ -51,7 +51,7 @@ class ArrowSource(ShardedSource):
 
 
 def _files_of_dataset(paths: Paths) -> list[str] | None:
-    """The files of a folder that holds a dataset; None for other paths."""
+    """The files of a folder that `Dataset.save_to_disk` wrote; None for other paths."""
     folder = Path(paths) if isinstance(paths, (str, Path)) else Path()
     if not isinstance(paths, (str, Path)) or not os.path.isdir(folder):
         return None
@@ -93,7 +93,7 @@ class ArrowShard(BatchedShard):
 
 
 class _Batches(NamedTuple):
-    """Record batches, decompressed when they are asked for."""
+    """The record batches of a file; `get` reads and decompresses one."""
 
     names: list[str]
     total: int
@@ -113,7 +113,7 @@ def _named(file: MappedFile, what: str) -> Iterator[None]:
 
 
 def _open(file: MappedFile) -> tuple[_Batches, int]:
-    """The batches of a file, and how many bytes it takes to keep them."""
+    """The batches of a file, and the bytes of memory that they need while cached."""
     import pyarrow
 
     with _named(file, "no Arrow file: it"):
@@ -124,7 +124,7 @@ def _open(file: MappedFile) -> tuple[_Batches, int]:
         messages = list(pyarrow.ipc.MessageReader.open_stream(content))
         schema = pyarrow.ipc.open_stream(content).schema
         if any(message.type == "dictionary" for message in messages):
-            # A batch needs the dictionaries before it.
+            # To decode a batch, Arrow needs all dictionaries before it.
             batches = list(pyarrow.ipc.open_stream(content))
             found = _Batches(schema.names, len(batches), batches.__getitem__)
             size = _own_bytes(batches, file)
@@ -140,13 +140,13 @@ def _open(file: MappedFile) -> tuple[_Batches, int]:
 
 
 def _own_bytes(batches: Sequence[Any], file: MappedFile) -> int:
-    """Bytes of batches that lie outside of the file's memory map."""
+    """Bytes of the batches' buffers outside of the file's memory map."""
     begin = file.array.__array_interface__["data"][0]
     buffers = [buffer for batch in batches for column in batch.columns for buffer in column.buffers() if buffer]
     return sum(buffer.size for buffer in buffers if not begin <= buffer.address < begin + file.size)
 
 
 def _check_end(file: MappedFile, count: int) -> None:
-    """A stream without its end, of eight bytes, may have lost batches."""
+    """Raise a ValueError if the stream lacks its end mark of eight bytes, because batches may be missing."""
     if file.bytes[-8:] != b"\xff\xff\xff\xff\0\0\0\0":
         raise ValueError(f"the stream of {count} batches ends at {file.size} without the mark of its end")

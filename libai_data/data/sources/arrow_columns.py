@@ -1,4 +1,4 @@
-"""Rows of Arrow tables as dicts, faster than by Arrow's own conversion, which makes a scalar of each value first."""
+"""Rows of Arrow tables as dicts; faster than Arrow's own conversion, which first makes a scalar of each value."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Values = Callable[[np.ndarray], list[Any]]
 
 
 def import_pyarrow(whom: str) -> Any:
-    """The package pyarrow, for `whom`."""
+    """The package pyarrow; `whom` names the user of the package in the error if it is not installed."""
     return installed("pyarrow", whom, "'libai_data[records]'")
 
 
@@ -35,7 +35,7 @@ class BatchRows:
 
 
 class BatchedShard:
-    """The rows of a file of batches. Each batch is decoded as a whole, and kept while there is room."""
+    """The rows of a file of batches. Each batch is decoded as a whole, and stays in the cache while there is room."""
 
     _ends: np.ndarray
     """Rows up to the end of each batch, int64 [batches]."""
@@ -47,7 +47,7 @@ class BatchedShard:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def read(self, rows: Sequence[int]) -> list[dict[str, Any]]:
-        """The records of these rows, in this order; each batch is asked for once."""
+        """The records of these rows, in this order; each batch is fetched once."""
         found: list[Any] = [None] * len(rows)
         for number, places, own in runs_of(self._ends, np.asarray(rows, np.int64)):
             batch = self._kept.made((self._file.source, number), partial(self._decoded, number))
@@ -60,14 +60,14 @@ class BatchedShard:
         return int(self._ends[number - 1]) if number else 0
 
     def _decoded(self, number: int) -> tuple[BatchRows, int]:
-        """A batch, and how many bytes it takes to keep it."""
+        """A decoded batch, and the bytes of memory that it needs while cached."""
         raise NotImplementedError
 
 
 def _values_of(column: Any) -> Values:
-    """What gives the values of a column at some rows.
+    """A function that returns the values of a column at given rows.
 
-    `to_numpy` and `pa.array` would import pandas where it is installed, and a worker needs less time to start.
+    This avoids `to_numpy` and `pa.array`: they import pandas if it is installed, and workers would start more slowly.
     """
     import pyarrow as pa
 
@@ -103,7 +103,7 @@ def _bytes_of(column: Any, offset_type: Any, text: bool) -> Values:
 
 
 def chosen_columns(known: Sequence[str], columns: Any, path: Any) -> list[str]:
-    """The columns that are read: those that were asked for, or all."""
+    """Names of the columns to read: `columns`, or all known ones if it is None; a ConfigError if one is unknown."""
     for name in columns or ():
         if name not in known:
             raise ConfigError(f"{path} has no column {name!r}; there are {list(known)}.{nearest(name, known)}")

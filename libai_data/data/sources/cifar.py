@@ -1,8 +1,8 @@
 """CIFAR-10 and CIFAR-100 in their binary version.
 
 Source: A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images" (2009), and
-https://www.cs.toronto.edu/~kriz/cifar.html, which describes the files: of each image one label byte (CIFAR-100: the
-coarse one, then the fine one), then 1024 bytes of red, of green and of blue, row by row.
+https://www.cs.toronto.edu/~kriz/cifar.html, which describes the files. Each image has one label byte (CIFAR-100: the
+coarse label, then the fine label), then 1024 bytes each of red, green and blue, row by row.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ _PIXELS = 3 * SIDE * SIDE
 
 @dataclass(frozen=True)
 class CIFARKind:
-    """What differs between the two.
+    """The differences between CIFAR-10 and CIFAR-100.
 
     Attributes:
-        classes: how many there are.
+        classes: number of classes.
         labels: bytes of labels before each image; the last one is the class.
-        folder: of the files.
-        train: files to train with.
-        test: files to test with.
-        names: file of the classes' names.
-        url: of the archive.
-        md5: of the archive.
-        pickled: folder of the version that is not read.
+        folder: name of the folder of the files.
+        train: names of the files of the training set.
+        test: names of the files of the test set.
+        names: name of the file with the names of the classes.
+        url: address of the archive.
+        md5: MD5 digest of the archive, hexadecimal.
+        pickled: name of the folder of the pickled version, which is not read.
     """
 
     classes: int
@@ -101,7 +101,7 @@ class CIFARSource(PublishedImages):
         """An image, uint8 [32, 32, 3], and its label.
 
         Raises:
-            FormatError: There is no class of its label.
+            FormatError: The label is not below the number of classes.
         """
         file, row = self._place(index)
         record = self._files[file][row]
@@ -115,12 +115,12 @@ class CIFARSource(PublishedImages):
         return np.ascontiguousarray(channels.transpose(1, 2, 0)), label
 
     def name(self, index: int) -> str:
-        """The place of an image: its file and its number there."""
+        """Where an image is, for messages: its file, and its number in the file."""
         file, row = self._place(index)
         return f"image {row} of {self._paths[file]}"
 
     def fingerprint(self) -> dict[str, Any]:
-        """What a checkpoint keeps: the files' names and numbers of images."""
+        """What a checkpoint stores to identify the data: the names of the files, and their numbers of images."""
         return {path.name: len(file) for path, file in zip(self._paths, self._files)}
 
     def _place(self, index: int) -> tuple[int, int]:

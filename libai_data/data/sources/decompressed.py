@@ -1,4 +1,4 @@
-"""Files that are compressed by zstd, decompressed into the cache of this node."""
+"""Files compressed with zstd, which are decompressed into the cache of this node."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ _AT_ONCE = 1 << 20
 
 
 class DecompressedFile(LocalFile):
-    """A compressed file as it was before; a copy in the cache, bounded and shared like all others.
+    """The decompressed content of a file: a copy in the node's cache, shared and bounded like all other copies.
 
     Args:
         source: path or address of the compressed file.
         size: bytes when decompressed.
-        digests: name of an algorithm -> hexadecimal digest of the decompressed bytes; unknown ones are passed over.
+        digests: name of an algorithm -> hexadecimal digest of the decompressed bytes; unknown algorithms are skipped.
         storage: where copies are kept; by default as the environment sets it.
-        identity: what the file must still have; by default any.
-        slack: bytes that there may be besides.
-        on_fetch: called when it was fetched, because the cache did not have it.
+        identity: the identity that the file must have; by default any.
+        slack: bytes that the decompressed file may have in addition to `size`.
+        on_fetch: called after the file was decompressed, because the cache did not have the copy.
 
     Raises:
         ConfigError: There is no such file, or pyarrow is not installed.
-        FormatError: It cannot be decompressed, or does not become what was said.
-        StorageError: It cannot be fetched, has another identity, or finds no room in the cache.
+        FormatError: The file cannot be decompressed, or the result has another size or digest.
+        StorageError: The file cannot be fetched, has another identity, or does not fit into the cache.
     """
 
     def __init__(
@@ -93,11 +93,11 @@ class DecompressedFile(LocalFile):
 
 
 def zstd_key(address: str, version: str, size: int) -> str:
-    """The identity of what a compressed object of a store becomes.
+    """The identity of the decompressed copy of an object of a store.
 
     Args:
-        address: of the object.
-        version: `RemoteFile.identity`.
+        address: address of the compressed object.
+        version: `RemoteFile.identity` of the compressed object.
         size: bytes when decompressed.
     """
     return key_of("zstd", address, version, size)

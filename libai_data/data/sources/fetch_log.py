@@ -1,4 +1,4 @@
-"""Counts the shards that are fetched ahead, and says so: a bar until the first batch has its shards, then lines."""
+"""Counts prefetched shards, and shows progress: a bar until the first batch has its shards, then lines in the log."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _SECONDS_UNTIL_BAR, _SECONDS_BETWEEN_LINES = 1.0, 60.0
 
 
 class FetchLog:
-    """What has been fetched ahead of a pass. Called by one thread at a time.
+    """The progress of the prefetch for a pass. Only one thread at a time may call the methods.
 
     Args:
-        name: of what is streamed.
-        first: bytes of the shards that the first batch needs, by their numbers.
-        bytes_ahead: gives the bytes of shards that are there for the next batches.
+        name: name of the streamed data.
+        first: number -> bytes, for each shard that the first batch needs.
+        bytes_ahead: returns the bytes of shards that are in the cache for the next batches.
     """
 
     def __init__(self, name: str, first: Mapping[int, int], bytes_ahead: Callable[[], int] = lambda: 0) -> None:
@@ -32,13 +32,13 @@ class FetchLog:
         self._next_line = self._begin + _SECONDS_BETWEEN_LINES
         self._fetched = self._bytes = self._cached = 0
         what = f"Fetching the first shard files of {name}"
-        # Where the output is no terminal, the line that follows has to do.
+        # If the output is no terminal, there is no bar, only the log line of `_end_beginning`.
         self._bar = tqdm(
             desc=what, total=self._total, unit="B", unit_scale=True, disable=None, delay=_SECONDS_UNTIL_BAR
         )
 
     def arrived(self, shard: int, size: int, was_fetched: bool) -> None:
-        """Count a shard that is there now."""
+        """Count a shard that is in the cache now."""
         self._fetched += was_fetched
         self._bytes += size * was_fetched
         self._cached += not was_fetched
@@ -57,10 +57,10 @@ class FetchLog:
             logger.info("The first shard files of %s, %s, were fetched after %.1f s.", *words)
 
     def stats(self, also_fetched: Iterable[int] = ()) -> dict[str, Any]:
-        """Shards and bytes fetched, bytes a second since the pass began, shards that the cache had, bytes ahead.
+        """Shards and bytes fetched, bytes per second since the pass began, shards that the cache had, bytes ahead.
 
         Args:
-            also_fetched: bytes of each shard that was fetched, and for which `arrived` is not called yet.
+            also_fetched: bytes of each shard that was fetched, but for which `arrived` was not called yet.
         """
         more = [*also_fetched]
         size = self._bytes + sum(more)
@@ -73,12 +73,12 @@ class FetchLog:
         }
 
     def close(self) -> None:
-        """Show the bar no longer."""
+        """Remove the progress bar."""
         self._bar.close()
 
 
 def in_words(stats: Mapping[str, Any]) -> str:
-    """Rate, hits of the cache and bytes ahead, of the `stats` of a loader that streams; "" of another one."""
+    """Fetch rate, cache hits and bytes ahead in words, from the `stats` of a loader; "" if it does not stream."""
     if "fetched_shards" not in stats:
         return ""
     rate, ahead = (bytes_in_words(stats[name]) for name in ("fetched_bytes_per_second", "bytes_ahead"))

@@ -1,4 +1,4 @@
-"""Image files in one folder a class: `<root>/<class>/<name>.png`."""
+"""Image files in one folder for each class: `<root>/<class>/<name>.png`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _RULES = {
     "cache_dir": or_none(OUTPUT),
     "nested": one_of("error", "merge"),
 }
-# So many are listed faster than a list is worth keeping.
+# Listing fewer files is fast, so their list is not worth caching.
 _FEW_FILES = 20_000
 
 
@@ -38,16 +38,17 @@ class ImageFolderSource:
 
     Each sub-folder is a class, except hidden ones. Classes are numbered from 0 in the order of their names. A class
     without images keeps its number, so that train and test folders agree. Images are in the order of their classes and
-    paths, which is the same on every machine. Linked folders count as folders; within a class each folder counts once.
+    paths, which is the same on every machine. A link to a folder counts as a folder; each folder counts once per class.
 
-    A folder of many files is listed once, by one process of a node and with a progress bar. The list is kept and reused
+    If there are many files, one process of a node lists them once, with a progress bar. The list is cached and reused
     until a folder changes.
 
     Args:
         root: the folder.
-        suffixes: endings of file names that are images, in lower case.
-        cache_dir: for the list; by default `indices` in the folder that LIBAI_DATA_CACHE_DIR names.
-        nested: "error" refuses images in folders within the folder of a class; "merge" counts them to the class.
+        suffixes: endings of the names of image files, in lower case.
+        cache_dir: folder for the list; by default `indices` in the folder that LIBAI_DATA_CACHE_DIR names.
+        nested: if the folder of a class has folders with images, "error" raises an error, and "merge" gives these
+            images to the class.
 
     Attributes:
         root: the folder.
@@ -76,7 +77,7 @@ class ImageFolderSource:
             raise ConfigError(f"there is no image folder {self.root}{why}; expected {self.root}/<class>/<image>.png")
         with _told(self.root), os.scandir(self.root) as entries:
             self.classes = sorted(each.name for each in entries if not each.name.startswith(".") and each.is_dir())
-        # Whether a kept list is current, the times of the folders tell.
+        # A cached list is checked by the folders' times only; with identities by content, list the folders again.
         listing = _listing(self.root, self.classes, tuple(suffixes), None if by_content() else _FEW_FILES)
         if listing is None:
             listing = self._kept_listing(tuple(suffixes), index_folder(cache_dir, None, ""))
@@ -112,14 +113,14 @@ class ImageFolderSource:
     def read(self, index: int) -> tuple[bytes, int]:
         """The encoded image in its file, and its label."""
         path, label = self[index]
-        # Opening a pipe waits for who writes to it, and a device may have no end.
+        # Without O_NONBLOCK, opening a pipe waits for a writer. Reading a device may never end.
         with open(path, "rb", opener=_open_without_waiting) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise FormatError(f"{path} is not an image but a pipe or a device; remove it from the folder")
             return file.read(), label
 
     def name(self, index: int) -> str:
-        """The place of an image: its path."""
+        """Where an image is, for messages: its path."""
         return str(self[index][0])
 
     @property
@@ -143,7 +144,7 @@ class ImageFolderSource:
         return found.hexdigest()
 
     def fingerprint(self) -> dict[str, Any]:
-        """What a checkpoint keeps: how many images there are, and a hash of their classes and names."""
+        """What a checkpoint stores to identify the data: the number of images, and a hash of classes and names."""
         digest = hashlib.blake2b(repr(self.classes).encode(errors="surrogateescape"), digest_size=12)
         for numbers in (self._ends, *self._names.numbers()):
             digest.update(numbers.tobytes())
@@ -168,19 +169,19 @@ class ImageFolderSource:
 def _listing(
     root: Path, classes: Sequence[str], suffixes: tuple[str, ...], at_most: int | None = None
 ) -> list[np.ndarray] | None:
-    """The files of classes, and all folders; with a progress bar on a terminal unless it is to be short.
+    """List the files of all classes, and all folders; without `at_most`, with a progress bar on a terminal.
 
     Returns:
-        Six vectors of int64: the number of files up to the end of each class, the names of the files within their
-        classes (two), when each folder has changed last (ns), and the folders within the root (two); None if there are
-        more entries than `at_most`.
+        Six int64 vectors: the number of files up to the end of each class, the names of the files within their
+        classes (two), the modification time of each folder (ns), and the folders within the root (two). None if there
+        are more entries than `at_most`.
 
     Raises:
         ConfigError: A folder cannot be listed.
     """
     from tqdm import tqdm
 
-    # Taken before a folder is listed, so that what changes meanwhile is seen later.
+    # The time is read before the folder is listed, so a change during the listing is found later.
     folders, times = [""], [settled(os.stat(root).st_mtime_ns)]
     ends, entries = array("q", [0]), 0
 
@@ -225,7 +226,7 @@ def _open_without_waiting(path: str, flags: int) -> int:
 
 
 class _TooManyError(Exception):
-    """A folder has more entries than were to be listed."""
+    """The folders have more entries than the limit of the listing."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Labelled images of any source as records."""
+"""Converts labelled images of any source to records."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _KINDS = {
 
 
 class ImageRecords:
-    """Records of an image and its label, with the names that WebDataset gives to such: {"jpg": ..., "cls": 7}.
+    """Records of an image and its label, with the field names of WebDataset: {"jpg": ..., "cls": 7}.
 
-    Image files are copied unchanged. Arrays are encoded as PNG, which loses nothing. All images get the field name of
-    the first image's kind.
+    Image files are copied unchanged. Arrays are encoded as PNG, which is lossless. The format of the first image
+    decides the field name of all images.
 
     Args:
-        images: a source whose `read(index)` gives an image, encoded or uint8 [H, W] or [H, W, C], and a label, and that
-            has an `identity`.
+        images: a source with an `identity`, whose `read(index)` returns an image and its label. The image is encoded
+            bytes, or uint8 [H, W] or [H, W, C].
 
     Attributes:
-        identity: of the records; see `libai_data.data.files.identity`.
+        identity: identity of the records; see `libai_data.data.files.identity`.
     """
 
     def __init__(self, images: Any) -> None:
@@ -51,7 +51,7 @@ class ImageRecords:
         return {self._field: _encoded(image), LABEL: int(label)}
 
     def identity_of(self, first: int, stop: int) -> str:
-        """The identity of records `first` to `stop` - 1, with their files as they are now."""
+        """The identity of records `first` to `stop` - 1, from the current state of their files."""
         of_range = attribute_of(self._images, "identity_of")
         images = self._images.identity if of_range is None else of_range(first, stop)
         return key_of(type(self._images).__name__, self._field, images, first, stop)

@@ -1,4 +1,4 @@
-"""ImageNet's archives as they are published, read without unpacking them.
+"""ImageNet's archives in their published form, read without unpacking.
 
 ILSVRC2012_img_train.tar contains one archive per class, `n01440764.tar` and so on. ILSVRC2012_img_val.tar contains the
 images themselves, and a text file lists their classes. Source: O. Russakovsky et al., "ImageNet Large Scale Visual
@@ -32,20 +32,20 @@ VAL_LABELS = "imagenet_2012_validation_synset_labels.txt"
 class ImageNetTarSource:
     """Images of ImageNet's archives; classes are numbered in the order of their names, as in folders.
 
-    The places of the images are found once, by one process of a node and with a progress bar, and kept.
+    One process of a node finds the places of the images once, with a progress bar. The places are cached.
 
     Args:
         root: the folder of the archives.
-        train: whether to read ILSVRC2012_img_train.tar, or ILSVRC2012_img_val.tar.
-        val_labels: file of the classes of the latter: in each line one class (n01440764), in the order of the images'
-            names, or an image's name and its class; by default `imagenet_2012_validation_synset_labels.txt`.
-        cache_dir: for the places; by default `indices` in the folder that LIBAI_DATA_CACHE_DIR names.
+        train: True to read ILSVRC2012_img_train.tar, False to read ILSVRC2012_img_val.tar.
+        val_labels: file with the classes of the validation images, by default `VAL_LABELS` in `root`. Each line has one
+            class (n01440764), in the order of the images' names; or each line has an image's name and its class.
+        cache_dir: folder for the places; by default `indices` in the folder that LIBAI_DATA_CACHE_DIR names.
 
     Attributes:
         classes: names of the classes.
 
     Raises:
-        ConfigError: A file is not there.
+        ConfigError: A file is missing.
         FormatError: A file is truncated, of another format, or does not fit the others.
     """
 
@@ -95,11 +95,11 @@ class ImageNetTarSource:
         return self._file.bytes[start : start + int(self._index.sizes[place])], int(self._labels[place])
 
     def name(self, index: int) -> str:
-        """The place of an image: its name in the archive."""
+        """Where an image is, for messages: its name, and the archive."""
         return f"{self._index.names[index]} in {self.path}"
 
     def fingerprint(self) -> dict[str, Any]:
-        """What a checkpoint keeps: how many images there are, and a hash of their names and labels."""
+        """What a checkpoint stores to identify the data: the number of images, and a hash of names and labels."""
         digest = hashlib.blake2b(digest_size=12)
         for numbers in (self._labels, *self._index.names.numbers()):
             digest.update(numbers.tobytes())
@@ -111,7 +111,7 @@ def _classes_in(path: Path) -> tuple[str, ...]:
 
 
 def _index_of_classes(path: Path) -> list[np.ndarray]:
-    """Vectors of the names of the classes (two), the label of each image, and the index of the images."""
+    """Int64 vectors: the names of the classes (two vectors), the label of each image, and the index of the images."""
     from tqdm import tqdm
 
     outer = index_tar(path)
@@ -133,7 +133,7 @@ def _index_of_classes(path: Path) -> list[np.ndarray]:
 
 
 def _classes_of(path: Path, images: Sequence[str]) -> list[str]:
-    """The class of each image, as a file of labels tells."""
+    """The class of each image, read from a file of labels."""
     if not is_file(path):
         raise ConfigError(
             f"there is no {path}{why_missing(path)}, which lists the classes of the validation images; give its "

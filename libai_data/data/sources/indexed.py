@@ -1,4 +1,4 @@
-"""Tokens from `.bin/.idx` files, as LiBai and Megatron-LM write them; see `indexed_format`."""
+"""Reads tokens from `.bin/.idx` files of LiBai and Megatron-LM; see `indexed_format`."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _HASHED_AT_ONCE = 1 << 24
 
 
 class IndexedSource:
-    """The sequences of tokens in `<prefix>.bin` and `<prefix>.idx`, read through the memory map without a copy.
+    """The sequences of tokens in `<prefix>.bin` and `<prefix>.idx`, read from the memory map without a copy.
 
-    A document is one or more sequences, such as its sentences. After pickling, it opens the files again.
+    A document has any number of sequences, such as its sentences. After unpickling, the source opens the files again.
 
     Args:
         prefix: path of the two files without their endings.
 
     Raises:
-        ConfigError: A file is not there.
-        FormatError: A file is truncated, of another format, or does not fit the other; with offset and numbers.
+        ConfigError: A file is missing.
+        FormatError: A file is truncated, of another format, or does not fit the other; the message has the offset.
     """
 
     def __init__(self, prefix: str | Path) -> None:
@@ -42,7 +42,7 @@ class IndexedSource:
         content, data = (file.array for file in files)
         self._index: SequenceIndex = parse_index(content, len(data), f"{self.prefix}.idx")
         self.tokens: np.ndarray = data.view(self._index.dtype)
-        """All tokens, one sequence behind the other."""
+        """All tokens, one sequence after the other, [tokens]."""
         if part is not None:
             self._keep_documents(*part)
 
@@ -52,7 +52,7 @@ class IndexedSource:
         start, end = self._offsets_of(documents[[0, -1]])
         pointers = self._index.pointers[sequences]
         if sequences.start:
-            # The first part, as a rule the training's and the longest, stays a view of the file.
+            # The first part is usually the training part and the longest, so it stays a view of the file.
             pointers, documents = pointers - start * self.dtype.itemsize, documents - documents[0]
         self._index = SequenceIndex(self.dtype, self._index.sizes[sequences], pointers, documents)
         self.tokens = self.tokens[start:end]
@@ -68,12 +68,12 @@ class IndexedSource:
         """Some tokens of a sequence, as a view of the memory map.
 
         Args:
-            number: of the sequence; negative ones count from the end.
+            number: number of the sequence; negative numbers count from the end.
             offset: the first token.
-            length: how many; by default up to the sequence's end.
+            length: number of tokens; by default up to the end of the sequence.
 
         Raises:
-            IndexError: There is no such sequence, or the sequence has not that many tokens.
+            IndexError: There is no such sequence, or the sequence does not have these tokens.
         """
         number = _checked(number, len(self), "sequences", self.prefix)
         size = int(self._index.sizes[number])
@@ -84,7 +84,7 @@ class IndexedSource:
         return self.tokens[start : start + length]
 
     def document(self, number: int) -> np.ndarray:
-        """The tokens of a document, of all its sequences; a view of the memory map.
+        """The tokens of all sequences of a document, as a view of the memory map.
 
         Raises:
             IndexError: There is no such document.
@@ -100,7 +100,7 @@ class IndexedSource:
 
     @property
     def dtype(self) -> np.dtype:
-        """Of the tokens."""
+        """The dtype of the tokens."""
         return self._index.dtype
 
     @property
@@ -115,15 +115,15 @@ class IndexedSource:
 
     @property
     def num_documents(self) -> int:
-        """How many documents there are."""
+        """The number of documents."""
         return len(self._index.documents) - 1
 
     def document_offsets(self, first: int = 0, stop: int | None = None) -> np.ndarray:
-        """Place in `tokens` at which each document begins, and their end, int64 [documents + 1].
+        """The place in `tokens` at which each document begins, and the end of the last one, int64 [documents + 1].
 
         Args:
-            first: the number of the first place wanted.
-            stop: the number after the last; by default all.
+            first: number of the first of these places to return.
+            stop: number after the last one to return; by default all.
         """
         return self._offsets_of(self._index.documents[first:stop])
 
@@ -132,16 +132,16 @@ class IndexedSource:
             return np.zeros(len(sequences), np.int64)
         inside = np.minimum(sequences, len(self) - 1)
         starts = self._index.pointers[inside] // self.dtype.itemsize
-        # One behind the last sequence: the end of all tokens.
+        # The number after the last sequence stands for the end of all tokens.
         starts[sequences == len(self)] = len(self.tokens)
         return starts
 
     def split(self, proportions: Sequence[float]) -> list[IndexedSource]:
-        """Parts of contiguous documents, which together are all documents.
+        """Split the source into parts of contiguous documents, which together have all documents.
 
         Args:
-            proportions: of the parts' tokens, none negative, and one more than 0. A part ends with the document whose
-                end is nearest.
+            proportions: proportions of the parts' tokens, at least 0 each, and one above 0. A part ends at the end of a
+                document, the nearest one.
         """
         ends = self.document_offsets()
         wanted = np.cumsum([0.0, *proportions]) / sum(proportions) * float(ends[-1])
@@ -159,7 +159,7 @@ class IndexedSource:
 
     @cached_property
     def fingerprint(self) -> str:
-        """What a checkpoint keeps: a digest of dtype, sizes and documents, which are all but the tokens themselves."""
+        """What a checkpoint stores to identify the data: a digest of dtype, sizes and documents, but not of tokens."""
         found = hashlib.blake2b(str(self.dtype).encode(), digest_size=16)
         for array in (self._index.sizes, self._index.documents):
             found.update(str(len(array)).encode())

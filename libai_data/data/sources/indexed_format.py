@@ -1,4 +1,4 @@
-"""The index of `.bin/.idx` files: the memory-mapped format that LiBai and Megatron-LM share.
+"""The index of `.bin/.idx` files: the memory-mapped format of LiBai and Megatron-LM.
 
 `<prefix>.bin` contains the tokens of all sequences, one after the other. `<prefix>.idx` contains, little-endian:
 
@@ -32,7 +32,7 @@ DTYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.
 """Codes of the dtypes that tokens may have."""
 
 LARGEST_SEQUENCE = 2**31 - 1
-"""Tokens of a sequence, whose number is kept as int32."""
+"""Most tokens of a sequence: the file stores this number as int32."""
 
 _FLOAT_CODES = (6, 7)
 _HEADER = struct.Struct("<9sQBQQ")
@@ -42,12 +42,12 @@ _CHECKED_AT_ONCE = 1 << 20
 
 @dataclass(frozen=True)
 class SequenceIndex:
-    """What an `.idx` file says.
+    """The content of an `.idx` file.
 
     Args:
-        dtype: of the tokens.
+        dtype: dtype of the tokens.
         sizes: int32 [n], tokens of each sequence.
-        pointers: int64 [n], byte of `.bin` at which each begins.
+        pointers: int64 [n], the byte of `.bin` at which each sequence begins.
         documents: int64 [documents + 1], the first sequence of each document, and n at the end.
     """
 
@@ -58,7 +58,7 @@ class SequenceIndex:
 
 
 def code_of(dtype: Any) -> int:
-    """The code of a dtype."""
+    """The code of a dtype; a ConfigError if the format does not have it."""
     try:
         found = np.dtype(dtype)
     except (TypeError, ValueError):
@@ -71,12 +71,15 @@ def code_of(dtype: Any) -> int:
 
 
 def parse_index(content: np.ndarray, bin_bytes: int, name: str) -> SequenceIndex:
-    """Read an index without copying it, and check all that it says.
+    """Read an index without a copy, and check all of it.
 
     Args:
-        content: uint8, the bytes of the `.idx` file; the arrays of the result are views of it.
-        bin_bytes: size of the `.bin` file.
-        name: of the `.idx` file, for errors.
+        content: uint8, the bytes of the `.idx` file; the arrays of the result are views of these bytes.
+        bin_bytes: size of the `.bin` file, in bytes.
+        name: name of the `.idx` file, for messages.
+
+    Raises:
+        FormatError: The index is truncated, of another format, or does not fit the `.bin` file.
     """
     if len(content) < _HEADER.size:
         _refuse_short(content, name)
@@ -120,12 +123,12 @@ def _refuse_short(content: np.ndarray, name: str) -> None:
 
 
 def _check_sequences(index: SequenceIndex, bin_bytes: int, name: str) -> None:
-    """Each sequence begins where the one before it ends; done in parts, which stay in the processor's cache."""
+    """Check that each sequence begins where the previous one ends; in parts that fit into the processor's cache."""
     count, itemsize, expected = len(index.sizes), index.dtype.itemsize, 0
     for first in range(0, count, _CHECKED_AT_ONCE):
         sizes = index.sizes[first : first + _CHECKED_AT_ONCE].astype(np.int64)
         pointers = index.pointers[first : first + _CHECKED_AT_ONCE]
-        # At most the size of the file, and 2**20 sequences of 2**31 tokens of 8 bytes: no overflow.
+        # No overflow: at most the size of the file plus 2**20 sequences of 2**31 tokens of 8 bytes.
         ends = np.cumsum(sizes * itemsize) + expected
         starts = ends - sizes * itemsize
         wrong = (sizes < 0) | (starts != pointers) | (ends > bin_bytes)
@@ -147,7 +150,7 @@ def _check_sequences(index: SequenceIndex, bin_bytes: int, name: str) -> None:
 
 
 def _check_documents(documents: np.ndarray, count: int, offset: int, name: str) -> None:
-    """They begin with sequence 0, do not go back, and end with the last sequence."""
+    """Check that the entries begin with sequence 0, never decrease, and end with the number of sequences."""
     wrong = np.zeros(max(len(documents), 1), bool)
     wrong[1:] = documents[1:] < documents[:-1]
     wrong[0] |= not len(documents) or documents[0] != 0

@@ -1,4 +1,4 @@
-"""Writing `.bin/.idx` files, token stream in, and merging them; see `indexed_format`."""
+"""Writes `.bin/.idx` files from a stream of tokens, and merges such files; see `indexed_format`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PREFIXES = each(PATH)
 
 
 def dtype_for(vocab_size: int) -> np.dtype:
-    """The dtype that LiBai gives the tokens of a vocabulary: uint16 below 65,500 tokens, else int32."""
+    """The dtype that LiBai uses for the tokens of a vocabulary: uint16 below 65,500 tokens, otherwise int32."""
     return np.dtype(np.uint16 if vocab_size < _SMALL_VOCABULARY else np.int32)
 
 
@@ -32,14 +32,14 @@ class IndexedWriter:
     """Writes sequences as a stream; needs 4 bytes of memory per sequence and 8 per document.
 
     The files get their names when the writer is closed, the `.idx` file last. So an `.idx` file always belongs to a
-    complete pair. If an exception leaves a `with` block, the partial files are deleted.
+    complete pair. If an exception ends a `with` block, the writer deletes the partial files.
 
     Args:
-        prefix: path of the two files without their endings; the folder is made.
-        dtype: of the tokens: uint8, int8, int16, uint16, int32 or int64.
+        prefix: path of the two files without their endings; the folder is created.
+        dtype: dtype of the tokens: uint8, int8, int16, uint16, int32 or int64.
 
     Raises:
-        ConfigError: The format has no such dtype, or no files can be written there.
+        ConfigError: The format has no such dtype, or no files can be written at this path.
     """
 
     def __init__(self, prefix: str | Path, dtype: Any = np.uint16) -> None:
@@ -60,13 +60,13 @@ class IndexedWriter:
             ) from error
 
     def add_sequence(self, tokens: np.ndarray | Sequence[int]) -> None:
-        """Write a sequence of the document that is being written.
+        """Append a sequence to the current document.
 
         Args:
             tokens: integers [n], n may be 0.
 
         Raises:
-            ValueError: They are no vector of integers, one does not fit the dtype, or there are more than 2**31 - 1.
+            ValueError: `tokens` is no vector of integers, has more than 2**31 - 1, or one does not fit the dtype.
         """
         values = np.asarray(tokens)
         if values.ndim != 1 or (values.dtype.kind not in "iu" and len(values)):
@@ -79,11 +79,11 @@ class IndexedWriter:
         self._sizes.append(len(values))
 
     def end_document(self) -> None:
-        """End the document: all sequences since the last end; there may be none."""
+        """End the current document: it has all sequences since the last end, possibly none."""
         self._documents.append(len(self._sizes))
 
     def add_document(self, sequences: Iterable[np.ndarray | Sequence[int]]) -> None:
-        """Write a document of some sequences, such as its sentences; see `add_sequence`."""
+        """Write a document of several sequences, such as its sentences; see `add_sequence`."""
         for sequence in sequences:
             self.add_sequence(sequence)
         self.end_document()
@@ -95,8 +95,8 @@ class IndexedWriter:
             source: the other pair, or its prefix.
 
         Raises:
-            ConfigError: Its dtype is another one.
-            ValueError: The document that is being written has not been ended.
+            ConfigError: The other pair has another dtype.
+            ValueError: The current document has not been ended.
         """
         other = source if isinstance(source, IndexedSource) else IndexedSource(source)
         if other.dtype != self.dtype:
@@ -109,7 +109,7 @@ class IndexedWriter:
         self._documents.frombytes((other.doc_idx[1:] + before).tobytes())
 
     def close(self) -> None:
-        """Finish the two files, and put them under their names.
+        """Finish the two files, and rename them to their final names.
 
         Raises:
             ValueError: The last document has not been ended.
@@ -128,7 +128,7 @@ class IndexedWriter:
             pointers *= self.dtype.itemsize
             file.write(pointers.data)
             file.write(self._documents)
-        # No `.idx` file may ever stand beside a `.bin` file that is not its own.
+        # At no time may there be an `.idx` file with the `.bin` file of another pair.
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.prefix + ".idx")
         os.replace(self._unfinished[0], self.prefix + ".bin")
@@ -136,9 +136,9 @@ class IndexedWriter:
         self._file = None
 
     def discard(self) -> None:
-        """Remove what was written; files that stood under the names before stay."""
+        """Remove the unfinished files; older files with the final names stay."""
         if self._file is not None:
-            with contextlib.suppress(OSError):  # What is still buffered finds no room on a full disk.
+            with contextlib.suppress(OSError):  # If the disk is full, the buffered bytes cannot be written.
                 self._file.close()
             self._file = None
             for path in self._unfinished:
@@ -186,14 +186,14 @@ class IndexedWriter:
 
 
 def merge_indexed(prefixes: Sequence[str | Path], target: str | Path) -> None:
-    """Append several pairs of files to each other.
+    """Concatenate several pairs of files.
 
     Args:
-        prefixes: of at least one pair, all of the same dtype.
+        prefixes: prefixes of at least one pair, all of the same dtype.
         target: prefix of the pair to write.
 
     Raises:
-        ConfigError: There is none, a file is missing, or dtypes differ.
+        ConfigError: `prefixes` is empty, a file is missing, or dtypes differ.
         FormatError: A file is broken.
     """
     check({"prefixes": _PREFIXES}, prefixes=prefixes)

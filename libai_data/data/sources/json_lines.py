@@ -1,4 +1,4 @@
-"""Objects of JSON lines files, by index."""
+"""Reads objects of JSON lines files by index."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ _NOT_UTF_8 = "; it has zero bytes, as UTF-16 does: convert the file, as by `icon
 
 
 class JsonLinesSource(ShardedSource):
-    """The objects of JSON lines files: one dict a line, parsed when it is read. Blank lines are skipped.
+    """The objects of JSON lines files: one dict per line, parsed when it is read. Blank lines are skipped.
 
-    The first process that opens a file finds where its lines begin, and keeps this in an index file. If the file's size
-    or modification time changes, the index is built again.
+    The first process that opens a file finds where its lines begin, and stores this in an index file. If the file's
+    size or modification time changes, the index is built again.
 
     Args:
-        paths: files, globs or folders; see `storage.listed`. Of a folder with JSON lines, other files are skipped.
+        paths: files, globs or folders; see `storage.listed`. If a folder has JSON lines, its other files are skipped.
         cache_dir: folder for index files; see `record_index`.
 
     Raises:
         ConfigError: There is no such file, it is compressed, or no index can be written.
-        FormatError: On reading: a line is no JSON object; file, record, and offset are named.
+        FormatError: When a line is read that is no JSON object; the message has file, record and offset.
     """
 
     def __init__(self, paths: Paths, cache_dir: PathLike | None = None) -> None:
@@ -54,7 +54,7 @@ class JsonLinesSource(ShardedSource):
 
 
 def _listed(paths: Paths) -> list[str]:
-    """The files that paths name; of a folder, those with a suffix of JSON lines, if there are any."""
+    """The files that `paths` names. If a folder has files with a suffix of JSON lines, only these."""
     found: list[str] = []
     for pattern in patterns_of(paths):
         files = listed(pattern)
@@ -102,7 +102,7 @@ def parsed_object(line: Any) -> dict[str, Any]:
         FormatError: The line is no JSON, or no object.
     """
     try:
-        # Without `str`, JSON in UTF-16 would be read as long as the bytes of its line are whole.
+        # Given bytes, `json.loads` detects UTF-16. It would then accept some lines of a UTF-16 file, and refuse others.
         found = json.loads(str(line, "utf-8-sig") if isinstance(line, bytes) else line)
     except (ValueError, RecursionError) as error:
         begins = line if isinstance(line, bytes) else line.encode()
@@ -114,7 +114,7 @@ def parsed_object(line: Any) -> dict[str, Any]:
 
 
 def _lines(file: MappedFile) -> list[np.ndarray]:
-    """Where the lines begin and end that are not blank."""
+    """The offsets at which the lines that are not blank begin and end, int64 [lines] each."""
     newlines = [
         np.flatnonzero(file.array[first : first + _SCANNED_AT_ONCE] == ord("\n")) + first
         for first in range(0, file.size, _SCANNED_AT_ONCE)
@@ -124,7 +124,7 @@ def _lines(file: MappedFile) -> list[np.ndarray]:
     starts = np.concatenate([[begin], stops[:-1] + 1]).astype(np.int64)
     there = starts < stops
     starts, stops = starts[there], stops[there]
-    # Of the lines that begin with a blank, those which hold nothing else.
+    # Only lines that begin with a blank can be blank.
     begins_blank = np.flatnonzero(np.isin(file.array[starts], np.frombuffer(_BLANKS, np.uint8)))
     blank = [place for place in begins_blank.tolist() if not file.bytes[starts[place] : stops[place]].strip(_BLANKS)]
     return [np.delete(starts, blank), np.delete(stops, blank)]

@@ -1,4 +1,4 @@
-"""What was used last, up to a number of bytes."""
+"""A cache of the last used values, limited by bytes."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _MOST_VALUES = 1 << 14
 
 
 class LastUsed:
-    """Values that took long to make, kept until those used after them need their room.
+    """A cache of values that are expensive to make; if it is full, it drops the least recently used ones.
 
-    All shards of a source share one, and so do threads. Another process, forked or not, begins with none.
+    All shards of a source share one cache, and so do threads. Another process, forked or not, begins with an empty one.
 
     Args:
-        limit: bytes; one value is kept even if it has more. Also, no more than 16,384 values are kept: a process may
+        limit: bytes; one value is kept even if it has more. In addition, at most 16,384 values are kept: a process may
             have 65,530 memory maps.
 
     Attributes:
-        limit: the same.
+        limit: size of the cache, in bytes.
     """
 
     def __init__(self, limit: int) -> None:
@@ -31,21 +31,21 @@ class LastUsed:
         self._lock = threading.Lock()
 
     def get(self, key: Hashable) -> Any:
-        """The value of a key, or None if it is not kept."""
+        """The value of a key, or None if it is not in the cache."""
         if self._forks != _forks:
             self.__init__(self.limit)  # type: ignore[misc]
-        # Both steps are whole without the lock, which would take as long as they do.
+        # Both steps are atomic without the lock. The lock would cost as much time as they do.
         found = self._values.get(key)
         if found is None:
             return None
         try:
             self._values.move_to_end(key)
-        except KeyError:  # Another thread has let go of it meanwhile.
+        except KeyError:  # Another thread has dropped the value meanwhile.
             return None
         return found[0]
 
     def put(self, key: Hashable, value: Any, size: int) -> Any:
-        """Keep a value, and let go of those that were used longest ago; returns the value."""
+        """Store a value of `size` bytes, drop the least recently used ones if necessary, and return the value."""
         with self._lock:
             self._bytes += size - self._values.pop(key, (None, 0))[1]
             self._values[key] = value, size
@@ -53,7 +53,7 @@ class LastUsed:
         return value
 
     def opened(self, key: Hashable, size: int, open_it: Callable[[], Any]) -> Any:
-        """The value of a key. If it is not kept, others are let go of before it is opened, so that all have room."""
+        """The value of a key. If it is not in the cache, drop others before `open_it` makes it, so that all fit."""
         found = self.get(key)
         if found is not None:
             return found
@@ -72,18 +72,18 @@ class LastUsed:
             self._bytes -= self._values.popitem(last=False)[1][1]
 
     def forget(self, key: Hashable) -> None:
-        """Let go of a value."""
+        """Drop a value."""
         with self._lock:
             self._bytes -= self._values.pop(key, (None, 0))[1]
 
     def clear(self) -> None:
-        """Let go of all values."""
+        """Drop all values."""
         with self._lock:
             self._bytes -= sum(size for _, size in self._values.values())
             self._values.clear()
 
     def made(self, key: Hashable, make: Callable[[], tuple[Any, int]]) -> Any:
-        """The value of a key; `make` gives it with its bytes if it is not kept."""
+        """The value of a key; if it is not in the cache, `make` returns the value and its size in bytes."""
         found = self.get(key)
         return self.put(key, *make()) if found is None else found
 

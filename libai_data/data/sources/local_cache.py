@@ -1,8 +1,8 @@
-"""A folder of bounded size that keeps copies of files, shared by all processes of a node.
+"""The cache: a folder of bounded size with copies of files, shared by all processes of a node.
 
-Locks of single bytes of one file mark the copies in use, so one descriptor is enough for any number. The locks belong
-to an open file description (fcntl(2), "Open file description locks"): a forked process has them too, and the system
-releases them when the last process that has the description ends.
+Locks on single bytes of one file mark the copies in use, so one descriptor is enough for any number of copies. The
+locks belong to an open file description (fcntl(2), "Open file description locks"): a forked process has them too, and
+the system releases them when the last process with the description ends.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _NAME = re.compile(r"(?P<key>[0-9a-f]{24})(?:\.(?:lock|part|room)|-.*)")
 _INDEX = re.compile(r".*-[0-9a-f]{24}\.(?:npy|lock|unfinished)")  # see `record_index`
 _FLOCK = struct.Struct("hhqqi0q")
 _IN_USE = "in_use"
-_DIGITS = 15  # Of a key, which tell its byte: the offset of a lock has 63 bits.
+_DIGITS = 15  # The first digits of a key are the offset of its byte; an offset has 63 bits.
 NO_ROOM = "finds no room"
-"""What the error of a full cache says."""
+"""Words in the error of a full cache, by which callers recognize it."""
 _guard = threading.RLock()
 
 
 @dataclass
 class _Entry:
-    """What the cache has of one file: bytes held or promised, those of its index, and when it was used last (ns)."""
+    """One file in the cache: bytes of its copy or reserved for it, bytes of its index, and its last use (ns)."""
 
     copy: int = 0
     index: int = 0
@@ -60,7 +60,7 @@ class LocalCache:
 
     Attributes:
         directory: the folder, on a disk of this node; created when needed.
-        size: bytes that all copies together may have.
+        size: most bytes of all copies together.
     """
 
     directory: Path
@@ -69,19 +69,20 @@ class LocalCache:
     def hold(
         self, key: str, name: str, size: int | None, make: Callable[[Path], None]
     ) -> tuple[Path, Callable[[], None]]:
-        """The copy of a file, made if it is not there yet.
+        """Use the copy of a file; make the copy if the cache does not have it.
 
-        Of all processes that ask at once one makes it, and the others wait. If it fails, so do they; if it dies, the
-        next one makes it. A copy appears whole or not at all.
+        If several processes need the copy at once, one makes it, and the others wait. If the making fails, all raise an
+        error. If the process dies, the next one makes the copy. A copy appears complete or not at all.
 
         Args:
-            key: of the file and its version: 24 hexadecimal digits.
-            name: what the copy's name ends with.
-            size: bytes, if they are known.
-            make: writes the copy to the path that it is given.
+            key: key of the file and its version: 24 hexadecimal digits.
+            name: end of the copy's file name.
+            size: bytes of the copy; None if not known.
+            make: writes the copy to the given path.
 
         Returns:
-            Path, and what ends the use; a process that is forked meanwhile uses the copy until it ends it too.
+            The path, and a function that ends the use. A process that is forked meanwhile uses the copy too, until it
+            calls this function itself.
 
         Raises:
             ConfigError: The folder cannot be written to.
@@ -106,11 +107,11 @@ class LocalCache:
                 os.close(lock)
 
     def expect(self, key: str, when: int) -> None:
-        """Note when a copy will be used again; of copies that are not in use, that with the earliest time goes first.
+        """Set the priority of a copy: of the copies not in use, the cache removes the one with the lowest first.
 
         Args:
-            key: of the copy.
-            when: ns, as of a file's time of change; the later, the longer the copy is kept.
+            key: key of the copy.
+            when: the priority, a modification time (ns); a later time keeps the copy longer.
         """
         with contextlib.suppress(FileNotFoundError):
             os.utime(self.directory / f"{key}.lock", ns=(when, when))
@@ -128,17 +129,17 @@ class LocalCache:
                 if size is None:
                     self._make_room(key, part.stat().st_size)
         except Exception as error:
-            with contextlib.suppress(OSError):  # A full disk, which the error names.
+            with contextlib.suppress(OSError):  # The disk is full; then `error` already says so.
                 note_failure(lock, error)
             raise
         finally:
             (self.directory / f"{key}.room").unlink(missing_ok=True)
 
     def _make_room(self, key: str, size: int) -> None:
-        """Remove copies until there is room, and keep it for a file that is to be made."""
+        """Remove copies until a file of `size` bytes fits, and reserve its room."""
         with self._alone() as lock:
-            # At least the bytes of all copies, by what was promised since they were last counted. Counting looks at
-            # each file, so it waits until half of the room may be taken; indices, which are not promised, fit besides.
+            # The lock file has an upper bound of the copies' bytes: the last count and what was reserved since then. A
+            # count looks at each file, so it waits until half of the cache may be full. Indices fit into the other half.
             held = int.from_bytes(os.pread(lock, 8, 0), "little")
             entries: dict[str, _Entry] = {}
             if not held or 2 * (held + size) > self.size:
@@ -176,7 +177,7 @@ class LocalCache:
                     elif file.name.endswith(".lock"):
                         entry.used = status.st_mtime_ns
                     else:
-                        # A file that is being made has a promise of its whole size beside it.
+                        # While a copy is being made, its `.room` file has the whole size that is reserved.
                         entry.copy = max(entry.copy, status.st_size)
         return found
 
@@ -185,7 +186,7 @@ class LocalCache:
         try:
             if not _is_alone_with(lock) or is_used(self.directory, key):
                 return False
-            # The lock goes last: who waits for it sees that it has gone, and begins anew.
+            # The lock file is removed last: a process that waits for the lock sees this, and starts again.
             for path in (*self.directory.glob(f"{key}-*"), *(self.directory / f"{key}{end}" for end in _ENDINGS)):
                 path.unlink(missing_ok=True)
             return True
@@ -214,7 +215,7 @@ class LocalCache:
             ) from error
 
     def _is_current(self, lock: int, name: str) -> bool:
-        """Whether a lock's file is still the one that others will find."""
+        """Whether the lock's file is still the one at this name, which other processes open."""
         try:
             return os.path.samestat(os.fstat(lock), os.stat(self.directory / name))
         except FileNotFoundError:
@@ -230,7 +231,7 @@ def _is_whole(copy: Path, size: int | None) -> bool:
 
 
 def _is_alone_with(lock: int) -> bool:
-    """Hold a lock, if nobody else holds it."""
+    """Acquire a lock, unless another process has it; return whether it was acquired."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -242,13 +243,13 @@ _current: dict[Path, _Uses] = {}
 
 
 class _Uses:
-    """The copies that this process uses by one description."""
+    """The copies that this process uses through one open file description."""
 
     def __init__(self, folder: Path) -> None:
         self.descriptor = _opened(folder)
         self._counts: Counter[str] = Counter()
         self.is_shared = False
-        """Whether a forked process has the description too, so that a byte must stay locked."""
+        """Whether a forked process has the description too, so that bytes must stay locked after this process's use."""
 
     def add(self, key: str) -> None:
         if not self._counts[key] and not _lock(self.descriptor, key, fcntl.F_RDLCK):
@@ -256,7 +257,7 @@ class _Uses:
         self._counts[key] += 1
 
     def is_current(self, folder: Path) -> bool:
-        """Whether other processes look here: not if someone has deleted the folder."""
+        """Whether other processes use the same file; False after the folder was deleted."""
         try:
             return os.path.samestat(os.fstat(self.descriptor), os.stat(folder / _IN_USE))
         except FileNotFoundError:
@@ -276,13 +277,13 @@ class _Uses:
 
 
 def use(folder: Path, key: str) -> Callable[[], None]:
-    """Note that a copy is in use.
+    """Mark a copy as in use.
 
     Returns:
-        What ends the use, in this process.
+        A function that ends the use in this process.
 
     Raises:
-        OSError: The folder cannot be written to, or the copy is just being removed.
+        OSError: The folder cannot be written to, or another process is removing the copy.
     """
     with _guard:
         uses = _current.get(folder)

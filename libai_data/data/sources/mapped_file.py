@@ -1,4 +1,4 @@
-"""Files that are read through a memory map, opened when they are first read and again in every process."""
+"""Files that are read from a memory map; each process opens the map at its first read."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class MappedFile:
 
     Args:
         source: path or address; a file of a store is read from a copy, see `storage.LocalFile`.
-        local: path that can be opened; by default that of a `LocalFile` of `source`.
+        local: the local file to open; by default `LocalFile(source)`.
 
     Attributes:
         source: path or address.
-        identity: of the file when this object was made; see `libai_data.data.files.identity`.
+        identity: identity of the file when this object was made; see `libai_data.data.files.identity`.
 
     Raises:
         ConfigError: The file does not exist.
@@ -44,20 +44,20 @@ class MappedFile:
 
     @property
     def path(self) -> Path:
-        """Where it can be opened on this machine."""
+        """The path at which this machine can open the file."""
         return self._local.path
 
     @property
     def is_copy(self) -> bool:
-        """Whether it is the copy of a store's file."""
+        """Whether the file is the local copy of a store's file."""
         return bool(self._local.identity)
 
     def current_identity(self) -> list[Any]:
-        """The identity of the file that has the path now; a file of a store has the one that it was opened with."""
+        """The identity of the file that is at the path now; for a store's file, the identity when it was opened."""
         return [self.source, self._local.identity] if self.is_copy else file_identity(self.path)
 
     def check_current(self) -> None:
-        """Refuse what was opened by the path if another file has it now."""
+        """Raise a FormatError if the path has another file now than when this object was made."""
         found = self.current_identity()
         if found != self.identity:
             raise FormatError(
@@ -66,24 +66,24 @@ class MappedFile:
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """Size of the file, in bytes."""
         return self._status.size
 
     @property
     def bytes(self) -> Any:
-        """What a slice is taken of: a map, or no bytes if the file is empty.
+        """The content, to be sliced: a memory map, or empty bytes if the file is empty.
 
-        A file that is replaced or removed while it is mapped stays readable as it was. One that is written to does not:
-        this is noticed within 20 ms.
+        If the file is replaced or removed while it is mapped, the old content stays readable. If the file is written
+        to, the next read that comes more than 20 ms after the last check raises an error.
 
         Raises:
-            FormatError: The file is another one than it was when this object was made.
+            FormatError: The file has changed since this object was made.
         """
         return self._mapped().bytes
 
     @property
     def array(self) -> np.ndarray:
-        """The same bytes, uint8 [size]."""
+        """The content, uint8 [size]."""
         mapped = self._mapped()
         if self._array is None:
             self._array = mapped.array
@@ -94,7 +94,7 @@ class MappedFile:
         self._mapped()
 
     def release(self) -> None:
-        """Take what was read out of this process's resident memory, since it is kept decoded."""
+        """Remove the pages that were read from this process's resident memory, if their content is cached elsewhere."""
         if self._map is not None:
             self._map.release()
 
