@@ -139,7 +139,7 @@ class LocalCache:
         """Remove copies until a file of `size` bytes fits, and reserve its room."""
         with self._alone() as lock:
             # The lock file has an upper bound of the copies' bytes: the last count and what was reserved since then. A
-            # count looks at each file, so it waits until half of the cache may be full. Indices fit into the other half.
+            # count stats each file, so it waits until half of the cache may be full. Indices fit into the other half.
             held = int.from_bytes(os.pread(lock, 8, 0), "little")
             entries: dict[str, _Entry] = {}
             if not held or 2 * (held + size) > self.size:

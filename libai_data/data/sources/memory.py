@@ -1,4 +1,4 @@
-"""Records in memory, once for all workers and ranks of a machine."""
+"""Records in memory that all workers and ranks of a machine share."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ _READ_AT_ONCE = 256
 
 
 class InMemorySource:
-    """The records of another source, read once and kept in memory that all processes of a user on a machine share.
+    """The records of another source, read once into memory that all processes of a user on a machine share.
 
-    The first process reads the records, and others that need the same source wait. Later processes use what was read.
-    The memory is anonymous: the system releases it with the last process that uses it, also after `kill -9`.
+    The first process reads the records; other processes that need the same records wait, and then use the same memory.
+    The memory is anonymous: the system releases it when the last process that uses it ends, also after `kill -9`.
 
     Args:
-        source: of records that can be pickled, with a length.
+        source: a source or dataset with a length, whose records can be pickled.
         name: identifies the records, together with the source's class, length, `fingerprint()` and `identity` (or the
             identities of the sources of a dataset). The identity of a source of files is its arguments and the
             identities of the files; see `libai_data.data.files.identity`.
 
     Attributes:
-        identity: of the records.
+        identity: identity of the records.
 
     Raises:
         ConfigError: The source has no identity, and no name is given.
@@ -58,7 +58,7 @@ class InMemorySource:
         return self._count
 
     def __getitem__(self, index: int) -> Any:
-        """The record at an index; negative ones count from the end.
+        """The record at an index; negative indices count from the end.
 
         Raises:
             IndexError: There is no such record.
@@ -78,7 +78,7 @@ class InMemorySource:
         ]
         return [bytes(piece) for piece in pieces] if self._kind == _BYTES else [pickle.loads(piece) for piece in pieces]
 
-    # What loaders ask for samples by.
+    # The method by which loaders fetch samples.
     __getitems__ = read_many
 
     def _attach(self) -> None:
@@ -89,7 +89,7 @@ class InMemorySource:
         self._content = memory.array.data[ends:]
 
     def _fill(self, descriptor: int) -> None:
-        """Write the records: kind and number, where each ends, and the records."""
+        """Write the kind and number of the records, the end of each record, and the records."""
         count = len(self._source)
         ends = np.zeros(count + 1, np.int64)
         start, kind = _HEAD.size + ends.nbytes, _BYTES

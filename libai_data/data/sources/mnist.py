@@ -1,8 +1,8 @@
-"""MNIST, Fashion-MNIST and others in the same files, called IDX.
+"""MNIST, Fashion-MNIST and other data in the same file format, IDX.
 
 Source: Y. LeCun, C. Cortes, C. Burges, "The MNIST database of handwritten digits", whose page describes the format: two
-bytes of zero, one for the type of the numbers (8 for unsigned bytes), one for the number of dims, the size of each dim
-as a big-endian integer of 4 bytes, and the numbers. H. Xiao, K. Rasul, R. Vollgraf, "Fashion-MNIST" (2017).
+zero bytes, one byte for the type of the numbers (8 for unsigned bytes), one for the number of dims, the size of each
+dim as a big-endian integer of 4 bytes, then the numbers. H. Xiao, K. Rasul, R. Vollgraf, "Fashion-MNIST" (2017).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from libai_data.errors import ConfigError, FormatError
 from libai_data.errors.argument_rules import Rule
 
 _BYTES = 8
-# Nothing in MNIST's form is larger; a gzip file may claim to be.
+# No IDX file of such data is larger, but a damaged gzip file could decompress to more bytes.
 _LARGEST = 1 << 32
 
 
@@ -34,9 +34,9 @@ class MNISTKind:
     """One of the data sets.
 
     Attributes:
-        folder: of the files, within that of all data.
-        mirrors: where the files are published.
-        md5: of the compressed files, by name without ".gz".
+        folder: folder of the files, within the root folder.
+        mirrors: addresses of the folders that publish the files.
+        md5: name of a file without ".gz" -> MD5 digest of the compressed file, hexadecimal.
         classes: names of the classes.
     """
 
@@ -85,10 +85,10 @@ FASHION_MNIST = MNISTKind(
 
 
 class MNISTSource(PublishedImages):
-    """Images of MNIST and its like; `kind` is `MNIST` or `FASHION_MNIST`.
+    """Images of MNIST or a data set in the same format; `kind` is `MNIST` or `FASHION_MNIST`.
 
     `root` contains `MNIST/raw` or `FashionMNIST/raw`, or the files themselves. `source_url` is the address of a folder,
-    with "/" at its end.
+    and ends with "/".
     """
 
     _kinds = Rule("MNIST or FASHION_MNIST", lambda value: isinstance(value, MNISTKind))
@@ -126,7 +126,7 @@ class MNISTSource(PublishedImages):
         """An image, uint8 [28, 28], and its label.
 
         Raises:
-            FormatError: There is no class of its label.
+            FormatError: The label is not below the number of classes.
         """
         place = operator.index(index)
         label = int(self._labels[place])
@@ -137,19 +137,19 @@ class MNISTSource(PublishedImages):
         return np.array(self._images[place]), label
 
     def name(self, index: int) -> str:
-        """The place of an image: its file and its number there."""
+        """Where an image is, for messages: its file, and its number in the file."""
         return f"image {index} of {self._paths[0]}"
 
     def fingerprint(self) -> dict[str, Any]:
-        """What a checkpoint keeps: the file's name and its number of images."""
+        """What a checkpoint stores to identify the data: the name of the file, and its number of images."""
         return {self._paths[0].name.replace(".gz", ""): len(self)}
 
 
 def read_idx(path: Path, dims: int) -> np.ndarray:
-    """The unsigned bytes of an IDX file, gzipped or not.
+    """Read an IDX file of unsigned bytes with `dims` dims, gzipped or not.
 
     Returns:
-        uint8 [...], read-only.
+        uint8 with the shape that the file states, read-only.
     """
     data: np.ndarray
     if path.suffix == ".gz":

@@ -1,7 +1,7 @@
-"""Memory that all processes of a user on one machine share by a name. The last process releases it.
+"""Memory with a name, which all processes of a user on one machine share. The last process releases it.
 
-The first process gets the name, which is a Unix socket's address outside the file system. It fills the memory and sends
-the descriptor to later processes. A process that dies leaves nothing, and its name is free again.
+The first process binds the name, which is the address of a Unix socket outside the file system. It fills the memory and
+sends the descriptor to later processes. If the process dies, the name is free again, and nothing is left.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ _SECONDS_UNTIL_TOLD = 5.0
 
 
 class NodeMemory:
-    """Bytes that this process reads, and others too.
+    """Read-only memory that this process shares with others.
 
     Args:
-        descriptor: of memory that is filled; this object's own from now on.
-        listener: the socket that has the memory's name, if this process took it.
+        descriptor: descriptor of the filled memory; this object closes it.
+        listener: the socket with the memory's name, if this process has bound it.
     """
 
     def __init__(self, descriptor: int, listener: socket.socket | None = None) -> None:
         status = os.fstat(descriptor)
         self.number = status.st_ino
-        """The memory's own, which tells it from others."""
+        """Inode number, which identifies the memory."""
         self.array: np.ndarray = np.frombuffer(mmap.mmap(descriptor, status.st_size, access=mmap.ACCESS_READ), np.uint8)
         """The bytes, uint8 [n], read-only."""
         if listener is None:
@@ -52,11 +52,11 @@ class NodeMemory:
 
 
 def shared_memory(name: str, fill: Callable[[int], None]) -> NodeMemory:
-    """The memory of a name, filled by the first process.
+    """The memory with a name; the first process fills it.
 
     Args:
-        name: says what the memory contains.
-        fill: writes the content to a descriptor, at least a byte. Each process that waits gets its exceptions.
+        name: identifies the content of the memory.
+        fill: writes the content to a descriptor, at least one byte. If it raises, the next process calls its `fill`.
 
     Raises:
         PeerError: A process of another user has the name.
@@ -82,7 +82,7 @@ def shared_memory(name: str, fill: Callable[[int], None]) -> NodeMemory:
             )
             told = True
         time.sleep(_SECONDS_BETWEEN_TRIES)
-    # A forked process would not answer, and would keep the name.
+    # A forked process with this socket would keep the name, but would not answer.
     keep_from_forks(listener)
     descriptor = os.memfd_create("libai_data_records", os.MFD_CLOEXEC)
     try:
@@ -95,7 +95,7 @@ def shared_memory(name: str, fill: Callable[[int], None]) -> NodeMemory:
 
 
 def _received(address: str) -> int | None:
-    """A descriptor from the process that has the name, once the memory is filled; None if it does not give one."""
+    """Receive the descriptor from the process with the name, after it filled the memory; None if it sends none."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as end:
         try:
             end.connect(address)
@@ -119,12 +119,12 @@ def _serve(listener: socket.socket, descriptor: int) -> None:
             end, _ = listener.accept()
         except OSError:
             return  # Closed: the memory is not needed here any more.
-        with contextlib.suppress(OSError), end:  # Whoever asked may be gone.
+        with contextlib.suppress(OSError), end:  # The process that connected may have ended.
             if user_of(end) == os.getuid():
                 socket.send_fds(end, [b"d"], [descriptor])
 
 
 def _close(listener: socket.socket) -> None:
     with contextlib.suppress(OSError):
-        listener.shutdown(socket.SHUT_RDWR)  # Wakes the thread that waits for others.
+        listener.shutdown(socket.SHUT_RDWR)  # Wakes the thread that waits in `accept`.
     listener.close()

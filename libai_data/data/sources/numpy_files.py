@@ -1,4 +1,4 @@
-"""Rows of numpy's `.npy` and `.npz` files, through the memory map."""
+"""Rows of numpy's `.npy` and `.npz` files, read from a memory map."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ FIELD = "data"
 
 
 class NumpySource(ShardedSource):
-    """The rows of arrays: dicts of a field for each array, `array[index]`, views of the memory map.
+    """The rows of arrays: a record is a dict with the field `array[index]` for each array, a view of the memory map.
 
     Arrays of a compressed `.npz` file are read into memory when the file is opened. Workers share this memory.
 
     Args:
-        paths: `.npy` files, whose rows are the field "data", or `.npz` files, whose arrays are fields by their names:
-            files, globs or folders, see `storage.listed`. Or {field: `.npy` files}, equally many for each field.
+        paths: files, globs or folders, see `storage.listed`. The rows of `.npy` files are the field "data". The arrays
+            of `.npz` files are the fields, with the arrays' names. Or {field: `.npy` files}, equally many per field.
 
     Raises:
         ConfigError: There is no such file.
@@ -53,8 +53,8 @@ class NumpySource(ShardedSource):
         """Fill a batch.
 
         Args:
-            indices: int64 [n].
-            out: {field: [n, ...]}.
+            indices: int64 [n], the records.
+            out: {field: [n, ...]}, the arrays to write to.
         """
         for number, places, rows in self.located(indices):
             for name, array in self._shards[number].arrays.items():
@@ -76,7 +76,7 @@ class _Shard:
         return [{field: array[row] for field, array in self.arrays.items()} for row in rows]
 
     def check_like(self, other: _Shard) -> None:
-        """Refuse a shard whose fields are others, or of another dtype or shape."""
+        """Raise a SchemaError if this shard and `other` have different fields, dtypes or shapes."""
         ours, theirs = (
             {field: (str(array.dtype), array.shape[1:]) for field, array in shard.arrays.items()}
             for shard in (self, other)
@@ -105,7 +105,7 @@ def _open_npz(file: MappedFile) -> dict[str, np.ndarray]:
                 else:
                     with archive.open(info) as content:
                         arrays[name] = np.lib.format.read_array(content, allow_pickle=False)
-    except Exception as error:  # zipfile, zlib and numpy raise of many kinds for a damaged file
+    except Exception as error:  # For a damaged file, zipfile, zlib and numpy raise exceptions of many classes.
         raise FormatError(
             f"{file.source}, array {member!r}: no .npz file of numbers, or it is damaged: {error}"
         ) from error
@@ -115,7 +115,7 @@ def _open_npz(file: MappedFile) -> dict[str, np.ndarray]:
 
 
 def _mapped_member(file: MappedFile, info: zipfile.ZipInfo) -> np.ndarray:
-    """An array that lies in the archive as it is, through the memory map."""
+    """An array that the archive stores without compression, as a view of the memory map."""
     header = file.bytes[info.header_offset : info.header_offset + _LOCAL_HEADER]
     if len(header) < _LOCAL_HEADER or header[:4] != b"PK\x03\x04":
         raise ValueError(f"offset {info.header_offset}: there is no member")

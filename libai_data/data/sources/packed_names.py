@@ -1,4 +1,4 @@
-"""Many names in a few bytes each; a list of strings would need a hundred bytes per name."""
+"""Many names in little memory; a list of strings would need a hundred bytes per name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NUMBER = 8
 
 
 class PackedNames(Sequence[str]):
-    """Names of files, one behind the other in one array.
+    """Names of files, concatenated in one array.
 
     Args:
         ends: int64 [n], where each name ends.
@@ -34,7 +34,7 @@ class PackedNames(Sequence[str]):
         return cls(np.array(ends, np.int64), np.frombuffer(packed, np.uint8))
 
     def numbers(self) -> list[np.ndarray]:
-        """The names as two vectors of int64, such as `cached_arrays` keeps."""
+        """The names as two int64 vectors, as `cached_arrays` stores them."""
         if len(self._data) % _NUMBER == 0:
             return [self._ends, self._data.view("<i8")]
         padded = np.zeros(-(-len(self._data) // _NUMBER) * _NUMBER, np.uint8)
@@ -43,13 +43,13 @@ class PackedNames(Sequence[str]):
 
     @classmethod
     def from_numbers(cls, ends: np.ndarray, data: np.ndarray) -> PackedNames:
-        """The names of which `numbers` made the vectors."""
+        """The inverse of `numbers`."""
         return cls(ends, data.view(np.uint8))
 
     def __len__(self) -> int:
         return len(self._ends)
 
-    # A slice is not needed, and would have to be packed anew.
+    # No caller needs slices.
     def __getitem__(self, index: int) -> str:  # type: ignore[override]
         number = operator.index(index)
         if not -len(self) <= number < len(self):
@@ -59,15 +59,15 @@ class PackedNames(Sequence[str]):
         return os.fsdecode(self._data[begin : self._ends[place]].tobytes())
 
     def first_with(self, character: str) -> int | None:
-        """The first name that has this ASCII character, or None."""
+        """The index of the first name that contains this ASCII character, or None."""
         found = np.flatnonzero(self._data[: self._ends[-1] if len(self) else 0] == ord(character))
         return int(np.searchsorted(self._ends, found[0], side="right")) if len(found) else None
 
     def many(self, indices: np.ndarray) -> list[str]:
-        """Names, a third of the time of one by one.
+        """The names at these indices; three times as fast as one by one.
 
         Args:
-            indices: int64 [n], from 0 on.
+            indices: int64 [n], each at least 0.
         """
         begins = np.where(indices > 0, self._ends[np.maximum(indices, 1) - 1], 0).tolist()
         data = self._data.data

@@ -1,7 +1,7 @@
 """A record of several fields as bytes in the safetensors format, for ArrayRecord shards.
 
-Format: github.com/huggingface/safetensors, "Format". Arrays are its tensors. Bytes are tensors of uint8, whose names
-are under "bytes" in its metadata. All other values are there under "values", as JSON.
+Format: github.com/huggingface/safetensors, "Format". Arrays are tensors of the format. Bytes are uint8 tensors, whose
+names are listed under "bytes" in the metadata. All other values are under "values" in the metadata, as JSON.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def pack_record(record: Mapping[str, Any]) -> bytes:
         record: field -> bytes, an array of numbers, or a value that JSON can store.
 
     Raises:
-        SchemaError: A value is none of these; the field is named.
+        SchemaError: A value is none of these; the message names the field or fields.
     """
     arrays: dict[str, np.ndarray] = {}
     values: dict[str, Any] = {}
@@ -45,7 +45,7 @@ def pack_record(record: Mapping[str, Any]) -> bytes:
         notes = {"bytes": json.dumps(of_bytes), "values": json.dumps(values)}
     except (TypeError, ValueError) as error:
         raise SchemaError(f"one of the fields {list(values)} has a value that JSON cannot store: {error}") from error
-    # safetensors would write the metadata in any order, but a record must always have the same bytes.
+    # A record must always give the same bytes, but safetensors does not fix the order of its metadata.
     header, data = _parts(save(arrays))
     head = json.dumps({_METADATA: notes, **header}).encode()
     head += b" " * (-len(head) % _LENGTH)
@@ -56,7 +56,7 @@ def unpack_record(packed: bytes) -> dict[str, Any]:
     """The record that `pack_record` packed.
 
     Raises:
-        FormatError: The bytes are no such record.
+        FormatError: The bytes are no packed record.
     """
     try:
         arrays = load(packed)
@@ -72,6 +72,6 @@ def unpack_record(packed: bytes) -> dict[str, Any]:
 
 
 def _parts(packed: bytes) -> tuple[dict[str, Any], bytes]:
-    """The header, and what follows it."""
+    """The header, and the data after it."""
     stop = _LENGTH + int.from_bytes(packed[:_LENGTH], "little")
     return json.loads(packed[_LENGTH:stop]), packed[stop:]

@@ -1,4 +1,4 @@
-"""Rows of Parquet files, by index."""
+"""Reads rows of Parquet files by index."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from libai_data.data.sources.sharded import Paths, ShardedSource, opened
 from libai_data.errors import FormatError
 from libai_data.errors.argument_rules import check, check_types, whole
 
-# Bytes of a footer in memory for each of its bytes in the file, about.
+# Approximate bytes of a parsed footer in memory for each of its bytes in the file.
 _PARSED_FOOTER = 8
 
 
 class ParquetSource(ShardedSource):
     """The rows of Parquet files: dicts of Python values.
 
-    A row group is decoded as a whole, and each process keeps the row groups that it used last. Shuffled reading is fast
-    while the row groups fit into `cache_bytes`. If they do not fit, write smaller row groups, or use ArrayRecord. If
-    pages have checksums, they are compared.
+    A row group is decoded as a whole, and each process caches the row groups that it used last. Shuffled reading is
+    fast while the row groups fit into `cache_bytes`. If they do not fit, write smaller row groups, or use ArrayRecord.
+    If pages have checksums, the reader verifies them.
 
     Args:
         paths: files, globs or folders; see `storage.listed`.
-        columns: names of those to read; by default all.
-        cache_bytes: for the decoded row groups and the footers of all files together, in each process. One row group is
-            kept even if it is larger.
+        columns: names of the columns to read; by default all.
+        cache_bytes: size of the cache of decoded row groups and footers, for all files together, in each process. One
+            row group is cached even if it is larger.
 
     Raises:
         ConfigError: There is no such file or column, or pyarrow is not installed.
@@ -56,7 +56,7 @@ class _Shard(BatchedShard):
         import pyarrow
 
         try:
-            # Workers share the cores: no threads of Arrow's own.
+            # Workers share the cores, so Arrow must not start threads.
             table = self._parquet().read_row_group(number, columns=self._columns, use_threads=False)
             table.validate(full=True)
             batches = table.combine_chunks().to_batches()

@@ -1,4 +1,4 @@
-"""Paths of this machine as users give them: checked, and why one of them leads to no file."""
+"""Checks local paths that users give, and explains why there is no file at a path."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from libai_data.errors.argument_rules import PATH, check
 
 
 def checked_path(name: str, path: Any) -> Path:
-    """A path of this machine, absolute: it stays the same if the process changes its folder."""
+    """The absolute path, which stays valid if the process changes its working folder; a ConfigError for an address."""
     check({name: PATH}, **{name: path})
     text = os.fspath(path)
     if is_remote(text):
@@ -22,12 +22,12 @@ def checked_path(name: str, path: Any) -> Path:
 
 
 def is_file(path: PathLike) -> bool:
-    """Whether a path leads to a regular file; False for one that is too long or may not be looked at."""
+    """Whether a path leads to a regular file; False if the path is too long or access is denied."""
     return os.path.isfile(path)
 
 
 def why_missing(path: PathLike) -> str:
-    """Why a path does not lead to the file or folder that is wanted, to append to an error; "" if nothing has it."""
+    """Why a path does not lead to the expected file or folder, as the end of a message; "" if nothing is there."""
     try:
         os.stat(path)
     except FileNotFoundError:
@@ -41,7 +41,7 @@ def why_missing(path: PathLike) -> str:
 
 
 def text_of(path: Path) -> str:
-    """The text of a small file."""
+    """The text of a small file; a FormatError if it is not UTF-8."""
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""Data sets of images that are published with check sums, fetched when somebody asks for it."""
+"""Image data sets that are published with checksums; fetched on request."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 class PublishedImages:
     """Images of a published data set, and their labels; files that are not compressed are memory-mapped.
 
-    The arguments are those of the datasets (`image_datasets.PublishedImages`), and `kind`, which data set.
+    The arguments are those of the datasets (`image_datasets.PublishedImages`), and `kind`, which names the data set.
 
     Attributes:
         classes: names of the classes.
@@ -53,11 +53,11 @@ class PublishedImages:
         raise NotImplementedError
 
     def _download(self, url: str | None) -> None:
-        """Bring all files into the folder."""
+        """Download all files into the folder."""
         raise NotImplementedError
 
     def _open(self, root: Path, train: bool) -> None:
-        """Open the files, and name their `_paths` and the `classes`."""
+        """Open the files, and set `_paths` and `classes`."""
         raise NotImplementedError
 
     @property
@@ -68,14 +68,17 @@ class PublishedImages:
 
 @contextmanager
 def downloaded(urls: Sequence[str], md5: str) -> Iterator[Path]:
-    """A copy of a published file in the cache of this node, checked; one process fetches it, others wait.
+    """A verified copy of a published file in the cache of this node; one process fetches it, others wait.
 
     Args:
-        urls: where it is published; the second is asked when the first does not answer, and so on.
-        md5: of the file, in hexadecimal.
+        urls: addresses of the file; if one cannot be fetched or has another digest, the next one is tried.
+        md5: MD5 digest of the file, hexadecimal.
 
     Yields:
-        The copy, in use until the block ends.
+        Path of the copy, which is in use until the block ends.
+
+    Raises:
+        StorageError: No address has the file with this digest.
     """
     told = []
     for url in urls:

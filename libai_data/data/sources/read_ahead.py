@@ -1,4 +1,4 @@
-"""Fetches shards before they are needed: several at once, in the order of their first use, up to a number of bytes."""
+"""Prefetches shards: several at once, in the order of their first use, up to a number of bytes."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _Held = list[tuple[ShardUse, "Future[Callable[[], None]]"]]
 
 
 class ReadAhead:
-    """Holds the shards that the next batches need.
+    """Prefetches the shards that the next batches need, and keeps them in the cache.
 
-    A shard that cannot be fetched is left out, with a warning: whoever reads it fetches it again, and raises.
+    If a shard cannot be fetched, the log has a warning. A worker that reads the shard fetches it again, and raises.
 
     Args:
-        uses: of the shards, in the order of their first batch.
-        hold: fetches a shard, and returns what lets go of it.
+        uses: uses of the shards, in the order of their first batch.
+        hold: fetches a shard, and returns a function that releases it.
         sizes: int64 [shards], bytes.
-        budget: bytes that are held or fetched, at most; one shard is held even if it has more.
-        done: called with a shard and the last batch of a use, when that has passed and no later use is held.
+        budget: most bytes of shards that are held or being fetched; one shard is held even if it has more.
+        done: called with a shard and the last batch of its last held use, after this batch, when the shard is released.
     """
 
     def __init__(
@@ -44,18 +44,18 @@ class ReadAhead:
         self._uses, self._hold, self._sizes, self._budget, self._done = uses, hold, sizes, budget, done
         self._held: _Held = []
         self._waiting: ShardUse | None = None
-        self._soonest = -1  # last batch of the use that is over first
+        self._soonest = -1  # the last batch of the use that ends first
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="reads shards ahead")
         self._close = weakref.finalize(self, _let_go, self._held, self._pool)
         self.reached(0)
 
     def reached(self, batch: int) -> None:
-        """Let go of shards whose last use is before this batch, and fetch more."""
-        if batch <= self._soonest:  # Without the lock, as the number only grows.
+        """Release the shards whose uses all end before this batch, and fetch more."""
+        if batch <= self._soonest:  # This needs no lock, because the number only grows.
             return
         with self._lock:
-            # One that is still being fetched is let go of later, and one that is held for a later use stays.
+            # A shard that is still being fetched is released later. A shard with a later use stays.
             kept: _Held = []
             over: _Held = []
             for use, fetched in self._held:
@@ -90,14 +90,14 @@ class ReadAhead:
             return lambda: None
 
     def bytes_held(self) -> int:
-        """The bytes of shards that are in the cache for later batches."""
+        """The bytes of shards that this object holds in the cache."""
         with self._lock:
             return sum(
                 int(self._sizes[shard]) for shard in {use.shard for use, fetched in self._held if fetched.done()}
             )
 
     def close(self) -> None:
-        """Let go of all shards."""
+        """Release all shards, and stop fetching."""
         self._close()
 
 

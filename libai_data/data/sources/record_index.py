@@ -1,4 +1,4 @@
-"""Indices of files of records that have none of their own: found once, and kept in a file."""
+"""Indices for record files whose format has no index: built once, and stored in an index file."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ FOLDER = ".libai_data_index"
 def record_index(
     file: MappedFile, kind: str, build: Callable[[], Sequence[np.ndarray]], cache_dir: PathLike | None
 ) -> list[np.ndarray]:
-    """The current index of a file: read from an index file, or built and written there.
+    """The current index of a file: read from its index file, or built and written to it.
 
     Args:
-        file: of records.
-        kind: what the index is of, with its version.
-        build: makes the index, int64 [n] each.
+        file: the file of records.
+        kind: format of the indexed file, with a version.
+        build: makes the arrays of the index, int64 [n] each.
         cache_dir: folder for index files; see `index_folder`. By default, the index of a local file is in
-            `.libai_data_index` beside the file, and that of a store's file beside its copy.
+            `.libai_data_index` beside the file, and the index of a store's file is beside its copy.
 
     Returns:
         The arrays, read-only; see `cached_arrays`.
 
     Raises:
         ConfigError: The folder's path leads through a file.
-        FormatError: The file changed meanwhile.
+        FormatError: The file changed while the index was built.
     """
 
     def build_of_this_file() -> Sequence[np.ndarray]:
@@ -46,7 +46,7 @@ def record_index(
 
     name = f"{file.path.name}-{key_of(kind, file.identity)}"
     if file.is_copy and cache_dir in (None, ""):
-        # A part of the copy's entry in the cache, which goes with the copy.
+        # The index is a part of the copy's entry in the cache, which removes both together.
         return cached_arrays(file.path.parent, name, build_of_this_file)
     return cached_arrays(index_folder(cache_dir, file.path.parent / FOLDER, name), name, build_of_this_file)
 
@@ -55,10 +55,10 @@ def index_folder(cache_dir: PathLike | None, beside: Path | None, name: str) -> 
     """The folder for an index.
 
     Args:
-        cache_dir: what the user says; None or "" for the default.
-        beside: the folder beside the data. By default it is chosen if the index is there already, or if it can be
-            written to and LIBAI_DATA_CACHE_DIR is not set; otherwise `indices` in `cache_home()` is.
-        name: of the index file, without its ending.
+        cache_dir: the user's choice; None or "" for the default.
+        beside: a folder beside the data. The default is this folder if it already has the index, or if it is writable
+            and LIBAI_DATA_CACHE_DIR is not set; otherwise `indices` in `cache_home()`.
+        name: name of the index file, without its ending.
 
     Raises:
         ConfigError: `cache_dir` is no path on this machine.

@@ -1,4 +1,4 @@
-"""Look up, list and fetch files in a store (s3://, gs://, http and others of fsspec), with retries."""
+"""Look up, list and fetch files of a store (s3://, gs://, http and others of fsspec), with retries."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _FIRST_WAIT = 0.5
 _LONGEST_WAIT = 30.0
 _SECONDS_OF_SILENCE = 30.0
 _EXTRA_OF_PROTOCOL = {"s3": "remote", "s3a": "remote"}
-# What stores call that by which a changed object differs from what it was.
+# Keys under which stores report a version of an object, which changes with its content.
 _VERSION_KEYS = (
     *("ETag", "etag", "VersionId", "generation", "md5Hash", "crc32c", "Content-MD5"),
     *("LastModified", "last_modified", "Last-Modified", "updated", "mtime", "created"),
 )
-# Answers that another attempt does not change.
+# HTTP status codes that a retry does not change.
 _DENIED = (401, 403)
 _FOR_GOOD = (*_DENIED, 404, 410)
 _LIST_NO_MORE = (FileNotFoundError, NotADirectoryError)
@@ -40,14 +40,14 @@ _LIST_NO_MORE = (FileNotFoundError, NotADirectoryError)
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file of a store as it was found there.
+    """A file of a store, as the store describes it.
 
     Attributes:
-        url: its address.
-        size: bytes, if the store reports them.
-        md5: of the content in hexadecimal, if the store reports it.
-        md5_is_sure: whether `md5` is an md5 sum for certain; S3 reports other tags for some encrypted objects.
-        identity: changes when the content does.
+        url: address of the file.
+        size: bytes; None if the store does not report them.
+        md5: MD5 digest of the content, hexadecimal; None if the store does not report it.
+        md5_is_sure: whether `md5` is certainly an MD5 digest; S3 reports other tags for some encrypted objects.
+        identity: a key that changes when the content changes.
     """
 
     url: str
@@ -58,41 +58,41 @@ class RemoteFile:
 
 
 def is_remote(path: str) -> bool:
-    """Whether a path leads to a store; plain paths and file:// ones do not."""
+    """Whether a path is an address in a store; plain paths and file:// paths are not."""
     protocol = _protocol_of(path)
     return protocol not in ("", "file", "local")
 
 
 def without_protocol(path: str) -> str:
-    """A local path as the system takes it."""
+    """A local path without file:// or local://."""
     return re.sub(r"^(file|local)://", "", path)
 
 
 def look_up(url: str, attempts: int) -> RemoteFile:
-    """Ask the store for a file.
+    """Ask the store for the size and version of a file.
 
     Raises:
-        ConfigError: There is no such file, or what reads such a store is not installed.
+        ConfigError: There is no such file, access is denied, or the package for the store is not installed.
         StorageError: The store does not answer.
     """
 
     def ask() -> RemoteFile:
         store, name = _store_of(url)
-        store.invalidate_cache()  # what a listing said may be old
+        store.invalidate_cache()  # a cached listing may be old
         return _described(url, store.info(name))
 
     return _patiently(url, "looked up", ask, attempts)
 
 
 def list_files(url: str, attempts: int) -> list[str]:
-    """The files that a glob or a folder of a store names, sorted; none where there are none.
+    """The addresses of the files that a glob or a folder of a store names, sorted; empty if there are none.
 
     Args:
-        url: a file, a glob ("**" for any depth), or a folder, of which all files count but hidden ones.
-        attempts: how often to ask.
+        url: a file, a glob ("**" for any depth), or a folder, for all its files except hidden ones.
+        attempts: most attempts.
 
     Raises:
-        ConfigError: What reads such a store is not installed.
+        ConfigError: Access is denied, or the package for the store is not installed.
         StorageError: The store does not answer.
     """
 
@@ -106,7 +106,7 @@ def list_files(url: str, attempts: int) -> list[str]:
             found = [path for path in store.find(folder) if not re.search(r"(^|/)\.", path[len(folder) :])]
         else:
             found = [path for path, info in store.glob(name, detail=True).items() if info["type"] == "file"]
-        # Web servers give names that are quoted, which are sorted as local names are.
+        # Web servers return quoted names. Sort them like the same files on a local disk.
         key = unquote if _protocol_of(url).startswith("http") else None
         return sorted((str(store.unstrip_protocol(path)) for path in found), key=key)
 
@@ -119,16 +119,16 @@ def list_files(url: str, attempts: int) -> list[str]:
 
 
 def read_ranges(url: str, read: Callable[[Any], _Result], attempts: int) -> _Result:
-    """Read parts of a file of a store.
+    """Read ranges of a store's file, and return the result of `read`.
 
     Args:
-        url: the file's address.
-        read: gets the open file, which asks the store for what is read of it.
-        attempts: how often to ask.
+        url: address of the file.
+        read: function of the open file; each of its reads requests only this range from the store.
+        attempts: most attempts.
 
     Raises:
-        ConfigError: There is no such file, or what reads such a store is not installed.
-        StorageError: The store does not answer, gives no parts of files, or `read` fails.
+        ConfigError: There is no such file, access is denied, or the package for the store is not installed.
+        StorageError: The store does not answer, does not support ranges, or `read` fails.
     """
 
     def ask() -> _Result:
@@ -143,25 +143,25 @@ _WHILE_FETCHED = "while it was fetched; start again when nothing writes to it an
 
 
 def fetch(remote: RemoteFile, target: Path, attempts: int, changed: str = _WHILE_FETCHED) -> None:
-    """Copy a file of a store, and check the copy.
+    """Copy a file of a store to a local path, and verify size, version and MD5 digest.
 
     Args:
-        remote: the file, as it must still be.
-        target: where to; after an error, what is there is worth nothing.
-        attempts: how often to begin.
-        changed: what the error of a changed file says of it: since when, and what to do.
+        remote: the file; it must not have changed.
+        target: path of the copy; after an error, the copy may be incomplete.
+        attempts: most attempts.
+        changed: end of the message if the file has changed: since when, and what to do.
 
     Raises:
-        ConfigError: It is not there any more.
-        StorageError: It cannot be fetched whole, has changed, or there is no space on the disk.
+        ConfigError: The file does not exist any more, or access is denied.
+        StorageError: The file cannot be fetched completely or has changed, or the disk is full.
     """
     digests: list[str] = []
 
     def copy() -> None:
         store, name = _store_of(remote.url)
-        target.parent.mkdir(parents=True, exist_ok=True)  # if someone has deleted the cache meanwhile
+        target.parent.mkdir(parents=True, exist_ok=True)  # the user may have deleted the cache meanwhile
         try:
-            store.get_file(name, os.path.abspath(target))  # fsspec gives "~" and "file:" meanings of its own
+            store.get_file(name, os.path.abspath(target))  # fsspec would interpret "~" and "file:"
         except FileNotFoundError as error:
             if error.filename != os.path.abspath(target):
                 raise
@@ -174,7 +174,7 @@ def fetch(remote: RemoteFile, target: Path, attempts: int, changed: str = _WHILE
             raise StorageError(f"{size} bytes arrived of {remote.size}")
         if remote.md5 is not None:
             digests.append(md5_of(target))
-            # Encrypted objects of S3 have tags that look like sums: bytes that come twice alike are right.
+            # Tags of encrypted S3 objects only look like MD5. Accept content that arrives equal in two attempts.
             if digests[-1] != remote.md5 and (remote.md5_is_sure or digests.count(digests[-1]) < 2):
                 raise StorageError(f"what arrived has the md5 sum {digests[-1]}, the store says {remote.md5}")
 
@@ -185,10 +185,10 @@ def fetch(remote: RemoteFile, target: Path, attempts: int, changed: str = _WHILE
 
 
 def write_file(url: str, content: bytes, attempts: int) -> None:
-    """Write a file of a store.
+    """Write a file to a store.
 
     Raises:
-        ConfigError: The store lets nobody write, or this user.
+        ConfigError: The store is read-only, or this user may not write.
         StorageError: The store does not answer.
     """
 
@@ -203,12 +203,12 @@ def write_file(url: str, content: bytes, attempts: int) -> None:
 
 
 def md5_of(path: Path) -> str:
-    """The MD5 sum of a file, in hexadecimal."""
+    """The MD5 digest of a file, hexadecimal."""
     return digest_of_file(path, hashlib.md5())
 
 
 class _Changed(Exception):
-    """A file is another one than it was before."""
+    """A file of a store has changed."""
 
 
 def _protocol_of(path: str) -> str:
@@ -216,7 +216,7 @@ def _protocol_of(path: str) -> str:
 
 
 def _store_of(url: str) -> tuple[Any, str]:
-    """The file system of fsspec, and the path there."""
+    """The fsspec file system of an address, and the path in this file system."""
     if "::" in url:
         raise ConfigError(f"{url} is a chain of addresses; give the address of a file itself")
     import fsspec
@@ -226,7 +226,7 @@ def _store_of(url: str) -> tuple[Any, str]:
         options = _OPTIONS[protocol]() if protocol in _OPTIONS else {}
         store, name = fsspec.core.url_to_fs(url, **options)
         if protocol in _EXTRA_OF_PROTOCOL:
-            store.retries = 1  # `_patiently` repeats what fails
+            store.retries = 1  # `_patiently` retries
     except ImportError as error:
         extra = _EXTRA_OF_PROTOCOL.get(protocol)
         install = f"pip install libai_data[{extra}]" if extra else "install what the message names"
@@ -237,14 +237,14 @@ def _store_of(url: str) -> tuple[Any, str]:
 
 
 def _http_options() -> dict[str, Any]:
-    """fsspec would give up any file after five minutes; only a silent server is worth giving up."""
+    """Time out only if the server sends nothing; by default, fsspec gives up after five minutes in total."""
     aiohttp = installed("aiohttp", "reading files by http", "libai_data[remote]")
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=_SECONDS_OF_SILENCE, sock_read=_SECONDS_OF_SILENCE)
     return {"client_kwargs": {"timeout": timeout}}
 
 
 def _s3_options() -> dict[str, Any]:
-    """botocore and s3fs would each try five times, so that a silent store would cost half an hour in each attempt."""
+    """Only one try in botocore: by default, botocore and s3fs each try five times, half an hour for a silent store."""
     import fsspec
 
     patience = {"connect_timeout": _SECONDS_OF_SILENCE, "read_timeout": _SECONDS_OF_SILENCE}
@@ -273,24 +273,24 @@ def _told_md5(protocol: str, info: dict[str, Any]) -> tuple[str | None, bool]:
             if len(found) == hashlib.md5().digest_size:
                 return found.hex(), True
     tag = str(info.get("ETag", "")).strip('"')
-    # The tag of an object of several parts is none: it ends with "-" and their number.
+    # The tag of a multipart object is no MD5 digest: it ends with "-" and the number of parts.
     if protocol in ("s3", "s3a") and re.fullmatch(r"[0-9a-f]{32}", tag):
         return tag, False
     return None, False
 
 
 def _patiently(url: str, what: str, act: Callable[[], _Result], attempts: int) -> _Result:
-    """Do something with a store, again after a while if it fails in a way that may pass.
+    """Call `act`, and retry after a wait if the failure may be temporary.
 
-    Waits double from attempt to attempt; each is drawn from its upper half, so that many readers do not return at once.
+    The wait doubles with each attempt. It is drawn from its upper half, so that many readers do not retry at once.
     """
-    drawn = random.Random(os.urandom(8))  # never the generator of a sample
+    drawn = random.Random(os.urandom(8))  # does not change the random generators of samples
     for attempt in range(1, attempts + 1):
         try:
             return act()
         except (ConfigError, _Changed):
             raise
-        except Exception as error:  # each store has errors of its own
+        except Exception as error:  # each store has its own exception classes
             _raise_if_for_good(url, what, error)
             if attempt == attempts:
                 times = "once" if attempts == 1 else f"in {attempts} attempts"
@@ -309,7 +309,7 @@ def _raise_if_for_good(url: str, what: str, error: Exception) -> None:
         raise StorageError(
             f"{url} cannot be {what}: {error}; make room on the disk, or set LIBAI_DATA_CACHE_DIR to another folder"
         ) from error
-    # fsspec's http tells of any failure as a file that is not there, for the cause of that failure.
+    # fsspec's http raises FileNotFoundError for any failure; the exception's cause is the actual failure.
     status = getattr(error.__cause__, "status", None)
     passing = _protocol_of(url).startswith("http") and error.__cause__ is not None and status not in _FOR_GOOD
     if status in _DENIED or (isinstance(error, PermissionError) and not passing):

@@ -1,4 +1,4 @@
-"""Counts the records of a file of a store by what it says of itself: its footer or its headers, read by ranges."""
+"""Counts the records of a store's file without fetching all of it: reads only ranges with its footer or headers."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _RECORD_BATCH, _END = 3, 0
 
 
 def count_by_ranges(kind: str, remote: RemoteFile, attempts: int) -> int | None:
-    """The records of a file; None if the format or the file does not say them.
+    """The number of records of a file; None if the format or the file does not store this number.
 
     Raises:
-        ConfigError: The file is not there, or what reads its format is not installed.
-        StorageError: The store does not answer, or gives no parts of files.
+        ConfigError: The file does not exist, or the package for its format is not installed.
+        StorageError: The store does not answer, or does not support ranges.
     """
     if kind not in _COUNTERS or not remote.size:
         return None
@@ -34,7 +34,7 @@ def _of_parquet(file: Any, size: int) -> int:
 
 
 def _of_array_record(file: Any, size: int) -> int | None:
-    """The package array_record reads the end alone, so that a file with nothing before its end will do."""
+    """Count with the package array_record. It reads only the end, so a sparse file with this end is sufficient."""
     module = array_record_module("the footer of an ArrayRecord file")
     with tempfile.NamedTemporaryFile(suffix=".array_record") as end:
         tail = _TAIL
@@ -54,7 +54,7 @@ def _of_array_record(file: Any, size: int) -> int | None:
 
 
 def _of_arrow(file: Any, size: int) -> int | None:
-    """The headers of the messages, which the file format has as the stream format does.
+    """Count from the headers of the messages, which the file format and the stream format both have.
 
     Format: arrow.apache.org/docs/format/Columnar.html, "Encapsulated message format"; headers are flatbuffers.
     """
@@ -83,7 +83,7 @@ def _of_arrow(file: Any, size: int) -> int | None:
 
 
 class _Table:
-    """A table of a flatbuffer: its fields by their numbers."""
+    """A table of a flatbuffer; its fields are read by their numbers."""
 
     def __init__(self, content: bytes, place: int | None) -> None:
         self._content = content
@@ -96,12 +96,12 @@ class _Table:
         return int(struct.unpack_from("<H", self._content, self._fields + entry)[0]) if entry < size else 0
 
     def number(self, field: int, kind: str) -> int:
-        """A number; 0 if it is left out."""
+        """The number in a field; 0 if the table leaves it out."""
         offset = self._offset(field)
         return int(struct.unpack_from(kind, self._content, self._place + offset)[0]) if offset else 0
 
     def table(self, field: int) -> _Table:
-        """A table within this one."""
+        """The table in a field."""
         place = self._place + self._offset(field)
         return _Table(self._content, place + struct.unpack_from("<I", self._content, place)[0])
 

@@ -1,4 +1,4 @@
-"""The table of the shards of a data set: names, samples, bytes and versions, so that a stream opens none of them.
+"""The table of a data set's shards: names, samples, bytes and versions. A stream starts without opening a shard.
 
 `libai-data index ADDRESS` counts the samples once and writes the table beside the shards.
 """
@@ -29,12 +29,12 @@ class ShardTable:
     """The shards below one folder of a store.
 
     Args:
-        format: of the shards, a name of `opening.SOURCES`.
-        names: of the files, from the folder on, in the order of the samples.
-        samples: int64 [shards].
+        format: format of the shards, a name of `opening.SOURCES`.
+        names: paths of the files relative to the folder, in the order of the samples.
+        samples: int64 [shards], number of samples.
         sizes: int64 [shards], bytes.
-        versions: V12 [shards], `RemoteFile.identity`, two of its digits in a byte (`packed_digits`).
-        sums: V16 [shards], `RemoteFile.md5`, all zeros where the store has none.
+        versions: V12 [shards], `RemoteFile.identity`, two hexadecimal digits per byte (`packed_digits`).
+        sums: V16 [shards], `RemoteFile.md5`, all zeros if the store reports none.
         sure: uint8 [shards], `RemoteFile.md5_is_sure`.
     """
 
@@ -51,7 +51,7 @@ class ShardTable:
 
     @property
     def identity(self) -> str:
-        """Changes when a shard does."""
+        """A digest that changes if a shard changes."""
         digest = hashlib.blake2b(self.format.encode())
         for array in (*self.names.numbers(), self.samples):
             digest.update(array.data)
@@ -60,7 +60,7 @@ class ShardTable:
         return digest.hexdigest()
 
     def remote(self, folder: str, number: int) -> RemoteFile:
-        """A shard, as it must still be in the store."""
+        """The shard, as the store described it when the table was written."""
         md5, version = self.sums[number].tobytes(), self.versions[number].tobytes().hex()
         told = md5.hex() if any(md5) else None
         return RemoteFile(
@@ -68,7 +68,7 @@ class ShardTable:
         )
 
     def part(self, numbers: np.ndarray) -> ShardTable:
-        """Some of the shards, by their numbers."""
+        """A table of the shards with these numbers, int64 [n]."""
         columns = (getattr(self, name)[numbers] for name in _COLUMNS)
         return ShardTable(self.format, PackedNames.of(self.names.many(numbers)), *columns)
 
@@ -90,20 +90,20 @@ class ShardTable:
         """Read the table of a folder.
 
         Raises:
-            ConfigError: There is none.
-            FormatError: It is damaged, or of another version.
+            ConfigError: There is no table.
+            FormatError: The table is damaged, or of another version.
         """
         path = f"{folder}/{TABLE}"
         with LocalFile(path) as file:
             try:
                 with np.load(file.path, allow_pickle=False) as found:
                     version, kind = found["format"].tolist()
-                    # One by one, so that no column is in memory twice for long.
+                    # Column by column: the file's copy and the packed copy are both in memory for one column only.
                     columns = [_checked(found[name], name, dtype) for name, dtype in _COLUMNS.items()]
                     ends, data = _checked(found["ends"], "ends", "i8"), found["data"]
                 if version == str(_VERSION):
                     _check_numbers(ends, data, columns)
-            except Exception as error:  # zipfile and numpy raise of many kinds for a damaged file
+            except Exception as error:  # For a damaged file, zipfile and numpy raise exceptions of many classes.
                 raise FormatError(
                     f"{path} is no table of shards, or it is cut short ({error}); run 'libai-data index {folder}' again"
                 ) from error
@@ -113,7 +113,7 @@ class ShardTable:
 
 
 def packed_digits(digits: np.ndarray) -> np.ndarray:
-    """Hexadecimal digits, S2n [shards], as bytes, Vn [shards]; "" becomes zeros, also in what is given."""
+    """Convert hexadecimal digits, S2n [shards], to bytes, Vn [shards]; "" becomes zeros, also in `digits` itself."""
     digits[digits == b""] = b"0" * digits.itemsize
     return np.frombuffer(binascii.unhexlify(digits.data), f"V{digits.itemsize // 2}")
 
@@ -132,7 +132,7 @@ def _checked(column: np.ndarray, name: str, dtype: str) -> np.ndarray:
 
 
 def _check_numbers(ends: np.ndarray, data: np.ndarray, columns: Sequence[np.ndarray]) -> None:
-    """Refuse what `ShardTable.save` does not write."""
+    """Raise a ValueError for numbers that `ShardTable.save` does not write."""
     for name, column in zip((*_COLUMNS, "ends"), (*columns, ends)):
         if column.shape != (ends.size,):
             raise ValueError(f"{name!r} has the shape {list(column.shape)}")

@@ -1,4 +1,4 @@
-"""What sources of several files share: their records, one file behind the other."""
+"""The base of sources of several files: their records, one file after the other."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _READ_AT_ONCE = 256
 
 
 def opened(paths: Paths | MappedFile) -> list[MappedFile]:
-    """The files that paths name; see `storage.listed`. Or one that is open already."""
+    """The files that `paths` names, see `storage.listed`; or only the given file, if it is open already."""
     return [paths] if isinstance(paths, MappedFile) else [MappedFile(path) for path in listed(paths)]
 
 
 class Shard(Protocol):
-    """The records of one file; picklable, and opened again by whoever gets it."""
+    """The records of one file; picklable, and a process that unpickles it opens the file again."""
 
     def __len__(self) -> int: ...
 
     def read(self, rows: Sequence[int]) -> list[Any]:
-        """The records at these places, in this order."""
+        """The records of these rows, in this order."""
         ...
 
 
@@ -38,14 +38,14 @@ class ShardedSource:
     """Records of files, in the order of the files.
 
     Args:
-        files: the files.
-        shards: the records of each file, or of several files at the same place in their lists.
-        options: what else the records depend on.
+        files: the files; the same number of consecutive files for each shard.
+        shards: the records of each file, or of each group of files.
+        options: other values on which the records depend.
 
     Attributes:
-        paths: the files.
-        identity: of the records; see `libai_data.data.files.identity`.
-        shard_lengths: int64 [shards], the records of each shard, in the order of the indices.
+        paths: paths or addresses of the files.
+        identity: identity of the records; see `libai_data.data.files.identity`.
+        shard_lengths: int64 [shards], the number of records of each shard, in the order of the indices.
     """
 
     def __init__(self, files: Sequence[MappedFile], shards: Sequence[Shard], options: Any = None) -> None:
@@ -60,11 +60,11 @@ class ShardedSource:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def __getitem__(self, index: int) -> Any:
-        """The record at an index; negative ones count from the end.
+        """The record at an index; negative indices count from the end.
 
         Raises:
             IndexError: There is no such record.
-            FormatError: It cannot be read; shard, record and offset are named.
+            FormatError: The record cannot be read; the message has shard, record and offset.
         """
         return self.read_many([operator.index(index)])[0]
 
@@ -77,11 +77,11 @@ class ShardedSource:
         """Records, in the order of their indices; faster than one by one.
 
         Args:
-            indices: [n]; negative ones count from the end.
+            indices: [n]; negative indices count from the end.
 
         Raises:
             IndexError: There is no such record.
-            FormatError: One cannot be read; shard, record and offset are named.
+            FormatError: A record cannot be read; the message has shard, record and offset.
         """
         if len(self._shards) == 1:
             return self._shards[0].read(self._checked(indices).tolist())
@@ -91,16 +91,16 @@ class ShardedSource:
                 found[place] = record
         return found
 
-    # What loaders ask for samples by.
+    # The method by which loaders fetch samples.
     __getitems__ = read_many
 
     def read_rows(self, rows: np.ndarray) -> list[Any]:
-        """Records of a source of one shard, whose rows are known to be there; `read_many` without its checks."""
+        """`read_many` without checks, for a source of one shard and valid rows, int64 [n]."""
         found: list[Any] = self._shards[0].read(rows.tolist())
         return found
 
     def identity_of(self, first: int, stop: int) -> str:
-        """The identity of records `first` to `stop` - 1, with their files as they are now."""
+        """The identity of records `first` to `stop` - 1, from the current state of their files."""
         begins = np.concatenate([[0], self._ends[:-1]])
         of_shard = len(self._files) // max(len(self._shards), 1)
         parts = []
@@ -111,7 +111,7 @@ class ShardedSource:
         return key_of(type(self).__name__, self._options, parts)
 
     def located(self, indices: Indices) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """Where records lie: shard by shard its number, which of the indices are its, and their rows there.
+        """Group records by shard: the shard's number, the places of its records in `indices`, and their rows in it.
 
         Raises:
             IndexError: There is no such record.
@@ -119,7 +119,7 @@ class ShardedSource:
         return runs_of(self._ends, self._checked(indices))
 
     def place_of(self, index: int) -> str:
-        """The file and the record in it, in words, of a source that has one file for each shard."""
+        """The file and row of a record, in words; for sources with one file per shard."""
         number, _, rows = next(self.located([index]))
         return f"{self.paths[number]}, record {int(rows[0])}"
 
@@ -143,7 +143,7 @@ def runs_of(ends: np.ndarray, rows: np.ndarray) -> Iterator[tuple[int, np.ndarra
 
 
 def checked_indices(indices: Indices, count: int, what: str) -> np.ndarray:
-    """Indices from 0 on, int64 [n], of which negative ones count from the end."""
+    """Convert indices, of which negative ones count from the end, to int64 [n] from 0 on; an IndexError if outside."""
     asked = np.asarray(indices, dtype=np.int64).reshape(-1)
     outside = np.flatnonzero((asked < -count) | (asked >= count))
     if len(outside):

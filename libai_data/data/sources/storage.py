@@ -1,10 +1,10 @@
-"""Open local files in place, and files of a store by copies in a local cache.
+"""Open local files in place, and files of a store as copies in a local cache.
 
-A store is any that fsspec supports: s3://, gs://, http:// and others, with the credentials and settings that fsspec
-takes from the environment (such as AWS_ACCESS_KEY_ID and AWS_ENDPOINT_URL) and from ~/.config/fsspec.
+A store is any that fsspec supports: s3://, gs://, http:// and others. fsspec reads credentials and settings from the
+environment (such as AWS_ACCESS_KEY_ID and AWS_ENDPOINT_URL) and from ~/.config/fsspec.
 
-Copies are kept in the folder `files` of LIBAI_DATA_CACHE_DIR (by default ~/.cache/libai_data), which all processes of a
-node share, up to LIBAI_DATA_CACHE_SIZE (by default 64GB). A request is tried LIBAI_DATA_STORAGE_ATTEMPTS times (by
+All processes of a node share the copies in the folder `files` of LIBAI_DATA_CACHE_DIR (by default ~/.cache/libai_data).
+LIBAI_DATA_CACHE_SIZE limits their bytes (by default 64GB). Each request has LIBAI_DATA_STORAGE_ATTEMPTS attempts (by
 default 5).
 """
 
@@ -36,12 +36,12 @@ _LONGEST_NAME = 100
 
 @dataclass(frozen=True)
 class Storage:
-    """How files of stores are kept and asked for.
+    """Settings for files of stores.
 
     Attributes:
-        directory: of the copies, on a disk of this node.
-        size: bytes that all copies together may have.
-        attempts: how often to ask a store that fails.
+        directory: folder of the copies, on a disk of this node.
+        size: most bytes of all copies together.
+        attempts: most attempts for a request.
 
     Raises:
         ConfigError: A number is below 1.
@@ -58,7 +58,7 @@ class Storage:
 
     @classmethod
     def from_environment(cls) -> Storage:
-        """What LIBAI_DATA_CACHE_DIR, LIBAI_DATA_CACHE_SIZE and LIBAI_DATA_STORAGE_ATTEMPTS say."""
+        """Read LIBAI_DATA_CACHE_DIR, LIBAI_DATA_CACHE_SIZE and LIBAI_DATA_STORAGE_ATTEMPTS."""
         attempts = os.environ.get("LIBAI_DATA_STORAGE_ATTEMPTS", "5")
         if not attempts.isdecimal():
             raise ConfigError(
@@ -69,24 +69,24 @@ class Storage:
 
 
 class LocalFile:
-    """A file that can be opened on this machine: itself, or a copy of one in a store.
+    """A file that this machine can open: a local file, or a local copy of a store's file.
 
-    The copy stays in the cache until this object is closed or garbage-collected, in all processes if it was forked. A
-    pickled object opens the file again; if the file has changed, this is an error.
+    The copy stays in the cache until this object is closed or garbage-collected; after a fork, in all processes. When
+    the object is unpickled, it opens the file again; if the file has changed, it raises an error.
 
     Args:
         source: path or address.
         storage: where copies are kept; by default as the environment sets it.
-        identity: what a file of a store must still have; by default any.
+        identity: identity that a file of a store must have; by default any.
 
     Attributes:
         source: absolute path, or address.
-        path: where it can be opened.
-        identity: of a file of a store: changes when its content does; "" of a local one.
+        path: path at which this machine can open the file.
+        identity: for a file of a store, a key that changes with the content; "" for a local file.
 
     Raises:
-        ConfigError: There is no such file, or what reads such a store is not installed.
-        StorageError: It cannot be fetched, has another identity, or finds no room in the cache.
+        ConfigError: There is no such file, or the package for the store is not installed.
+        StorageError: The file cannot be fetched, has another identity, or does not fit into the cache.
     """
 
     def __init__(self, source: PathLike, storage: Storage | None = None, identity: str = "") -> None:
@@ -101,7 +101,7 @@ class LocalFile:
             self.path = Path(without_protocol(self.source))
             if not is_file(self.path):
                 raise ConfigError(f"there is no file {self.path}{why_missing(self.path)}")
-            # The process may change its folder before it opens the file, or sends this object to another one.
+            # Before the file is opened, this process may change its working folder, or send this object to another one.
             self.path = self.path.absolute()
             self.source = str(self.path)
 
@@ -135,7 +135,7 @@ class LocalFile:
 
 
 def cache_home() -> Path:
-    """The folder for what is kept between runs: LIBAI_DATA_CACHE_DIR, by default ~/.cache/libai_data."""
+    """The folder of the caches: LIBAI_DATA_CACHE_DIR, by default ~/.cache/libai_data."""
     named = os.environ.get(CACHE_DIR)
     if named:
         return checked_path(CACHE_DIR, named)
@@ -146,28 +146,28 @@ def cache_home() -> Path:
 
 
 def local_path(path: PathLike) -> Path:
-    """Where a file can be opened on this machine.
+    """The path at which this machine can open a file.
 
-    A file of a store is copied, and the copy counts as in use until this process ends. If you need many files one after
-    the other, open each as a `LocalFile` and close it.
+    A file of a store is copied, and the copy is in use until this process ends. If you need many files one after the
+    other, open each as a `LocalFile` and close it.
 
     Args:
         path: path or address.
 
     Raises:
-        ConfigError: There is no such file, or what reads such a store is not installed.
-        StorageError: It cannot be fetched, or finds no room in the cache.
+        ConfigError: There is no such file, or the package for the store is not installed.
+        StorageError: The file cannot be fetched, or does not fit into the cache.
     """
     return _kept(str(path)).path if is_remote(str(path)) else LocalFile(path).path
 
 
 def patterns_of(patterns: Any) -> list[str]:
-    """One pattern, or several, as texts.
+    """One pattern, or several, as a list of texts.
 
     Raises:
-        ConfigError: One is no path.
+        ConfigError: A pattern is no path.
     """
-    # Mappings and sets are refused: their keys are no list, and sets come in another order in each process.
+    # Mappings and sets are refused: keys are no list of files, and the order of a set differs between processes.
     is_list = isinstance(patterns, Iterable) and not isinstance(patterns, (str, bytes, os.PathLike, Mapping, Set))
     found = list(patterns) if is_list else [patterns]
     for pattern in found:
@@ -179,11 +179,11 @@ _FILES = PATH._replace(allowed="a file, a glob or a folder, as text or path, or 
 
 
 def listed(patterns: PathLike | Sequence[PathLike]) -> list[str]:
-    """The files that patterns name, each once, in the patterns' order and then sorted by path.
+    """The files that `patterns` name, each once, in the order of the patterns; the files of a pattern sorted by path.
 
     Args:
-        patterns: one or several files, globs ("**" for any depth), or folders with all their files except hidden ones,
-            also those of linked folders; paths or addresses.
+        patterns: one or several files, globs ("**" for any depth) or folders, as paths or addresses. A folder stands
+            for all its files except hidden ones, also those in linked folders.
 
     Raises:
         ConfigError: A pattern names no file or a broken link, or the package for the store is not installed.
@@ -203,7 +203,7 @@ def listed(patterns: PathLike | Sequence[PathLike]) -> list[str]:
 
 
 def _local_files(pattern: str) -> list[str]:
-    """The files of this machine that a file, a glob or a folder names, in no order; of folders, all but hidden ones."""
+    """The local files that a file, a glob or a folder names, in no order; for a folder, all files but hidden ones."""
     path = Path(without_protocol(pattern))
     if is_file(path):
         return [str(path)]
@@ -215,7 +215,7 @@ def _local_files(pattern: str) -> list[str]:
 
 
 def _paths_inside(folder: Path) -> list[str]:
-    """Everything in a folder but its folders and what is hidden; also in linked folders, each of them once."""
+    """All files below a folder that are not hidden; linked folders are followed, each folder once."""
     found: list[str] = []
     seen: set[str] = set()
     for root, folders, names in os.walk(folder, followlinks=True, onerror=_raised):

@@ -1,4 +1,4 @@
-"""An index of the files of a tar archive, to read any of them without unpacking the archive."""
+"""An index of a tar archive, with which any of its files can be read without unpacking the archive."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"\x28\xb5":
 
 @dataclass(frozen=True)
 class TarIndex:
-    """The regular files of an archive, in its order.
+    """The regular files of an archive, in the order of the archive.
 
     Attributes:
-        names: of the files, without a leading "./".
-        offsets: int64 [n], of the first byte of each.
-        sizes: int64 [n], in bytes.
+        names: names of the files, without a leading "./".
+        offsets: int64 [n], offset of the first byte of each file.
+        sizes: int64 [n], bytes of each file.
     """
 
     names: PackedNames
@@ -37,12 +37,12 @@ class TarIndex:
         return len(self.offsets)
 
     def numbers(self) -> list[np.ndarray]:
-        """Four vectors of int64, such as `cached_arrays` keeps."""
+        """The index as four int64 vectors, as `cached_arrays` stores them."""
         return [self.offsets, self.sizes, *self.names.numbers()]
 
     @classmethod
     def from_numbers(cls, numbers: Sequence[np.ndarray]) -> TarIndex:
-        """The index of which `numbers` made the vectors."""
+        """The inverse of `numbers`."""
         offsets, sizes, ends, data = numbers
         return cls(PackedNames.from_numbers(ends, data), offsets, sizes)
 
@@ -51,13 +51,13 @@ def index_tar(path: str | Path, start: int = 0, stop: int | None = None, called:
     """Find the files of an archive; reads its headers only.
 
     Args:
-        path: of the file.
-        start: byte at which the archive begins, if it is within a file.
-        stop: byte at which it ends; by default that of the file.
-        called: what errors call the file; by default its path.
+        path: path of the file with the archive.
+        start: offset at which the archive begins in the file.
+        stop: offset at which the archive ends; by default the end of the file.
+        called: name of the file in messages; by default its path.
 
     Raises:
-        FormatError: It is truncated, compressed, no tar, or has a name that leads out of it; the offset is named.
+        FormatError: The archive is truncated, compressed, no tar, or has a name that leads out of it.
         OSError: The file does not exist, or may not be read.
     """
     offsets, sizes, named = array("q"), array("q"), called or path
@@ -80,11 +80,11 @@ def index_tar(path: str | Path, start: int = 0, stop: int | None = None, called:
 def _members(path: str | Path, file: IO[bytes], start: int, stop: int) -> Iterator[tarfile.TarInfo]:
     """The members of an archive, whose headers and contents all lie before `stop`."""
     head, place = _block(file, start, stop), start
-    if head == bytes(tarfile.BLOCKSIZE):  # no member, which tarfile cannot be asked for
+    if head == bytes(tarfile.BLOCKSIZE):  # the archive is empty, and `tarfile.open` would raise
         return
     try:
         file.seek(start)
-        # tarfile has no public way to forget members, of which ImageNet has a million.
+        # ImageNet has a million members. tarfile would keep all of them, and has no public way to drop them.
         archive: Any = tarfile.open(fileobj=file, mode="r:")  # noqa: SIM115
         while (info := archive.next()) is not None:
             archive.members = []
@@ -99,7 +99,7 @@ def _members(path: str | Path, file: IO[bytes], start: int, stop: int) -> Iterat
         if "checksum" in str(error) or "invalid header" in str(error):
             raise _broken(path, place, f"no header of a tar archive: {error}") from error
         raise _cut(path, place, str(error)) from error
-    # tarfile takes any block that is no header for the end.
+    # tarfile accepts any block that is no header as the end of the archive.
     end = _block(file, archive.offset, stop)
     if len(end) < tarfile.BLOCKSIZE:
         raise _cut(path, archive.offset, "it has no end mark")

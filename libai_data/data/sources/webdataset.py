@@ -1,4 +1,4 @@
-"""Samples of WebDataset's tar shards, by index instead of from front to back.
+"""Reads samples of WebDataset's tar shards by index, instead of from front to back.
 
 Format: github.com/webdataset/webdataset. Neighbouring files whose paths are equal up to the first dot of the name are
 the fields of one sample. The rest of the name, after the dot, is the name of the field.
@@ -26,8 +26,8 @@ _KIND = "webdataset 1"
 class WebDatasetSource(ShardedSource):
     """The samples of tar shards: dicts of "__key__", the path without endings, and a field of bytes for each ending.
 
-    The first process that opens a shard reads its headers to find the samples, and keeps their places in an index file.
-    If the shard's size or modification time changes, the index is built again. Endings are in lower case. As in
+    The first process that opens a shard reads its headers to find the samples, and stores their places in an index
+    file. If the shard's size or modification time changes, it is indexed again. Endings are in lower case. As in
     WebDataset, the source skips everything but regular files, files without an ending, and names that begin and end
     with "__". It also skips hidden files. Names that leave the archive, and two samples with one key, raise an error.
     Tar files have checksums of headers, not of contents.
@@ -62,7 +62,7 @@ class _Shard:
         asked = np.asarray(rows, np.int64)
         firsts, afters = self._first[asked], self._first[asked + 1]
         counts = afters - firsts
-        # The numbers of all their members, one sample's behind the other's.
+        # The numbers of the members of all samples, concatenated.
         numbers = np.repeat(firsts - np.cumsum(counts) + counts, counts) + np.arange(int(counts.sum()))
         content, names = self._file.bytes, self._names
         fields = zip(
@@ -78,7 +78,7 @@ class _Shard:
 
 
 def _build(file: MappedFile) -> list[np.ndarray]:
-    """Of all samples the first member; of all members start, stop and ending; all keys; all endings."""
+    """The arrays of the index: each sample's first member; each member's start, stop, ending; the keys; the endings."""
     index = index_tar(file.path, called=file.source)
     first, numbers, endings = [0], array("q"), array("q")
     numbered: dict[str, int] = {}
@@ -97,7 +97,7 @@ def _build(file: MappedFile) -> list[np.ndarray]:
 
 
 def _samples(file: MappedFile, index: TarIndex) -> Iterator[tuple[str, dict[str, int]]]:
-    """Keys of samples, and for each ending the number of the member."""
+    """For each sample, its key, and a dict from ending to the number of the member."""
     current: str | None = None
     sample: dict[str, int] = {}
     seen: set[str] = set()
@@ -127,7 +127,7 @@ def _refused(file: MappedFile, index: TarIndex, number: int, why: str) -> Format
 
 
 def _key_and_ending(path: str) -> tuple[str, str] | None:
-    """The key of a member's sample and its field's name, or None for a file that is no field."""
+    """The key of a member's sample and the name of the field; None if the file is no field."""
     folder, slash, name = path.rpartition("/")
     stem, dot, ending = name.partition(".")
     if not dot or not stem or (name.startswith("__") and name.endswith("__")):
