@@ -105,7 +105,7 @@ _TRAIN: dict[str, Key] = {
     ),
     "zero_optimization.stage": Key(1, one_of(1, 2, 3), "Stage of ZeRO."),
     "checkpointer.period": Key(5000, _COUNT, "Steps between two checkpoints."),
-    "checkpointer.max_to_keep": Key(100, or_none(_COUNT), "Keep the newest checkpoints, this many; None keeps all."),
+    "checkpointer.max_to_keep": Key(100, or_none(_COUNT), "Number of newest checkpoints to keep; None keeps all."),
     "checkpointer.save_model_after_n_epoch": Key(None, _EPOCHS, "Epochs between two checkpoints, instead of `period`."),
     "checkpointer.stop_signals": Key(
         ["SIGTERM", "SIGUSR1"],
@@ -130,12 +130,14 @@ _TRAIN: dict[str, Key] = {
         or_none(_COUNT),
         "End the training after this number of evaluations without an improvement; None: never.",
     ),
-    "early_stopping.min_delta": Key(0.0, real(0, 1e300), "What counts as an improvement is greater than this."),
+    "early_stopping.min_delta": Key(
+        0.0, real(0, 1e300), "A change counts as an improvement only if the change is greater than this."
+    ),
     "early_stopping.metric": Key(
         None, or_none(TEXT), "The metric that has to improve; None: `evaluation.eval_metric`."
     ),
     "early_stopping.mode": Key(
-        None, or_none(one_of("max", "min")), "Whether it has to grow or to fall; None: `evaluation.eval_mode`."
+        None, or_none(one_of("max", "min")), "Whether the metric has to grow or to fall; None: `evaluation.eval_mode`."
     ),
     "load_weight": Key(
         "", or_none(TEXT), "Checkpoint whose weights the training starts from, or --eval-only evaluates."
@@ -224,7 +226,9 @@ _GRAPH: dict[str, Key] = {
 }
 
 _TOKENIZATION: dict[str, Key] = {
-    "tokenizer": Key(None, _checked_later(or_none(_CALL)), "The tokenizer. Datasets that take one get it."),
+    "tokenizer": Key(
+        None, _checked_later(or_none(_CALL)), "The tokenizer. Datasets with an argument for a tokenizer get it."
+    ),
     "append_eod": Key(
         False,
         _unused(False, "'libai-data preprocess --append-eod' ends each document with the token"),

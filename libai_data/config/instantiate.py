@@ -95,7 +95,7 @@ def instantiate(cfg: Any, /, *args: Any, **kwargs: Any) -> Any:
             return _call(cfg, args, kwargs, recursive, path)
         if args or kwargs:
             raise ConfigError(
-                f"{path or 'The config'} has no _target_, so there is nothing to give the arguments to: "
+                f"{path or 'The config'} has no _target_ to call, so these arguments cannot be passed: "
                 f"{', '.join([*(type(arg).__name__ for arg in args), *kwargs])}."
             )
         return _build(cfg, recursive, path)

@@ -75,7 +75,7 @@ def _parse(parser: Any, text: str) -> Any:
         raise ConfigError("the key must be names joined by dots.")
     if override.is_sweep_override():
         raise ConfigError(
-            "this gives several values, but one run uses one. A list is written [1,2], a text with commas '\"1,2\"'."
+            "this gives several values, but a run uses only one. A list is written [1,2], a text with commas '\"1,2\"'."
         )
     return override
 
@@ -142,7 +142,7 @@ def _check_kind(place: _Place, present: Any, value: Any, is_quoted: bool) -> Non
     if value is None or _refers(value):
         return
     key = place.full_key
-    force = f" To set it all the same, write ++{key}=..."
+    force = f" To set it anyway, write ++{key}=..."
     if isinstance(present, DictConfig):
         keys = [str(k) for k in present if k not in SPECIAL_KEYS]
         raise ConfigError(
@@ -167,14 +167,14 @@ def _reject_mistyped_section(cfg: DictConfig, name: str) -> None:
     sections = [key for key, value in every_key(cfg) if "." not in key and isinstance(value, DictConfig)]
     hint = "" if name in (*cfg, *_SECTIONS) else nearest(name, sections)
     if hint:
-        raise ConfigKeyError(f"there is no section {name!r}.{hint} To add it all the same, write ++{name}...")
+        raise ConfigKeyError(f"there is no section {name!r}.{hint} To add it anyway, write ++{name}...")
 
 
 def _add(place: _Place, value: Any) -> None:
     present = place.written_value
     if present is not None and not (isinstance(present, DictConfig) and isinstance(value, dict)):
         raise ConfigError(
-            f"{place.full_key} is there already ({_shown(present)}). Leave out the + to change it, or write ++ to "
+            f"{place.full_key} exists already ({_shown(present)}). Leave out the + to change it, or write ++ to "
             "change or add it."
         )
     _force(place, value)

@@ -95,8 +95,8 @@ def check_sections(target: Callable[..., Any], values: Mapping[str, Any], path: 
         for key in section:
             if read is not None and key not in read:
                 raise ConfigError(
-                    f"{join_path(join_path(path, name), key)}: {describe(target)} is given the key {str(key)!r}, but "
-                    f"never reads it of {name!r}."
+                    f"{join_path(join_path(path, name), key)}: {describe(target)} never reads the key {str(key)!r} of "
+                    f"its argument {name!r}."
                     + (nearest(str(key), read) or f" It reads: {', '.join(sorted(read)) or 'none'}.")
                 )
 

@@ -153,7 +153,10 @@ class _Loader(yaml.SafeLoader):
             key = (key_node.tag, key_node.value) if isinstance(key_node, yaml.ScalarNode) else None
             if key in seen and key_node.tag != "tag:yaml.org,2002:merge":
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key_node.value!r} is there already, in line {seen[key]}", key_node.start_mark
+                    None,
+                    None,
+                    f"the key {key_node.value!r} is set twice; the first time in line {seen[key]}",
+                    key_node.start_mark,
                 )
             if key is not None:
                 seen[key] = key_node.start_mark.line + 1

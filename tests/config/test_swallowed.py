@@ -128,7 +128,9 @@ def asks_section(cfg: Any) -> Any:
 def test_a_key_of_a_section_that_nothing_reads_is_refused_by_its_path(target: Callable[..., Any]) -> None:
     cfg = LazyCall(dict)(model=LazyCall(target)(cfg={"hiden_size": 3}))
     for refuse in (check_targets, instantiate):
-        with pytest.raises(ConfigError, match=r"model\.cfg\.hiden_size: .* never reads it of 'cfg'\. ") as refused:
+        with pytest.raises(
+            ConfigError, match=r"model\.cfg\.hiden_size: .* never reads the key 'hiden_size' of its argument 'cfg'\. "
+        ) as refused:
             refuse(cfg)
         assert "Did you mean 'hidden_size'?" in str(refused.value)
 
