@@ -58,10 +58,10 @@ def read_hostfile(path: str, ranks_per_node: int) -> list[str]:
                 "the same number of ranks"
             )
         if target in hosts:
-            raise ConfigError(f"{path}, line {number} names {target} again; ranks of one machine are one line")
+            raise ConfigError(f"{path}, line {number} names {target} again; write one line for each machine")
         hosts.append(target)
     if not hosts:
-        raise ConfigError(f"{path} names no machine; write one a line")
+        raise ConfigError(f"{path} names no machine; write one machine per line")
     return hosts
 
 
@@ -139,7 +139,7 @@ class Hosts:
                         f"{names}"
                     )
                 return ""
-        return f"no answer from {silent}, and the job does not run on fewer machines: {problem}"
+        return f"no answer from {silent}, and the job cannot run on fewer machines: {problem}"
 
     def run(self, script_args: list[str]) -> int:
         """Start all nodes, and wait for their end; returns the exit code of the node that failed first, else 0."""
@@ -232,7 +232,7 @@ class Hosts:
         lines = words.of(self._first)
         if not any(_FAILED.match(line.encode()) for line in lines):
             # The node's launcher reported no failed rank, so the connection failed.
-            say(f"{self._first} cannot be reached, or ssh to it was lost (exit code {code})")
+            say(f"{self._first} cannot be reached, or the ssh connection was lost (exit code {code})")
         if lines and words.last_writer != self._first:
             say(f"{self._first} failed first; the end of what it wrote:\n{quoted(lines).rstrip()}")
         return code

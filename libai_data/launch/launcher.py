@@ -133,8 +133,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "training_script",
-        help=f"what each rank runs: a script, or a command of libai-data ({', '.join(COMMANDS)}); a script of such a "
-        "name is written ./NAME",
+        help=f"what each rank runs: a script, or a command of libai-data ({', '.join(COMMANDS)}); if a script has the "
+        "name of a command, write ./NAME",
     )
     parser.add_argument("training_script_args", nargs=argparse.REMAINDER, help="its arguments")
     return parser

@@ -99,7 +99,7 @@ def wait_for_predecessor(job: str) -> socket.socket:
             if is_late or not has_told:
                 held = f"the socket name @{wanted}, which {_holder(wanted)} holds"
             if is_late:
-                raise TimeoutError(f"an earlier run of this job does not end on this machine ({held})") from error
+                raise TimeoutError(f"an earlier run of this job has not ended on this machine ({held})") from error
             if not has_told:
                 say(f"waiting up to {_SECONDS_FOR_PREDECESSOR:.0f} s for an earlier run of this job to end ({held})")
             has_told = True

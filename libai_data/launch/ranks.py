@@ -219,7 +219,7 @@ class Ranks:
         if args.node_rank:
             raise TimeoutError(
                 f"rank 0 did not listen on {where[0]} port {where[1]} within {seconds:g} s ({problem}): was machine 0 "
-                "started, with the same --master_addr and --master_port, and does its firewall let them through?"
+                "started, with the same --master_addr and --master_port, and does its firewall allow the connection?"
             )
 
     def _wait(self) -> int:
@@ -266,7 +266,8 @@ class Ranks:
             with contextlib.suppress(ChildProcessError):
                 if os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOHANG):
                     say(
-                        f"local rank {local_rank} is stopped; others may wait for it. kill -CONT {process.pid} wakes it"
+                        f"local rank {local_rank} is stopped, and other ranks may wait for it; to continue it: kill "
+                        f"-CONT {process.pid}"
                     )
         if self._args.nnodes > 1:
             self._report_missing_machines(codes)
@@ -274,7 +275,7 @@ class Ranks:
             self._report_at = time.monotonic() + SECONDS_UNTIL_TOLD
         elif self._report_at is not None and time.monotonic() > self._report_at:
             self._report_at = math.inf
-            say(f"{_ended(codes)} {SECONDS_UNTIL_TOLD:g} s ago or earlier; the others still run")
+            say(f"{_ended(codes)}, at least {SECONDS_UNTIL_TOLD:g} s ago; the others still run")
 
     def _report_missing_machines(self, codes: Sequence[int | None]) -> None:
         """Report once that ranks wait in `import oneflow` for other machines, and which machines have connected."""
@@ -342,12 +343,13 @@ class Ranks:
             if code == 0 and codes[local_rank] is None:
                 say(
                     f"local rank {numbers_in_words(self._joining.waiting(codes))} waits in 'import oneflow' for "
-                    f"{self._left_elsewhere}, whose ranks ended with exit code 0 without it"
+                    f"{self._left_elsewhere}, whose ranks ended with exit code 0 and never imported oneflow"
                 )
                 return
             if code == 0:
                 say(
-                    f"local rank {local_rank} ended with exit code 0, without 'import oneflow', where local rank "
+                    f"local rank {local_rank} ended with exit code 0 and never imported oneflow; in 'import oneflow', "
+                    f"local rank "
                     f"{numbers_in_words(self._joining.waiting(codes))} waits for it; stopping the others"
                 )
                 return

@@ -94,11 +94,11 @@ class Restarts:
         self._early_code = code if at_once else None
         if again:
             return (
-                f"the same failure (exit code {code}) came twice, within {SECONDS_TO_PROVE_ITSELF:g} s of the start "
-                "and without a new checkpoint; it would occur again"
+                f"the same failure (exit code {code}) occurred twice, each time within {SECONDS_TO_PROVE_ITSELF:g} s "
+                f"of the start and without a new checkpoint; another restart would fail too"
             )
         if self.used >= self.limit:
-            return f"--max-restarts {self.limit} are used up"
+            return f"all {self.limit} restarts of --max-restarts are used"
         self.used += 1
         return ""
 
@@ -119,7 +119,7 @@ def run_with_restarts(runner: Runner, script_args: Sequence[str], restarts: Rest
             return code
         refusal = restarts.refusal(code) or runner.choose_again()
         if refusal or runner.stopped:
-            say(f"not started again: {refusal or 'told to stop'}")
+            say(f"not started again: {refusal or 'the launcher was told to stop'}")
             return code
         has_own = has_own or restarts.has_new_checkpoint()
         checkpoint = restarts.last_checkpoint()[0] if has_own else ""
@@ -141,7 +141,7 @@ def describe(args: argparse.Namespace, nodes: int) -> Training:
         facts: dict[str, Any] = json.loads(described.stdout.splitlines()[-1])
     except (ValueError, IndexError, subprocess.TimeoutExpired):
         say(
-            "cannot read the script's config; its checkpoints, and on how many nodes it runs, are unknown:"
+            "cannot read the script's config; its checkpoints and its number of nodes are unknown:"
             f"\n{quoted(problem).rstrip()}"
         )
         return Training()

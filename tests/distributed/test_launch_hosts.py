@@ -173,7 +173,10 @@ def test_a_link_that_is_cut_ends_both_sides_with_a_message_that_says_so(cluster:
         print(f"both sides ended {time.monotonic() - cut:.1f} s after the link was cut")
         assert time.monotonic() - cut < stretched(SECONDS_TO_END + 5)
     assert all(each.codes[0] not in (0, STOPPED) for each in ended), ended
-    told = ("rank 2 of node 1, or the network to it, is gone", "10.77.0.2 cannot be reached, or ssh to it was lost")
+    told = (
+        "rank 2 of node 1, or the network to it, is gone",
+        "10.77.0.2 cannot be reached, or the ssh connection was lost",
+    )
     assert any(words in ended[0].output for words in told), ended[0].output
     assert told[1] in ended[1].output, ended[1].output
 
@@ -276,7 +279,7 @@ def test_a_machine_that_cannot_be_reached_is_named(cluster: Cluster) -> None:
         cluster.start(job, cluster.plain("time.sleep(1000)\n"))
         ended = job.wait(WATCHDOG)
     assert ended.codes == [255]
-    assert "10.77.0.2 cannot be reached, or ssh to it was lost (exit code 255)" in ended.output
+    assert "10.77.0.2 cannot be reached, or the ssh connection was lost (exit code 255)" in ended.output
     assert "10.77.0.2: ended with exit code 255; stopping the other machines" in ended.output
 
 

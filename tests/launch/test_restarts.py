@@ -84,7 +84,7 @@ def test_an_earlier_runs_checkpoints_that_go_out_of_the_way_are_no_progress() ->
     restarts.begin()
     assert restarts.refusal(1) == ""
     restarts.begin()
-    assert "came twice" in restarts.refusal(1)
+    assert "occurred twice" in restarts.refusal(1)
 
 
 def launch(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -122,8 +122,8 @@ def test_a_mistake_in_the_config_is_not_tried_for_ever() -> None:
     assert "restart 1 of 9" in ended.stderr
     assert "restart 2" not in ended.stderr
     assert (
-        "not started again: the same failure (exit code 1) came twice, within 60 s of the start and without a new "
-        "checkpoint; it would occur again" in ended.stderr
+        "not started again: the same failure (exit code 1) occurred twice, each time within 60 s of the start and "
+        "without a new checkpoint; another restart would fail too" in ended.stderr
     )
 
 

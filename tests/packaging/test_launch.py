@@ -356,8 +356,11 @@ def test_a_collective_waits_for_half_an_hour_unless_the_user_says_otherwise(
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("", "local rank 1 ended with exit code 0 0.1 s ago or earlier; the others still run"),
-        ("os.kill(os.getpid(), signal.SIGSTOP)", "local rank 1 is stopped; others may wait for it. kill -CONT "),
+        ("", "local rank 1 ended with exit code 0, at least 0.1 s ago; the others still run"),
+        (
+            "os.kill(os.getpid(), signal.SIGSTOP)",
+            "local rank 1 is stopped, and other ranks may wait for it; to continue it: kill -CONT ",
+        ),
     ],
 )
 def test_a_rank_that_the_others_may_miss_is_named(body: str, message: str, script: Path, start: StartJob) -> None:
