@@ -1,10 +1,11 @@
-"""A lock that is free in a fork of the process."""
+"""What a fork of a process must not share with it: locks that another thread held, and the work of a reader."""
 
 from __future__ import annotations
 
 import os
 import threading
 import weakref
+from contextlib import suppress
 from typing import Any
 
 _RLock: Any = type(threading.RLock())
@@ -30,6 +31,19 @@ def _after_fork() -> None:
             lock.release()
         else:
             lock._at_fork_reinit()
+
+
+def end_if_fork_of(process: int) -> None:
+    """End this process if it is a fork of a reader that a user's code made and let return: both would do its tasks."""
+    if os.getpid() == process:
+        return
+    with suppress(OSError):
+        os.write(
+            2,
+            b"A forked process ends: the dataset or iterable forked it while it was read, and the child returned to "
+            b"the loader. End such a child in the code that forks it, with os._exit(0)\n",
+        )
+    os._exit(1)
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import weakref
@@ -10,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Callable, Optional
 
+from libai_data.data.fork_lock import end_if_fork_of
 from libai_data.data.items import ReuseCheck
 from libai_data.errors import PassError, SampleError, error_text
 from libai_data.iterables.shared_use import SaveState
@@ -116,6 +118,7 @@ def _end(shared: _Shared, thread: threading.Thread) -> None:
 
 
 def _run(shared: _Shared, open_round: Open, size: int) -> None:
+    process = os.getpid()
     try:
         iterator, save = open_round()
         ended, reuse = False, ReuseCheck("the iterable")
@@ -124,6 +127,7 @@ def _run(shared: _Shared, open_round: Open, size: int) -> None:
             while len(items) < size and not shared.stop.is_set():
                 try:
                     item = next(iterator)
+                    end_if_fork_of(process)
                 except StopIteration:
                     ended = True
                     break

@@ -17,6 +17,7 @@ from typing import Any, Callable
 
 import numpy as np
 
+from libai_data.data.fork_lock import end_if_fork_of
 from libai_data.data.random.sample_random import become_worker_process
 from libai_data.data.transforms.batch import BatchTransform
 from libai_data.errors import DataPipelineError, SchemaError, error_text
@@ -143,6 +144,7 @@ def work(handles: WorkerHandles, payload: Payload) -> None:
 
 class _Worker:
     def __init__(self, number: int, channel: Channel, task_queue: TaskQueue, arena: Arena, runner: TaskRunner) -> None:
+        self._process = os.getpid()
         self._number = number
         self._channel = channel
         self._task_queue = task_queue
@@ -184,7 +186,9 @@ class _Worker:
         if kind == "schema":
             self._runner.schema = content
         elif kind == "first sample":
-            self._send(("first sample", self._first_sample(*content)))
+            first = self._first_sample(*content)
+            end_if_fork_of(self._process)
+            self._send(("first sample", first))
 
     def _send(self, message: Any) -> None:
         try:
@@ -217,6 +221,7 @@ class _Worker:
             result = self._runner.run(task)
         except BaseException as unusual:
             result = TaskResult(task.number, wants_to_end(task.indices.tolist(), unusual))
+        end_if_fork_of(self._process)
         if result.says_only_done:
             return result.times
         error: Any = result.error

@@ -8,6 +8,7 @@ import pickle
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from typing import Any, Callable
 
 import pytest
@@ -170,3 +171,49 @@ def test_a_fork_within_a_lock_keeps_it() -> None:
     with lock:
         assert in_fork(is_free_to_others) == "False"
     assert in_fork(is_free_to_others) == "True"
+
+
+class Forking:
+    """Forks its process while a sample is read; the child returns as the parent does."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> dict[str, int]:
+        if index == self.at:
+            os.fork()
+        return {"x": index}
+
+
+class ForkingStream:
+    """The same as a stream."""
+
+    def __init__(self, at: int) -> None:
+        self.rows = Forking(at)
+
+    def __iter__(self) -> Iterator[dict[str, int]]:
+        return (self.rows[index] for index in range(40))
+
+
+@pytest.mark.parametrize("at", [0, 7])
+@pytest.mark.parametrize("kind", ["processes", "threads", "stream", "stream in shards"])
+def test_a_reader_that_is_forked_by_its_dataset_delivers_each_sample_once(kind: str, at: int) -> None:
+    source = "ForkingStream" if "stream" in kind else "Forking"
+    options: dict[str, Any] = {
+        "processes": {"num_workers": 2, "start_method": "fork"},
+        "threads": {"num_workers": 2, "worker_type": "thread"},
+        "stream": {},
+        "stream in shards": {"num_workers": 1, "num_shards": 1},
+    }[kind]
+    # In a process of its own, whose forks hold its output until they end.
+    program = (
+        "from tests.loader.test_forks import *\n"
+        f"loader = DataLoader({source}({at}), 2, **{options})\n"
+        "print(rows_of(loader.numpy()), flush=True); loader.close()"
+    )
+    ended = run_to_end([sys.executable, "-c", program], 60)
+    assert f"{ROWS}\n" in ended.stdout, ended
+    assert "A forked process ends" in ended.stderr, ended

@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Callable, Generic, TypeVar
 
+from libai_data.data.fork_lock import end_if_fork_of
 from libai_data.errors import DataPipelineError
 from libai_data.launch.parent_pipe import ParentPipe, die_with_parent
 from libai_data.mesh.peers.pickling import pickled
@@ -188,7 +189,7 @@ def serve(parent_pipe: int) -> None:
     answers = os.fdopen(os.dup(1), "wb")
     # Whatever a library prints must not end up among the answers.
     os.dup2(2, 1)
-    do = pickle.load(sys.stdin.buffer)
+    do, process = pickle.load(sys.stdin.buffer), os.getpid()
     while True:
         try:
             job = pickle.load(sys.stdin.buffer)
@@ -198,5 +199,6 @@ def serve(parent_pipe: int) -> None:
             answer = pickled((True, do(job)))
         except BaseException:  # Also sys.exit in the user's code, which would end the replacements too.
             answer = pickled((False, traceback.format_exc()))
+        end_if_fork_of(process)
         answers.write(answer)
         answers.flush()
