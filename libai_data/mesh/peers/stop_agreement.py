@@ -39,9 +39,16 @@ class StopAgreement:
         self._send_down = list(send_down)
 
     def begin(self, start_iter: int) -> None:
-        """Record that a training begins with step `start_iter`."""
+        """Record that a training begins with step `start_iter`.
+
+        In a job of one rank, requests to an earlier training of this process are forgotten.
+        """
         with self._changed:
             self._step = start_iter - 1
+            if self._send_up is None and not self._send_down:
+                self._held = self._asked = False
+                self._stop_before = None
+                self._steps.clear()
 
     def reaches(self, step: int) -> bool:
         """Whether to stop before `step`; if not, `step` counts as begun. Waits while the ranks agree where to stop."""

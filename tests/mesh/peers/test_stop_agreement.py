@@ -107,3 +107,8 @@ def test_a_signal_to_a_single_rank_stops_before_its_next_step() -> None:
     assert not rank.reaches(4)
     rank.ask()
     assert rank.reaches(5)
+    # A later training of the process is asked anew.
+    rank.begin(0)
+    assert not rank.reaches(5)
+    rank.ask()
+    assert rank.reaches(6)
