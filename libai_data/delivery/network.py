@@ -108,7 +108,7 @@ class NetworkPublisher:
 
     def _put(self, head: dict[str, Any], buffers: list[memoryview]) -> None:
         with self._changed:
-            with waiting_for_rank(f"node {self._node}, which takes no batch,"):
+            with waiting_for_rank(f"node {self._node}, which does not ask for a batch,"):
                 self._changed.wait_for(self._has_room)
             if self._has_left or self._closing:
                 return
@@ -208,7 +208,7 @@ class NetworkFeed(Feed):
         kind, generation, content = message
         if kind == "gone":
             # Nothing more will come, so that each further call raises the error again.
-            self._gone = PeerError(f"rank 0, which reads for all, sends no more: {content}; see its output")
+            self._gone = PeerError(f"rank 0, which reads for all, sends no more batches: {content}; see its output")
             raise self._gone from content
         if generation != self._generation:
             return None

@@ -90,7 +90,8 @@ def _advice(signatures: list[list[FieldSignature]], name: str) -> str:
     if not (differ_in_shape_alone and same_rows):
         return ""
     return (
-        " (a collator that pads to the longest sees what its own process reads: pad to one length, as PadCollator does "
+        " (a collator that pads to the longest sample sees only the samples of its own process: pad to one length, as "
+        "PadCollator does "
         "with fixed=True, or let rank 0 read for all with readers=rank0)"
     )
 
@@ -114,7 +115,7 @@ def check_forward_fields(forward: Callable[..., Any], field_names: Iterable[str]
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     known = [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
     problems = [
-        f"forward takes no field '{name}' (its arguments are {known}).{nearest(name, known)}"
+        f"forward has no argument '{name}' (its arguments are {known}).{nearest(name, known)}"
         for name in names
         if name not in known and not takes_any
     ]

@@ -225,7 +225,9 @@ class SharedLoader(ResumableLoader):
 
     def new_pass(self, as_numpy: bool = False) -> Pass:
         if self._is_closed:
-            raise PeerError("this loader was closed, which let go of the other ranks; make a new one on all ranks")
+            raise PeerError(
+                "this loader was closed, so it no longer serves the other ranks; make a new loader on all ranks"
+            )
         refuse_in_fork(self._begun_in, "this loader")
         self._break_off("a newer iterator of this loader has begun; only the newest one may be used")
         first = self.stream.next_pass()
@@ -270,8 +272,8 @@ class SharedLoader(ResumableLoader):
         # If nothing is left of the epoch, only the rank that reads finds this. Then it begins the next epoch.
         if found.position != expected.position and (found.epoch, found.position) != (expected.epoch + 1, 0):
             raise ContractError(
-                f"rank {self._rank} begins a pass at position {expected.position}, but the rank that reads for it at "
-                f"position {found.position}: load the same state, and set the same epoch, on all ranks"
+                f"rank {self._rank} begins a pass at position {expected.position}, but the rank that reads for it "
+                f"begins at position {found.position}: load the same state, and set the same epoch, on all ranks"
             )
 
     def _publish(self, batch: NodeBatch | None) -> None:

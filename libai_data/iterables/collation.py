@@ -66,7 +66,9 @@ def _joined(pieces: Sequence[BatchRow]) -> dict[str, Any]:
     first = pieces[0]
     for piece in pieces:
         if piece.skeleton is not first.skeleton and piece.skeleton != first.skeleton:
-            raise SchemaError(f"a batch has {list(piece.leaves)}, the one before it {list(first.leaves)}")
+            raise SchemaError(
+                f"a batch has the fields {list(piece.leaves)}, but the batch before it has {list(first.leaves)}"
+            )
     joined: dict[str, Any] = {}
     for path, value in first.leaves.items():
         parts = [array_in(run[0].leaves[path])[run[0].row : run[-1].row + 1] for run in runs]

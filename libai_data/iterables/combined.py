@@ -28,7 +28,10 @@ class CombinedLoader:
     def __init__(self, loaders: Mapping[str, Any], unnamed: type | None = None) -> None:
         for name, loader in loaders.items():
             if attribute_of(loader, "mixup_func") is not None:
-                raise ConfigError(f"loader '{name}' of several has a mixup_func; mix in on_after_batch_transfer")
+                raise ConfigError(
+                    f"loader '{name}' is one of several, and has a mixup_func; remove it, and mix in "
+                    "on_after_batch_transfer"
+                )
         self.loaders = dict(loaders)
         self._unnamed = unnamed
         self._taken: dict[str, Any] = {}
@@ -68,7 +71,8 @@ class CombinedLoader:
         if not isinstance(saved, abc.Mapping) or set(saved) != set(self.loaders):
             known = sorted(saved) if isinstance(saved, abc.Mapping) else "one loader alone"
             raise CheckpointError(
-                f"the data state has {known}, but the loaders are {sorted(self.loaders)}; return loaders with the "
+                f"the data state is that of {known}, but the loaders are {sorted(self.loaders)}; return loaders with "
+                f"the "
                 "saved names from train_dataloader"
             )
         self._taken = {}

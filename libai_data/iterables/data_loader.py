@@ -195,7 +195,8 @@ class DataLoader(_Made, metaclass=ABCMeta):
         if batch_sampler is not None:
             if readers != "every_rank":
                 raise ConfigError(
-                    f"readers={readers!r}: a sampler of your own serves its own rank alone; use shuffle or weights, or "
+                    f"readers={readers!r}: your own sampler gives indices to its own rank only; use shuffle or "
+                    f"weights, or "
                     "readers='every_rank'"
                 )
             return _with_attributes(BatchLoader(dataset, batch_sampler, **shared, **options), dataset, kept)

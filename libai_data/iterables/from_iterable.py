@@ -185,7 +185,8 @@ def from_iterable(
     _refuse_for_streams(shuffle=shuffle and not summary.is_shuffled, **drawing, **loader_options)
     if num_workers > (num_shards or 1):
         tell_once(
-            f"{summary.name} is read by {num_shards or 1} of num_workers={num_workers}: it has no more shards. Set "
+            f"only {num_shards or 1} of num_workers={num_workers} workers read {summary.name}, because it has no more "
+            f"shards. Set "
             f"num_shards={num_workers} or more, and let the source yield the shard that get_worker_info() names"
         )
     if summary.batches and collate_fn is not None:

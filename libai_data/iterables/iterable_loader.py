@@ -128,7 +128,7 @@ class IterableLoader(OfOneProcess):
             logger.warning("%s yields no batch: it is empty, or ends='drop' leaves out all of its rows.", self._name)
         self._has_had_batches = True
         if taken is not None and next(numbers) - 1 == self._expected and not self.endless:
-            logger.warning("%s yields more than the %d batches that len(loader) said.", self._name, self._expected)
+            logger.warning("%s yields more batches than len(loader), which is %d.", self._name, self._expected)
         return None if taken is None else (self._named(taken[0]), taken[1])
 
     def _all_have_one(self, has_one: bool, has_failed: bool) -> bool:
@@ -155,7 +155,7 @@ class IterableLoader(OfOneProcess):
         if not odd:
             return
         last = f"{self.global_batch_size} rows" if self.global_batch_size else "rows"
-        places = dict.fromkeys(f"row {taken[rank, 2]} of round {taken[rank, 1]}" for rank in (readers[0], odd[0]))
+        places = dict.fromkeys(f"row {taken[rank, 2]} of epoch {taken[rank, 1]}" for rank in (readers[0], odd[0]))
         raise ContractError(
             f"{self._name} yields other samples on rank(s) {odd} than on rank {readers[0]}, among the last {last} "
             f"before {' or '.join(places)}. Use the same seeds for shuffling and random transforms on all ranks, do "

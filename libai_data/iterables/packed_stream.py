@@ -33,7 +33,8 @@ class _Stage:
         if "__iter__" in vars(cls):
             raise TypeError(
                 f"{cls.__name__} has an __iter__ of its own, but a loader reads a {cls.__mro__[1].__name__} without "
-                "it; change its rows by MappedStream, FilteredStream or PackedStream, or do not derive it from these"
+                f"calling __iter__; change the rows by MappedStream, FilteredStream or PackedStream, or do not derive "
+                f"the class from these"
             )
 
     def __iter__(self) -> Iterator[Any]:
@@ -184,7 +185,7 @@ class _Packing:
             if packing != self._packing:
                 raise CheckpointError(
                     f"the data state was saved with [length, cut, window] {packing} of PackedStream, which are now "
-                    f"{self._packing}, so other sequences would follow. Set the old values"
+                    f"{self._packing}, so the next sequences would be others. Set the old values"
                 )
             for _ in islice((row for row in rows if not isinstance(row, FailedRow)), skipped):
                 pass

@@ -90,12 +90,12 @@ class Prefetcher:
                 if self._timeout and silent > self._timeout:
                     raise SampleError(
                         f"{self._name} has yielded nothing for {self._timeout:g} s, after {seen} item(s) of this "
-                        "round; check what it waits for, or raise timeout"
+                        f"epoch; check what it waits for, or raise timeout"
                     ) from None
         if group.error is not None:
             kind, _, message = error_text(group.error).partition(": ")
             raise SampleError(
-                f"{self._name} raised {kind} after {self._shared.items} item(s) of this round: {message}"
+                f"{self._name} raised {kind} after {self._shared.items} item(s) of this epoch: {message}"
             ) from group.error
         return group
 

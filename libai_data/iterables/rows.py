@@ -212,7 +212,9 @@ class RowReader:
             return [Row(self._epoch, self._next_index, item)]
         if not self._source.batches:
             if batch_info(item) is not None:
-                raise SchemaError(f"{self._source.name} yields batches of a loader of libai_data; use that as it is")
+                raise SchemaError(
+                    f"{self._source.name} yields batches of a loader of libai_data; use this loader itself"
+                )
             pieces = [item]
         else:
             leaves: dict[str, Any] = {}
@@ -243,8 +245,9 @@ class RowReader:
                 raise SchemaError(
                     f"{self._source.name} pads its batches to different lengths (rows of field '{name}' are "
                     f"{list(self._shapes[name])}, then {list(shape)}), and its last batch has only "
-                    f"{self._source.short_batch} rows. With ends='cycle' rows of the next round are joined to them, "
-                    "which needs equal shapes: set drop_last=True, pad to one length, or give from_iterable the "
+                    f"{self._source.short_batch} rows. With ends='cycle', rows of the next epoch are joined to the "
+                    f"last batch, which needs equal shapes: set drop_last=True, pad to one length, or give "
+                    f"from_iterable the "
                     "dataset and the collate_fn instead of the loader"
                 )
 

@@ -81,6 +81,6 @@ class Alone:
     def _check(self) -> None:
         if self._uses.newest() is not self:
             raise PassError(
-                f"another loader has begun to read the same {self._name}, which keeps its epoch or its place within "
-                "itself. Give each loader an object of its own, or the function that makes it"
+                f"another loader has begun to read the same {self._name}, and this object stores its epoch or its "
+                f"place itself. Give each loader its own object, or the function that makes the object"
             )

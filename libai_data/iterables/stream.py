@@ -56,15 +56,15 @@ def check_place(state: Mapping[str, Any]) -> None:
         # In an endless stream, rows count from the beginning of their epoch, and positions from the beginning of the
         # first epoch. Each epoch has at least one row.
         if (row != position and (begun == 0 or not endless)) or row > position - begun * endless:
-            contradictions.append(f"position is {position}, but iterable.row is {row} of round {begun}")
+            contradictions.append(f"position is {position}, but iterable.row is {row} of epoch {begun}")
         if mark > row:
             contradictions.append(f"iterable.source.row is {mark}, behind iterable.row {row}")
     if not endless and begun != state.get("epoch", begun):
         contradictions.append(f"epoch is {state['epoch']}, but iterable.epoch is {begun}")
     if contradictions:
         raise CheckpointError(
-            f"the data state contradicts itself: {'; '.join(contradictions)}. Restore one that was not changed, or "
-            "delete its 'iterable', so that the loader counts rows up to the position"
+            f"the data state contradicts itself: {'; '.join(contradictions)}. Restore a state that was not edited, or "
+            f"delete 'iterable' from the state, so that the loader counts rows up to the position"
         )
 
 
@@ -227,8 +227,8 @@ class IterableStream(EpochPositions, StreamSampler):
         if rows % self.data_parallel_size:
             raise SchemaError(
                 f"{self._rows.source.name} yields batches of {rows} rows, which cannot be shared by "
-                f"{self.data_parallel_size} data-parallel ranks; change them, or give micro_batch_size to cut batches "
-                "again"
+                f"{self.data_parallel_size} data-parallel ranks; change the size of the batches, or give "
+                f"micro_batch_size to cut the batches again"
             )
         if rows:
             self._size = rows
@@ -321,11 +321,11 @@ class IterableStream(EpochPositions, StreamSampler):
         saved, own = state.get("reading"), self._reading.get("reading")
         if saved != own and "seed" not in override:
             raise CheckpointError(
-                f"the data state was saved with {saved or 'no shards'}, which are now {own or 'no shards'}, so other "
-                f"rows would follow. Set the old values, or allow the difference: {allowing('seed')}"
+                f"the data state was saved with {saved or 'no shards'}, which are now {own or 'no shards'}, so the "
+                f"next rows would be others. Set the old values, or allow the difference: {allowing('seed')}"
             )
         if not self.endless:
-            check_state(state, Keys({"epoch": EPOCH}, others=True), "a loader whose rounds end")
+            check_state(state, Keys({"epoch": EPOCH}, others=True), "a loader whose epochs end")
         self.cursor = Cursor(int(state["position"]), 0 if self.endless else int(state["epoch"]))
 
     def details(self, state: Mapping[str, Any]) -> dict[str, Any]:

@@ -131,10 +131,13 @@ class PadCollator:
             for row, sample in enumerate(samples):
                 if name not in sample:
                     raise SchemaError(
-                        f"padding for '{name}', but sample {row} has {list(sample)}.{nearest(name, sample)}"
+                        f"padding is set for '{name}', but sample {row} has the fields "
+                        f"{list(sample)}.{nearest(name, sample)}"
                     )
                 if not isinstance(sample[name], DistTensorData):
-                    raise SchemaError(f"padding for '{name}', but sample {row} has text there; pad tensors only")
+                    raise SchemaError(
+                        f"padding is set for '{name}', but this field of sample {row} is text; pad tensors only"
+                    )
             arrays = [_cut(as_array(sample[name].tensor, name), padding, name) for sample in samples]
             length = padding.length_for(max(len(array) for array in arrays))
             for dtype in {array.dtype for array in arrays}:

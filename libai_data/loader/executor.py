@@ -165,7 +165,8 @@ class TaskRunner:
         made = self.batch_draws.around(read, key)
         if self.batch_draws.found:
             tell_once(
-                "%s draws from %s for several rows at once: the same in each run, but not on each layout. Draw in the "
+                "%s draws from %s for several rows at once. These draws are the same in each run, but differ between "
+                "meshes. Draw in the "
                 "dataset; in a collate_fn, from libai_data.data.random.sample_generators(), one for each row; in a "
                 "BatchTransform, from the BatchRandom that it is given",
                 self._name or type(self._batch_transform).__name__,

@@ -214,7 +214,7 @@ class SampleReader(WatchedDataset):
                 continue
             self._skipped.append(SkippedSample(epoch, index, chosen, reason, kind))
             return result
-        raise SampleError(f"{reason}; {SUBSTITUTES} samples tried in its place failed as well")
+        raise SampleError(f"{reason}; {SUBSTITUTES} samples that were read instead failed as well")
 
     def _fill_some(self, rows: Rows, some: slice, epochs: np.ndarray, indices: np.ndarray) -> None:
         start, reading = started(), reading_samples(SampleKeys(self.seed, epochs, indices))

@@ -113,14 +113,14 @@ def _checked(spec: FieldSpec, value: Any) -> np.ndarray:
         tuple(value.sbp_list) != layout.sbp_list or value.placement_idx != layout.placement_idx
     ):
         raise SchemaError(
-            f"field '{spec.name}' is laid out as {value.sbp_list} on layer {value.placement_idx}, in the samples "
+            f"field '{spec.name}' is laid out as {value.sbp_list} on layer {value.placement_idx}, but in the samples "
             f"before it as {list(layout.sbp_list)} on layer {layout.placement_idx}"
         )
     array = array_of(value, spec.name)
     if array.shape != spec.shape or array.dtype != spec.dtype:
         raise SchemaError(
-            f"field '{spec.name}' is {array.dtype} {list(array.shape)}, in the samples before it "
-            f"{spec.dtype} {list(spec.shape)}"
+            f"field '{spec.name}' is {array.dtype} {list(array.shape)}, but in the samples before it {spec.dtype} "
+            f"{list(spec.shape)}"
         )
     return array
 
@@ -154,8 +154,7 @@ class BatchFiller:
             left &= self._rows_not_filled(_MARKS[1], indices, others, *parts)
         for name, row in sorted(left):
             raise SchemaError(
-                f"read_batch leaves out['{name}'] as it was in row {row}; it must fill each row: "
-                f"out['{name}'][...] = ..."
+                f"read_batch did not fill row {row} of out['{name}']; it must fill each row: out['{name}'][...] = ..."
             )
         self._fills_all_rows = True
 
@@ -180,6 +179,6 @@ class BatchFiller:
         for name, array in given.items():
             if array is not out.get(name):
                 raise SchemaError(
-                    f"read_batch sets out[{name!r}], instead of filling the array that is there: "
+                    f"read_batch assigns a new array to out[{name!r}]; fill the array that is there instead: "
                     f"out[{name!r}][...] = ... (out has {list(out)})"
                 )

@@ -57,8 +57,8 @@ def compared(sample: Any, form: SampleForm, read: Callable[[], Any], dataset: st
     if not changed:
         return form._replace(checksum=zlib.crc32(repr(tensors).encode())) if tensors else form
     warning = (
-        f"{dataset} returns another {' and '.join(map(repr, changed[:3]))} each time that sample {index} is read. So "
-        f"batches depend on who reads them and how often, and a resumed run gets others. If it draws, {WHAT_TO_WRITE}; "
-        "if it counts or reads the clock, use the index"
+        f"{dataset} returns a different {' and '.join(map(repr, changed[:3]))} each time that sample {index} is read. "
+        f"So batches depend on which worker reads them and how often, and a resumed run gets other batches. If the "
+        f"dataset draws random numbers, {WHAT_TO_WRITE}; if it counts or reads the clock, use the index instead"
     )
     return form._replace(warning=warning)

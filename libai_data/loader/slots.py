@@ -115,8 +115,8 @@ class SlotList:
         if len(self.slots) >= self.planned and not self._reported:
             self._reported = True
             logger.warning(
-                "More than %d batches are in use at once, so the loader's memory grows by %.1f MB a batch; batches "
-                "that you keep stay valid, but copy batches that you keep for long.",
+                "More than %d batches are in use at once, so the loader's memory grows by %.1f MB per batch. Batches "
+                "that you keep stay valid, but copy the batches that you keep for long.",
                 self.planned,
                 size / 1e6,
             )

@@ -283,7 +283,7 @@ class CapturedStderr:
         """The end of what the worker printed, for messages about how it ended; "" if it printed nothing."""
         self.pass_on()
         text = self._tail.decode(errors="replace").strip()
-        return f"; the last that it printed:\n{text}\n" if text else ""
+        return f"; its last output:\n{text}\n" if text else ""
 
     def close(self) -> None:
         """Print the rest, and release the memory."""

@@ -111,7 +111,7 @@ class TaskQueue:
         try:
             place = self._ends[_TAIL]
             if place - self._ends[_HEAD] >= CAPACITY:
-                raise RuntimeError(f"more than {CAPACITY} tasks wait; lower prefetch")
+                raise RuntimeError(f"more than {CAPACITY} tasks wait for workers; lower prefetch")
             first = place % CAPACITY * _ENTRY
             for word, value in enumerate(entry, start=first):
                 self._entries[word] = value

@@ -164,8 +164,9 @@ class ThreadExecutor(Executor):
             self._doubts_left -= 1
             if not self._doubts_left:
                 tell_once(
-                    "Other code of this process draws from global random generators while threads read %s. Whether "
-                    "its samples draw from them is not watched any more; if they do, use worker_type='process', or %s",
+                    "Other code of this process draws from global random generators while threads read %s. The loader "
+                    "can no longer detect whether its samples draw from them, too; if they do, use "
+                    "worker_type='process', or %s",
                     self._name,
                     WHAT_TO_WRITE,
                 )

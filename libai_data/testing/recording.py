@@ -101,7 +101,7 @@ class Job:
             if len(done.steps) > _MOST_STEPS_PER_SAMPLE * self._factory.samples + 4:
                 raise ConfigError(
                     f"after {len(done.steps)} steps over {self._factory.samples} samples the pass has not ended; if "
-                    "the stream is endless, say endless=True"
+                    f"the stream is endless, set endless=True"
                 )
         return done
 
@@ -118,7 +118,7 @@ class Job:
             indices = np.asarray(batch)
         if indices.dtype.kind not in "iu" and indices.size:
             raise ConfigError(
-                f"a batch of type {type(batch).__name__} holds no indices; pass indices_of, a function from a batch to "
+                f"a batch of type {type(batch).__name__} has no indices; pass indices_of, a function from a batch to "
                 "the index of each of its rows"
             )
         return [index for index in indices.reshape(-1).tolist() if index >= 0]

@@ -252,7 +252,7 @@ def test_a_rank_0_that_dies_is_named_each_time_one_asks(link: Link) -> None:
     taken(link)
     link.rank0_end.shutdown(socket.SHUT_RDWR)
     for _ in range(2):
-        with pytest.raises(PeerError, match="rank 0, which reads for all, sends no more"):
+        with pytest.raises(PeerError, match="rank 0, which reads for all, sends no more batches"):
             link.feed.next()
 
 

@@ -50,7 +50,9 @@ def test_fields_that_are_forwards_arguments_pass(taker: Callable[..., Any], name
 
 @pytest.mark.parametrize("taker", [forward, keyword_only, Model().forward])
 def test_a_field_that_forward_does_not_take_is_named_with_the_nearest(taker: Callable[..., Any]) -> None:
-    with pytest.raises(SchemaError, match=r"takes no field 'label' .*'images', 'labels'.*Did you mean 'labels'"):
+    with pytest.raises(
+        SchemaError, match=r"forward has no argument 'label' .*'images', 'labels'.*Did you mean 'labels'"
+    ):
         check_forward_fields(taker, ["images", "label"])
 
 

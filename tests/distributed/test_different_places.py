@@ -11,7 +11,7 @@ from tests.properties import slowly
 
 SCRIPT = Path(__file__).parent / "scripts" / "wait_in_different_places.py"
 WATCHDOG = 200.0
-DIFFERENT, WAITING = "the ranks have come to different collectives: ", "all ranks wait, and none can continue: "
+DIFFERENT, WAITING = "the ranks have begun different collectives: ", "all ranks wait, and none can continue: "
 CASES = [
     ("read modes", DIFFERENT, "a comparison of a loader's arguments, its collective number 1"),
     slowly(

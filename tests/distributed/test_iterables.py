@@ -146,9 +146,9 @@ def test_a_rank_that_raises_alone_or_ends_early_or_reads_other_rows_is_named_on_
 @pytest.mark.parametrize(
     ("fault", "place"),
     [
-        ("skips a row on rank 1", "last 8 rows before row 232 of round 0"),
-        ("skips a row at the end on rank 1", "last 8 rows before row 2 of round 1"),
-        ("changes a value on rank 1", "last 8 rows before row 96 of round 0"),
+        ("skips a row on rank 1", "last 8 rows before row 232 of epoch 0"),
+        ("skips a row at the end on rank 1", "last 8 rows before row 2 of epoch 1"),
+        ("changes a value on rank 1", "last 8 rows before row 96 of epoch 0"),
     ],
 )
 def test_a_rank_that_leaves_a_row_out_or_changes_one_is_named_before_the_batch_is_taken(
@@ -162,7 +162,7 @@ def test_a_rank_that_leaves_a_row_out_or_changes_one_is_named_before_the_batch_i
 
 def test_ranks_of_one_shard_must_go_through_the_same_rows(four: Found) -> None:
     for each in four:
-        assert re.match(r"ContractError: .* on rank\(s\) \[1\] than on rank 0, .*row 92 of round 0", each["peers"])
+        assert re.match(r"ContractError: .* on rank\(s\) \[1\] than on rank 0, .*row 92 of epoch 0", each["peers"])
 
 
 def test_a_module_prepares_once_and_all_ranks_hear_of_its_failure(tmp_path: Path) -> None:

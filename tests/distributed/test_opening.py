@@ -35,7 +35,8 @@ def test_a_leader_that_fails_to_open_is_an_error_on_all_ranks_and_the_next_loade
     assert told[1][1] == ""
     for rank in (1, 2):
         assert (
-            f"rank {rank} begins a pass at position 0, but the rank that reads for it at position 6: " in told[rank][0]
+            f"rank {rank} begins a pass at position 0, but the rank that reads for it begins at position 6: "
+            in told[rank][0]
         )
-    assert "rank 2 begins a pass at position 6, but the rank that reads for it at position 0: load" in told[2][1]
+    assert "rank 2 begins a pass at position 6, but the rank that reads for it begins at position 0: load" in told[2][1]
     assert [len(found[""]) for found in (leader, *others)] == [2, 2, 2]

@@ -531,4 +531,4 @@ def test_a_length_that_is_too_small_is_warned_of(caplog: pytest.LogCaptureFixtur
     assert len(loader) == 2
     for _ in range(2):
         assert len([*iter(loader)]) == 3
-    assert caplog.text.count("Sized yields more than the 2 batches that len(loader) said") == 2
+    assert caplog.text.count("Sized yields more batches than len(loader), which is 2") == 2

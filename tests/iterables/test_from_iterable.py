@@ -754,11 +754,11 @@ def test_an_iterable_without_a_batch_is_told(rows: int, ends: str, caplog: pytes
         (lambda row: {"x": row, **({"y": row} if row >= 4 else {})}, r"the fields \['x', 'y'\], the one before it"),
         (
             lambda row: {"x": [np.zeros(2)] * (1 + row // 4)},
-            r"as {'x': \['tensor', 'tensor'\]}, the one before it as {'x': \['tensor'\]}; nest all batches alike",
+            r"as {'x': \['tensor', 'tensor'\]}, but the batch before it as {'x': \['tensor'\]}; nest all batches alike",
         ),
         (
             lambda row: {"x": row if row < 4 else "text"},
-            "as {'x': 'str'}, the one before it as {'x': 'tensor'};",
+            "as {'x': 'str'}, but the batch before it as {'x': 'tensor'};",
         ),
     ],
 )

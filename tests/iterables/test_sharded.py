@@ -247,7 +247,7 @@ def test_an_iterable_that_does_not_split_itself_is_refused() -> None:
     for size in (30, 5):
         loader = DataLoader(Told(size), 4, num_shards=2)
         with pytest.raises(
-            SampleError, match=rf"begin with the same {min(size, 8)} sample\(s\): it does not split itself"
+            SampleError, match=rf"begin with the same {min(size, 8)} sample\(s\), so it does not split its samples"
         ):
             rows(loader)
 
@@ -317,7 +317,11 @@ def test_a_state_of_other_shards_or_another_buffer_is_refused() -> None:
     [
         (dealt, {"num_workers": 2}, "has the parameters shard and num_shards: set num_shards"),
         (dealt, {"shuffle_buffer": 3}, "set num_shards, the number"),
-        (Asks(), {"num_workers": 2, "num_shards": 2, "worker_type": "thread"}, "has one answer in a process"),
+        (
+            Asks(),
+            {"num_workers": 2, "num_shards": 2, "worker_type": "thread"},
+            "the same answer to all threads of a process",
+        ),
         (Asks(), {"num_shards": 0}, "num_shards is 0"),
         (Asks(), {"shuffle_buffer": -1}, "shuffle_buffer is -1"),
         (Asks(), {"num_workers": 1, "worker_type": "fibre"}, "worker_type is 'fibre'"),

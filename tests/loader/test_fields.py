@@ -388,7 +388,11 @@ def test_padding_leaves_strings_and_nested_values_as_they_are(workers: dict[str,
     dataset = OfAnyForm(sample)
     with loading(dataset, CyclicSampler(dataset, 2), collate_fn=padding, **workers) as loader:
         assert plain(dict(next(iter(loader)))) == PADDED
-    for name, message in (("text", "has text there"), ("abuot", "Did you mean 'about"), ("about", "about.id")):
+    for name, message in (
+        ("text", "of sample [01] is text; pad"),
+        ("abuot", "Did you mean 'about"),
+        ("about", "about.id"),
+    ):
         padding = PadCollator({name: {}})
         with loading(dataset, collate_fn=padding, **workers) as loader, pytest.raises(DataPipelineError, match=message):
             next(iter(loader))

@@ -137,9 +137,9 @@ class AddsOne(NumbersFilled):
 @pytest.mark.parametrize(
     ("dataset", "message"),
     [
-        (LeavesRows(), r"read_batch leaves out\['\w+'\] as it was in row 0"),
-        (SetsAnother(), r"read_batch sets out\['index'\], instead of filling"),
-        (AddsOne(), r"read_batch sets out\['more'\], instead of filling"),
+        (LeavesRows(), r"read_batch did not fill row 0 of out\['\w+'\]"),
+        (SetsAnother(), r"read_batch assigns a new array to out\['index'\]; fill"),
+        (AddsOne(), r"read_batch assigns a new array to out\['more'\]; fill"),
     ],
     ids=["leaves rows", "sets another array", "adds one"],
 )

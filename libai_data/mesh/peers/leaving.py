@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 _REMEDY = (
-    "every rank must take the same batches and steps, and end after them (a rank that breaks out of its loop, returns "
+    "every rank must use the same batches and steps, and end after them (a rank that breaks out of its loop, returns "
     "or calls sys.exit early leaves the others waiting)"
 )
 
@@ -24,8 +24,8 @@ class Leaving:
         for gone, before in self.after.items():
             if gone != rank and (before < collectives or is_at_meeting):
                 return (
-                    f"rank {gone} has left the job after {before} collectives, such as to_global, and rank {rank} "
-                    f"begins number {collectives}; {_REMEDY}"
+                    f"rank {gone} has left the job after {before} collectives, such as to_global, but rank {rank} "
+                    f"begins collective number {collectives}; {_REMEDY}"
                 )
         return ""
 

@@ -174,7 +174,7 @@ class Liveness:
             arrived, self._arrived = self._arrived, {}
         if len({place for place, _, _ in arrived.values()}) > 1:
             places = by_rank({each: in_words(place, at) for each, (place, at, _) in sorted(arrived.items())})
-            self._end(f"the ranks have come to different collectives: {places}. {SAME_COLLECTIVES}")
+            self._end(f"the ranks have begun different collectives: {places}. {SAME_COLLECTIVES}")
         gathered = [each for _, _, below in arrived.values() for each in below]
         if self._above is None:
             self._release(json.dumps(gathered))
@@ -210,7 +210,10 @@ class Liveness:
             for node, link in accept_leaders(listener, range(1, self._nodes), theirs["key"]).items():
                 other = nodes.setdefault(receive_head(link)["machine"], node)
                 if other != node:
-                    raise MeshError(f"nodes {other} and {node} run on one machine: OneFlow computes wrong sums then")
+                    raise MeshError(
+                        f"nodes {other} and {node} run on one machine, where OneFlow computes wrong sums; start "
+                        "one launcher on each machine"
+                    )
                 self._add(link, f"rank {node * per_node} of node {node}, or the network to it,")
         elif self._nodes > 1 and self._rank == self._leader:
             host = os.environ.get("MASTER_ADDR", "127.0.0.1")
