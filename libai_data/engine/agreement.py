@@ -109,8 +109,8 @@ def _problem(of_each_rank: Sequence[Mapping[str, Mapping[str, str]]]) -> str:
     return (
         "the ranks do not run the same: "
         + "; ".join(found)
-        + ". Start all of them with the same packages, code, config file and overrides; what differs on "
-        "purpose, such as a path, is named in train.may_differ"
+        + ". Start all of them with the same packages, code, config file and overrides; name keys that differ "
+        "on purpose, such as a path, in train.may_differ"
     )
 
 

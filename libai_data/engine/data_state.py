@@ -129,16 +129,16 @@ class CountedLoader:
             return map(self._recorded, self._begin(self._rounds))
         first = restored["round"] if knows_its_rounds(self.counted) else self._rounds
         for number in range(first, restored["round"]):
-            for _ in _bar(self._begin(number), f"Going through round {number} of the train loader again"):
+            for _ in _bar(self._begin(number), f"Reading epoch {number} of the train loader again"):
                 pass
         batches = self._begin(restored["round"])
         for _ in _bar(range(restored["batches"]), "Fast-forwarding the train loader"):
             try:
                 self._recorded(next(batches))
             except StopIteration:
-                raise self._mismatch(f"it ends after {self._batches} batches") from None
+                raise self._mismatch(f"the epoch ends after {self._batches} batches") from None
         if restored["rank"] == get_rank() and restored["digest"] not in ("", self._digest):
-            raise self._mismatch("they are not those from before the checkpoint")
+            raise self._mismatch("they differ from the batches before the checkpoint")
         return map(self._recorded, batches)
 
     def _begin(self, number: int) -> Iterator[Any]:
@@ -155,7 +155,7 @@ class CountedLoader:
 
     def _mismatch(self, what: str) -> CheckpointError:
         return CheckpointError(
-            f"the train loader ({type(self.counted).__name__}) has no state_dict, so its batches of round "
+            f"the train loader ({type(self.counted).__name__}) has no state_dict, so its batches of epoch "
             f"{self._round} were read again, but {what}. Seed its shuffling, or give it state_dict and "
             f"load_state_dict. To continue at the same batch although the batches differ: {OVERRIDE_KEY}=[seed]. To "
             f"restart its data, or if it resumes by itself: {OVERRIDE_KEY}=[{RESTART_DATA}]"

@@ -189,8 +189,8 @@ class DefaultTrainer(RunsStages, TrainerBase):
                 json.dumps(hook.state_dict())  # type: ignore[union-attr]
             except (TypeError, ValueError) as error:
                 raise TypeError(
-                    f"checkpoints cannot keep the state_dict of the {name} ({error}); return numbers, texts, lists and "
-                    "dicts, or call the method otherwise"
+                    f"checkpoints cannot store the state_dict of the {name} ({error}); return numbers, texts, lists "
+                    f"and dicts, or rename the method"
                 ) from error
             self.checkpointer.stateful[name] = hook
             if name in self._saved_states:

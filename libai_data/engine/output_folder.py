@@ -159,7 +159,7 @@ def _lock(folder: Path, job: str) -> dict[str, Any]:
             seconds = _SECONDS_TO_END_OF_SAME_JOB if is_same_job else _SECONDS_TO_END
             if error.errno not in (errno.EAGAIN, errno.EACCES):
                 logger.warning(
-                    "%s cannot be locked (%s): a second training in this folder is not noticed.", path, error
+                    "%s cannot be locked (%s): a second training in this folder would not be detected.", path, error
                 )
                 break
             if time.monotonic() - start > seconds:

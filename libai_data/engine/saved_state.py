@@ -60,7 +60,7 @@ class SavedState:
     def schedule(self) -> StepSchedule:
         """The sizes of the steps; raises CheckpointError if they are not known."""
         if self.stream.schedule is None:
-            raise CheckpointError(f"the data state of {self.path} knows of no steps: {self.data}")
+            raise CheckpointError(f"the data state of {self.path} has no steps: {self.data}")
         return self.stream.schedule
 
     def check_step(self) -> None:
@@ -81,8 +81,9 @@ def in_words(saved: SavedState) -> list[str]:
     lines = [
         f"Checkpoint {saved.path}, written after {saved.step} steps" + (f" on a mesh of {shown}." if shown else "."),
         *_step_in_words(saved),
-        f"Taken so far: {stream.position} samples of all ranks. Epoch {epoch} is at {offset} of {order.epoch_size} "
-        f"samples ({offset / order.epoch_size:.1%}); the next epoch begins in {order.epoch_size - offset}.",
+        f"Used so far: {stream.position} samples, on all ranks together. Epoch {epoch} is at {offset} of "
+        f"{order.epoch_size} "
+        f"samples ({offset / order.epoch_size:.1%}); the next epoch begins after {order.epoch_size - offset} more.",
         f"Dataset: {_dataset_in_words(saved.data)}, {order.size} samples, {order.in_words()}.",
     ]
     if stream.left_out.ranges:
@@ -91,8 +92,8 @@ def in_words(saved: SavedState) -> list[str]:
         ranges = ", ".join(f"{first} to {end - 1}" for first, end in stream.left_out.ranges)
         total = passed + sum(end - first for first, end in to_come.ranges)
         lines.append(
-            f"Left out on purpose: {total} samples, at places {ranges} of the order; {passed} of them are passed, "
-            f"{total - passed} to come."
+            f"Left out on purpose: {total} samples, at places {ranges} of the order; {passed} of them before the "
+            f"current place, {total - passed} after it."
         )
     if stream.start is not None:
         places = stream.place + np.arange(_SHOWN)
@@ -101,7 +102,7 @@ def in_words(saved: SavedState) -> list[str]:
     if order.can_locate:
         _, indices = order.locate(places)
         lines.append(f"Next samples: {', '.join(map(str, indices.tolist()))}, ...")
-    lines.append(f"The data state takes {len(json.dumps(saved.data))} bytes.")
+    lines.append(f"The data state has {len(json.dumps(saved.data))} bytes.")
     return lines
 
 
@@ -109,21 +110,27 @@ def _step_in_words(saved: SavedState) -> list[str]:
     schedule = saved.stream.schedule
     if schedule is None:
         return [
-            f"It continues with step {saved.step} at position {saved.stream.position}; sizes of steps are not known."
+            f"A resume continues with step {saved.step} at position {saved.stream.position}; the sizes of steps are "
+            f"not known."
         ]
     size = schedule.size_of(saved.step)
     sizes = ", ".join(f"{size} from step {step} on" for step, size in schedule.sizes)
     first = schedule.first_step
     lines = [
-        f"It continues with step {saved.step}, which takes {size} samples from position {saved.stream.position} on.",
+        f"A resume continues with step {saved.step}, which uses {size} samples from position {saved.stream.position} "
+        f"on.",
         f"Global batch size: {sizes}.",
     ]
     if saved.stream.left_out.ranges:
         uncut = schedule.step_at(saved.stream.place)
-        lines.append(f"In a run without skips, which train.skip_steps counts by, they are of step {uncut} and later.")
+        lines.append(
+            f"In a run without skips, these samples belong to step {uncut} and later; train.skip_steps counts "
+            "such steps."
+        )
     if first:
         lines.append(
-            f"Which samples made up a step is known from step {first} on: there, the order was changed on purpose."
+            f"The samples of a step are known only from step {first} on, because the order was changed on purpose "
+            f"there."
         )
     return lines
 
@@ -227,7 +234,7 @@ def write_edited(saved: SavedState, stream: StreamState) -> Path:
     except OSError as error:
         kept.discard()
         changed.discard()
-        raise CheckpointError(f"{saved.path} could not be changed, and is as it was: {error}") from error
+        raise CheckpointError(f"{saved.path} could not be changed, and is the same as before: {error}") from error
     return backup
 
 

@@ -98,7 +98,11 @@ def default_setup(cfg: Any, args: Any = None) -> None:
         path = os.path.join(output_dir, CONFIG)
         try:
             kept = save_config(output_dir, cfg)
-            logger.info("The whole config is in %s%s.", path, kept and f"; the one before, which differs, in {kept}")
+            logger.info(
+                "The whole config is in %s%s.",
+                path,
+                kept and f"; the config of the run before, which differs, is in {kept}",
+            )
         except OSError as error:
             logger.error("The config cannot be saved: %s. The training continues.", error)
     if mesh.device_type == "cuda":

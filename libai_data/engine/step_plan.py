@@ -56,7 +56,7 @@ class StepPlan:
         rows = self.first.micro_batch_size * get_data_parallel_size()
         problem = ""
         if not callable(attribute_of(stream, "follow")) or not callable(attribute_of(loader, "follow")):
-            problem = f"the train loader ({type(loader).__name__}) is not one with libai_data's CyclicSampler"
+            problem = f"the train loader ({type(loader).__name__}) does not use libai_data's CyclicSampler"
         elif attribute_of(loader, "global_batch_size") != rows:
             problem = f"the train loader's batches have {loader.global_batch_size} rows, but the config has {rows}"
         if not problem:
@@ -87,8 +87,8 @@ def step_plan(cfg: Any, data_parallel_size: int | None = None) -> StepPlan:
         return StepPlan(StepSchedule(((0, sizes.global_batch_size),)), {sizes.global_batch_size: sizes}, skips)
     if total is not None and total != entries[-1][1]:
         raise ConfigError(
-            f"train.global_batch_size is {total}, but {SCHEDULE_KEY} ends with {entries[-1][1]}; leave it None, "
-            "or make it that"
+            f"train.global_batch_size is {total}, but {SCHEDULE_KEY} ends with {entries[-1][1]}; leave it None, or "
+            f"set it to the same size"
         )
     if len(entries) > 1 and try_get_key(cfg, "graph.enabled", default=False):
         raise ConfigError(

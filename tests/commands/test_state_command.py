@@ -60,13 +60,14 @@ def test_show_says_in_plain_words_what_comes(folder: Path, path: str, capsys: An
     shown = said(capsys, "show", folder / path)
     for words in (
         "written after 6 steps on a mesh of data 1 x tensor 1 x pipeline 1",
-        "It continues with step 6, which takes 8 samples from position 48 on",
-        "Taken so far: 48 samples of all ranks. Epoch 0 is at 48 of 160 samples (30.0%); the next epoch begins in 112",
+        "A resume continues with step 6, which uses 8 samples from position 48 on",
+        "Used so far: 48 samples, on all ranks together. Epoch 0 is at 48 of 160 samples (30.0%); "
+        "the next epoch begins after 112 more",
         "Dataset: TinyDataset, 160 samples, shuffled in each epoch with seed 1234",
         f"Next samples: {', '.join(map(str, indices_of_step(6)))}",
     ):
         assert words in shown
-    size = re.search(r"takes (\d+) bytes", shown)
+    size = re.search(r"has (\d+) bytes", shown)
     assert size is not None
     assert int(size.group(1)) < 1024
 
@@ -107,7 +108,7 @@ def test_an_edited_position_is_where_the_run_goes_on_and_the_backup_is_whole(fol
     shown = said(capsys, "edit", folder, "--position", "80")
     backup = folder / f"{CHECKPOINT}.before_edit_1"
     assert str(backup) in shown
-    assert "continues with step 6, which takes 8 samples from position 80 on" in shown
+    assert "continues with step 6, which uses 8 samples from position 80 on" in shown
     assert said(capsys, "show", backup) == before.replace(CHECKPOINT, backup.name)
     verify(folder / CHECKPOINT)
     verify(backup)
@@ -129,9 +130,9 @@ def test_edited_skips_are_left_out_and_can_be_forgotten(folder: Path, capsys: An
     resumed = train(config_of(folder, length=160), resume=True, stop_after=9)
     assert [resumed.steps[step] for step in (6, 7, 8)] == [indices_of_step(6), *map(indices_of_step, (9, 10))]
     last = folder / "model_0000009"
-    assert "16 of them are passed, 0 to come" in said(capsys, "show", last)
-    assert "they are of step 12 and later" in said(capsys, "show", last)
-    assert "they are of steps 10 to 10" in said(capsys, "samples", last, "--step", "8")
+    assert "16 of them before the current place, 0 after it" in said(capsys, "show", last)
+    assert "these samples belong to step 12 and later" in said(capsys, "show", last)
+    assert "these samples belong to steps 10 to 10" in said(capsys, "samples", last, "--step", "8")
     assert "the next sample belongs to step 12" in said(capsys, "edit", last, "--skip", "7", "8", code=1)
     assert "Left out" not in said(capsys, "edit", folder / CHECKPOINT, "--forget-skips")
 
@@ -172,7 +173,7 @@ def test_a_config_names_the_sources_that_a_checkpoint_has_no_room_for(
         assert f"index {index}  source {index // 8}:TinyDataset  {index % 8}\n" in shown
     config.write_text(CONFIG.replace("length=160", "length=80"))
     message = said(capsys, "samples", folder, "--step", "4", "--config-file", config, code=1)
-    assert "has 80 samples, that of the checkpoint 160" in message
+    assert "has 80 samples, but the dataset of the checkpoint has 160" in message
 
 
 def test_samples_of_several_sources_are_named_by_source_and_own_index(folder: Path, capsys: Any) -> None:

@@ -43,7 +43,7 @@ EXPECTED = {
         2,
         r"ContractError.*step 2: the global batch size differs: 8 on rank 0-1, but 6 on rank 2-3.*equally long",
     ),
-    "a list less": (0, r"ContractError.*lists of a round 7 on rank 0-1, but .*lists of a round 6 on rank 2-3"),
+    "a list less": (0, r"ContractError.*lists per epoch 7 on rank 0-1, but .*lists per epoch 6 on rank 2-3"),
 }
 
 Results = list[dict[str, Any]]

@@ -104,7 +104,7 @@ def test_other_batches_than_before_are_refused_with_what_to_do() -> None:
         feed.next()
     other = DataState(Shuffled(2))
     other.load_state_dict(data.state_dict())
-    with pytest.raises(CheckpointError, match=r"\(Shuffled\) has no state_dict.*round 1.*override=\[restart_data\]"):
+    with pytest.raises(CheckpointError, match=r"\(Shuffled\) has no state_dict.*epoch 1.*override=\[restart_data\]"):
         StepInputs(other.loader).next()
     on_purpose = DataState(Shuffled(2), ["seed"])
     on_purpose.load_state_dict(data.state_dict())

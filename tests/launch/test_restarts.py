@@ -141,7 +141,7 @@ def test_machines_that_the_scheduler_starts_one_by_one_are_its_to_start_again() 
         (
             {},
             {"global_batch_size": None, "train_micro_batch_size": 2},
-            "a step would take 4 samples in place of 8; set train.global_batch_size",
+            "a step would take 4 samples instead of 8; set train.global_batch_size",
         ),
     ],
 )

@@ -203,8 +203,8 @@ class ListedBatches(EpochPositions):
         )
 
     def order_words(self) -> dict[str, Any]:
-        """What the samplers of all ranks have in common: the round, and its number of lists, if known."""
-        return {"epoch": self.cursor.epoch, "lists of a round": self._length()}
+        """What the samplers of all ranks have in common: the epoch, and its number of lists, if known."""
+        return {"epoch": self.cursor.epoch, "lists per epoch": self._length()}
 
     def _length(self) -> int | None:
         try:

@@ -189,7 +189,7 @@ class Checkpointer(CheckpointFolder):
             elif tuple(tensor.shape) != file.shape(name):
                 problems[name] = f"'{name}' is {file.shape(name)} instead of {tuple(tensor.shape)}"
         fitting = [name for name in model if name not in problems]
-        problems.update((name, f"it has '{name}', which the model has not") for name in unexpected)
+        problems.update((name, f"it has '{name}', which the model does not have") for name in unexpected)
         refused = [
             problem
             for name, problem in problems.items()

@@ -48,7 +48,8 @@ class RandomStates:
         """
         if len(states) != get_world_size():
             logger.info(
-                "The checkpoint was written by %d ranks, %d run now: random generators of ranks start from the seed.",
+                "The checkpoint was written by %d ranks, but %d run now: the random generators of the ranks start "
+                "again from the seed.",
                 len(states),
                 get_world_size(),
             )

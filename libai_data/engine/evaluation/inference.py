@@ -138,7 +138,7 @@ def _in_lockstep(data_loader: Iterable[Any]) -> Iterator[Any]:
         if not have.all() and have.any():
             raise ContractError(
                 f"the test loaders of ranks {np.flatnonzero(~have).tolist()} have ended after {step} batches, those of "
-                f"ranks {np.flatnonzero(have).tolist()} have not; give all ranks equally many batches, as "
+                f"ranks {np.flatnonzero(have).tolist()} have not; give all ranks the same number of batches, as "
                 "SingleRoundSampler does"
             )
         if batch is end:

@@ -64,7 +64,7 @@ class StopOnSignal(HookBase):
         self._before.clear()
         synchronize()
         logger.info(
-            "Stopped before step %d, on %s; ends with exit code %d. Resume to continue.",
+            "Stopped before step %d, on %s; the job ends with exit code %d. Resume to continue.",
             self.trainer.iter,
             signal.Signals(self._received).name if self._received else "another rank's signal",
             STOPPED,
