@@ -75,7 +75,8 @@ def _special_counts(source: IndexedSource, tokenizer: TextTokenizer) -> dict[str
         some = source.tokens[first : first + _COUNTED_AT_ONCE]
         if int(some.max()) >= len(counts):
             raise ConfigError(
-                f"{source.prefix} has the token {int(some.max())}, and the tokenizer {len(counts)} tokens; give the "
+                f"{source.prefix} has the token {int(some.max())}, but the tokenizer has only {len(counts)} tokens; "
+                f"give the "
                 "tokenizer that the corpus was made with (--tokenizer)"
             )
         counts += np.bincount(some, minlength=len(counts))
@@ -120,7 +121,7 @@ def summary(found: Corpus) -> list[str]:
     ]
     if count:
         median, longest = int(np.median(found.lengths)), int(found.lengths.max())
-        lines.append(f"Tokens a document: {tokens / count:,.1f} on average, median {median:,}, longest {longest:,}")
+        lines.append(f"Tokens per document: {tokens / count:,.1f} on average, median {median:,}, longest {longest:,}")
     lines.append(
         f"Exact duplicates: {found.duplicates:,} documents ({_share(found.duplicates, count)}) with "
         f"{found.duplicate_tokens:,} tokens ({_share(found.duplicate_tokens, tokens)}) repeat an earlier one"

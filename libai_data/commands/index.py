@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if asked.output and not is_remote(target):
             path = Path(without_protocol(target))
             if path.is_dir() or not path.parent.is_dir():
-                raise ConfigError(f"--output is {target!r}; it must be a file in a folder that is there")
+                raise ConfigError(f"--output is {target!r}; it must be a file in a folder that exists")
         with tqdm(unit="shard", file=sys.stderr) as bar:
 
             def report_progress(total: int) -> None:

@@ -147,7 +147,7 @@ class JobPlan:
             )
         if over >= _WORTH_SHARING:
             return "node", f"with every_rank, the ranks of a node read and decode each sample {over:g} times"
-        return "every_rank", "hardly a sample is read twice on a node, so that sharing it would gain nothing"
+        return "every_rank", "almost no sample is read twice on a node, so sharing would save nothing"
 
 
 def report(job: JobPlan, batches_a_step: int, readers: str) -> list[str]:
@@ -163,7 +163,7 @@ def report(job: JobPlan, batches_a_step: int, readers: str) -> list[str]:
         *_who_reads(job, readers),
         "",
         f"Recommended: dataloader.train.readers={mode}; {why}.",
-        "Where only rank 0's machine has the data, readers=rank0 brings them to all.",
+        "If only the machine of rank 0 has the data, set readers=rank0: rank 0 sends the samples to all nodes.",
     ]
 
 
@@ -174,7 +174,7 @@ def _job(job: JobPlan, batches_a_step: int) -> list[str]:
     return [
         f"{mesh.world_size:,} ranks on {mesh.num_nodes:,} node(s): data {mesh.data_parallel_size} x tensor "
         f"{mesh.tensor_parallel_size} x pipeline {mesh.pipeline_parallel_size}; "
-        f"{rows:,} samples a step{accumulated}, {job.micro_batch_size} a batch and data-parallel rank."
+        f"{rows:,} samples per step{accumulated}, {job.micro_batch_size} per batch and data-parallel rank."
     ]
 
 
@@ -228,14 +228,16 @@ def _costs(job: JobPlan, batches_a_step: int, readers: str) -> list[str]:
 def _who_reads(job: JobPlan, readers: str) -> list[str]:
     plan = ReadPlan(job.mesh, readers)
     lines = [
-        f"Who reads (readers={readers}). Part d is that of data-parallel rank d: {job.micro_batch_size} samples, from "
-        f"position {job.micro_batch_size} d of the batch on."
+        f"Who reads (readers={readers}). Part d has the samples of data-parallel rank d: {job.micro_batch_size} "
+        f"samples, from position {job.micro_batch_size} x d of the batch on."
     ]
     for node in range(min(job.mesh.num_nodes, _NODES_SHOWN)):
         ranks = plan.ranks_of(node)
         reading = {rank: plan.shards_read_by(rank) for rank in ranks}
         words = [f"rank {rank} part {numbers_in_words(parts)}" for rank, parts in reading.items() if parts]
-        lines.append(f"  node {node} (ranks {numbers_in_words(ranks)}): {', '.join(words) or 'nobody; it receives'}")
+        lines.append(
+            f"  node {node} (ranks {numbers_in_words(ranks)}): {', '.join(words) or 'no rank; the node receives'}"
+        )
     if job.mesh.num_nodes > _NODES_SHOWN:
         lines.append(f"  and so on, {job.mesh.num_nodes:,} nodes in all")
     return lines
@@ -306,6 +308,7 @@ def streaming_report(
         ]
     return [
         *head,
-        "Only the first batch waits if a node fetches the bytes of the last column in the time of a batch, with a "
-        f"cache of {bytes_in_words(size)} (LIBAI_DATA_CACHE_SIZE) or, if this is less, of the size that is enough.",
+        "If a node fetches the bytes of the last column in the time of one batch, only the first batch waits. This "
+        "needs a cache of {bytes_in_words(size)} (LIBAI_DATA_CACHE_SIZE), or of the size that is enough if that is "
+        "less.",
     ]

@@ -68,7 +68,9 @@ def parser() -> argparse.ArgumentParser:
     )
     group = arguments.add_argument_group("runtime")
     group.add_argument("--workers", type=int, default=1, help="processes (default 1), of all machines together")
-    group.add_argument("--cluster", choices=CLUSTERS[1:], default="", help="run them on the machines of a Ray cluster")
+    group.add_argument(
+        "--cluster", choices=CLUSTERS[1:], default="", help="run the processes on the machines of a Ray cluster"
+    )
     group.add_argument("--log-interval", type=int, default=100, help="documents between two updates of the bar")
     group.add_argument("--refuse-bad-lines", action="store_true", help="fail if a line has no document")
     return arguments
@@ -124,7 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         given = {"--log-interval": asked.log_interval, "--output-prefix": asked.output_prefix}
         check({"--log-interval": whole(1), "--output-prefix": PATH}, **given)
         if asked.keep_newlines and not asked.split_sentences:
-            raise ConfigError("--keep-newlines is about sentences; give it with --split-sentences")
+            raise ConfigError("--keep-newlines has an effect only with --split-sentences; give both, or neither")
         task = Task(
             tokenizer_files(asked),
             tuple(asked.json_keys),

@@ -72,7 +72,7 @@ def _profile(asked: argparse.Namespace) -> Iterator[str]:
         raise ConfigError(f"--seconds is {asked.seconds}; it must be above 0, and finite")
     counts = asked.workers or worker_counts(len(os.sched_getaffinity(0)))
     if min(counts) < 0:
-        raise ConfigError(f"--workers has {min(counts)}; the least is 0")
+        raise ConfigError(f"--workers has {min(counts)}; each number must be at least 0")
     cfg = load_config(asked.config, asked.opts)
     mesh = mesh_of(cfg, asked.ranks, asked.nodes)
     tokenizer = build_configured_tokenizer(cfg)
@@ -173,7 +173,7 @@ def recommend(
     wanted, why = JobPlan(mesh, 1, ()).recommended()
     if readers == "every_rank" and wanted != readers:
         readers = wanted
-        reasons.append(f"{why[0].upper()}{why[1:]}; with readers={readers} once.")
+        reasons.append(f"{why[0].upper()}{why[1:]}; with readers={readers}, only once.")
         overrides.append(f"dataloader.train.readers={readers}")
     plan = ReadPlan(mesh, readers)
     reading = sum(bool(plan.shards_read_by(rank)) for rank in plan.ranks_of(0))
@@ -190,8 +190,8 @@ def _step_times_without_wait(found: Measurement, reading: int) -> str:
     """From which step time on the loader costs nothing; `reading` ranks share the cores that one rank measured."""
     if not found.workers:
         return (
-            f"Without workers a step waits {_span(found.batch)} for each batch, of which {_span(found.fixed)} are "
-            f"fixed: at most 1% of steps of {_span(100 * found.batch)} or longer."
+            f"Without workers, a step waits {_span(found.batch)} for each batch ({_span(found.fixed)} of this are "
+            f"fixed): at most 1% of steps of {_span(100 * found.batch)} or longer."
         )
     return (
         f"Steps of {_span(found.batch * reading)} or longer for each batch do not wait for data. The trainer's fixed "

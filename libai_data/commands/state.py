@@ -37,9 +37,14 @@ def parser() -> argparse.ArgumentParser:
     verb("show", "Show where a run from a checkpoint would continue.")
     verify = verb("verify", "Check a checkpoint's files against its manifest, and its data state against a config.")
     takes_config(verify, "the config to check against, and changes to it as in training")
-    edit = verb("edit", "Change the data state; the checkpoint as it was stays beside it as '<name>.before_edit_1'.")
+    edit = verb(
+        "edit",
+        "Change the data state; a copy of the checkpoint from before is kept beside it, as '<name>.before_edit_1'.",
+    )
     edit.add_argument("--position", type=int, metavar="N", help="continue as if N samples had been used")
-    edit.add_argument("--seed", type=int, metavar="N", help="use another seed from here on; set train.seed to the same")
+    edit.add_argument(
+        "--seed", type=int, metavar="N", help="use another seed from here on; also set train.seed in the config"
+    )
     edit.add_argument(
         "--skip", type=int, nargs=2, action="append", metavar=("FIRST", "LAST"), help="leave out these steps' samples"
     )
@@ -48,7 +53,10 @@ def parser() -> argparse.ArgumentParser:
     which = samples.add_mutually_exclusive_group(required=True)
     which.add_argument("--step", type=int, metavar="N", help="the step whose samples to list")
     which.add_argument("--sample", type=int, metavar="I", help="the sample (its index in the dataset) to look for")
-    takes_config(samples, "names the sources of a dataset that is made of more than the checkpoint lists")
+    takes_config(
+        samples,
+        "the config of the run, and changes to it; it names the sources if the checkpoint does not list all of them",
+    )
     return arguments
 
 
@@ -63,7 +71,7 @@ def _verify(asked: argparse.Namespace) -> list[str]:
     lines = [f"The files of {saved.path} are as they were written."]
     if saved.stream.schedule is not None:
         saved.check_step()
-        lines.append(f"Step {saved.step} and position {saved.stream.position} belong together.")
+        lines.append(f"Step {saved.step} and position {saved.stream.position} match.")
     if asked.config_file:
         lines += _fit(saved, asked.config_file[0], asked.config_file[1:])
     return lines
@@ -104,7 +112,7 @@ def _ledger_and_sources(saved: SavedState, config: list[str] | None) -> tuple[Le
     parts = getattr(loader.dataset, "datasets", [loader.dataset])
     if sum(map(len, parts)) != saved.stream.order.size:
         raise ConfigError(
-            f"the dataset of {config[0]} has {sum(map(len, parts))} samples, that of the checkpoint "
+            f"the dataset of {config[0]} has {sum(map(len, parts))} samples, but the dataset of the checkpoint has "
             f"{saved.stream.order.size}"
         )
     stream, batches = saved.stream, {}
@@ -122,9 +130,12 @@ def _edit(asked: argparse.Namespace) -> list[str]:
     if asked.position is None and asked.seed is None and not skips and not asked.forget_skips:
         raise ConfigError("nothing to change: give --position, --seed, --skip or --forget-skips")
     backup = write_edited(saved, edited(saved, asked.position, asked.seed, skips, asked.forget_skips))
-    lines = [f"Changed. The checkpoint as it was is {backup}.", *in_words(SavedState.read(str(saved.path)))]
+    lines = [
+        f"Changed. The checkpoint from before the change is {backup}.",
+        *in_words(SavedState.read(str(saved.path))),
+    ]
     if asked.seed is not None:
-        lines.append(f"Set the same in the config: train.seed={asked.seed}.")
+        lines.append(f"Set the same seed in the config: train.seed={asked.seed}.")
     return lines
 
 
@@ -148,7 +159,10 @@ def _samples(asked: argparse.Namespace) -> list[str]:
     if saved.stream.left_out.ranges:
         places = saved.stream.left_out.places_of(np.array([start, start + len(indices) - 1]))
         first, last = ledger.schedule.steps_at(places).tolist()
-        lines.append(f"In a run without skips, which train.skip_steps counts by, they are of steps {first} to {last}.")
+        lines.append(
+            f"In a run without skips, these samples belong to steps {first} to {last}; train.skip_steps counts "
+            "such steps."
+        )
     for row, (epoch, index) in enumerate(zip(epochs.tolist(), indices.tolist())):
         name, own = source_of(sources, index)
         lines.append(f"row {row}  epoch {epoch}  index {index}  source {name}  {own}")

@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None, trainer_class: type[DefaultTrainer] 
     parser = default_argument_parser()
     args = parser.parse_args(argv)
     if not args.config_file:
-        parser.error("which config? Give the path of a .py or .yaml file.")
+        parser.error("no config is given; give the path of a .py or .yaml file.")
     rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     with end_job_on_failure(rank, world_size):
         importlib.import_module("oneflow")  # where the ranks find each other

@@ -60,7 +60,7 @@ def test_the_command_gets_the_arguments_after_its_name(tmp_path: Path) -> None:
         ("profile CONFIG --seconds inf", "--seconds is inf"),
         ("plan CONFIG --nodes 0", "--nodes is 0"),
         ("plan CONFIG train.seed=1 --nodes 0 train.seed=2", "--nodes is 0"),
-        ("train train.seed=1 --resume", "which config?"),
+        ("train train.seed=1 --resume", "no config is given"),
         ("doctor --config-file CONFIG --seconds nan", "--seconds is nan"),
         ("train-tokenizer --input TEXT --output OUT --min-frequency -1", "min_frequency is -1"),
         ("train-tokenizer --input TEXT --output OUT --extra-ids -1", "extra_ids is -1"),

@@ -36,7 +36,7 @@ def test_a_job_of_1024_ranks_is_planned_without_starting_one(
     monkeypatch.chdir(digits)
     assert main([CONFIG, *ON_128_NODES.split()]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "1,024 ranks on 128 node(s): data 256 x tensor 4 x pipeline 1; 512 samples a step" in shown
+    assert "1,024 ranks on 128 node(s): data 256 x tensor 4 x pipeline 1; 512 samples per step" in shown
     assert (
         "images float32 [1, 8, 8] [512, 1, 8, 8] split_0, broadcast [0:2] [510:512] 256 part(s), each on 4 rank(s)"
         in shown
@@ -123,6 +123,6 @@ def test_the_cache_of_the_machine_that_plans_need_not_be_enough_for_a_node(
     assert main([str(tmp_path / "config.py"), "--nodes", "2"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     # Each node has 4 lanes; the batches that are read at once may need three blocks of each, in half of the cache.
-    cost = rf"0-1 16 130 KB 130 KB {2 * 12 * 8128 + 1:,} bytes \d[\d.]* KB Only the first batch waits"
+    cost = rf"0-1 16 130 KB 130 KB {2 * 12 * 8128 + 1:,} bytes \d[\d.]* KB If a node fetches the bytes"
     assert f"32 shard files, {bytes_in_words(32 * 8128)}" in shown and re.search(cost, shown)
     assert len(list((tmp_path / "cache").glob("files/*.npy"))) <= 2

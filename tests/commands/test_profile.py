@@ -117,7 +117,7 @@ def test_it_is_said_at_which_step_time_the_loader_stops_mattering() -> None:
     _, reasons = recommend(measured({0: 100, 2: 1000}), ParallelMesh(2, 1, 1))
     assert any("Steps of 20 ms or longer for each batch" in reason for reason in reasons), reasons
     _, reasons = recommend(measured({0: 100, 2: 100}), ParallelMesh(1, 1, 1))
-    assert any("Without workers a step waits 100 ms for each batch" in reason for reason in reasons), reasons
+    assert any("Without workers, a step waits 100 ms for each batch" in reason for reason in reasons), reasons
     assert any("at most 1% of steps of 10 s" in reason for reason in reasons), reasons
 
 

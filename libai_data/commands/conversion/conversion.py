@@ -100,7 +100,7 @@ def convert(
     form = source_format(asked, conversion.format)
     source = open_source(asked, form)
     if not len(source):
-        raise ConfigError(f"{paths} hold no record")
+        raise ConfigError(f"{paths} contain no record")
     how = {name: value for name, value in asdict(conversion).items() if name not in ("output", "paths", "format")}
     plan = {**how, "records": len(source)}
     output = Path(conversion.output)
@@ -125,7 +125,9 @@ def convert(
         work = Work(WriteShard(asked, form, conversion.to, schema, str(folder)), _name, ConversionError)
         for job, report in done_by_processes(work, missing, workers):
             if _input(source, job.first, job.stop, schema) != job.input:
-                raise ConversionError(f"the source of {_name(job)} changed while it was read; run the same again")
+                raise ConversionError(
+                    f"the source of {_name(job)} changed while it was read; run the same command again"
+                )
             write_json(_note(folder, job), asdict(report))
             reports[job.path] = report
             done += report.records
@@ -245,8 +247,8 @@ class WriteShard:
             read = self._digest_of_file(unfinished)
             if read != written:
                 raise FormatError(
-                    f"{path}: the shard of records {job.first} to {job.stop} does not read back as it was written; is "
-                    "the disk, or the memory, in order?"
+                    f"{path}: the shard of records {job.first} to {job.stop} does not read back as it was written; "
+                    f"check the disk and the memory of this machine"
                 )
         return ShardReport(job.stop - job.first, path.stat().st_size, written, job.input)
 
@@ -322,7 +324,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 bar.update(done - bar.n)
 
             result = convert(conversion, asked.workers, report_progress)
-        yield f"{result.records} records in {len(result.paths)} shards of {result.size} bytes in all, read again"
+        yield (
+            f"{result.records} records in {len(result.paths)} shards of {result.size} bytes in all, verified by "
+            "reading them again"
+        )
         if result.kept:
             yield f"{result.kept} shards were kept from an earlier run"
 

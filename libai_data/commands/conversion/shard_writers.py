@@ -68,13 +68,17 @@ class _WebDataset:
         fields = {"bin": record} if isinstance(record, bytes) else dict(record)
         key = str(fields.pop("__key__", f"{index:09d}"))
         if key.startswith("/") or ".." in key.split("/") or "." in key.rpartition("/")[2] or not key.rpartition("/")[2]:
-            raise SchemaError(f"the key {key!r} is no path without a dot in its last part, and so no key of WebDataset")
+            raise SchemaError(
+                f"the key {key!r} cannot be a key of WebDataset: it must be a relative path, without a dot "
+                "in its last part"
+            )
         found: dict[str, Any] = {"__key__": key}
         for name, value in fields.items():
             ending, content = _as_file(name, value)
             if ending in found or "/" in ending or not ending:
                 raise SchemaError(
-                    f"field {name!r} would be a file with the ending {ending!r}, which cannot be; rename it"
+                    f"field {name!r} would be a file with the ending {ending!r}, which is empty, contains '/' or is "
+                    f"in use; rename the field"
                 )
             info = tarfile.TarInfo(f"{key}.{ending}")
             info.size = len(content)
@@ -121,7 +125,9 @@ class _Parquet:
         # Arrow would drop unknown fields silently.
         unknown = sorted({name for row in rows for name in row} - set(self._schema.names))
         if unknown:
-            raise SchemaError(f"they have fields {unknown}, of which the first records have only {self._schema.names}")
+            raise SchemaError(
+                f"they have the fields {unknown}, which the first records do not have; these have {self._schema.names}"
+            )
         try:
             table = self._pyarrow.Table.from_pylist(rows, schema=self._schema)
         except (self._pyarrow.ArrowException, TypeError, ValueError, OverflowError) as error:

@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     asked = parser().parse_intermixed_args(arguments)
     config, *overrides = ([asked.config_file] if asked.config_file else []) + asked.words or [""]
     if not config:
-        parser().error("which config? libai-data doctor CONFIG")
+        parser().error("no config is given; write: libai-data doctor CONFIG")
     if not 0 < asked.seconds < inf:
         parser().error(f"--seconds is {asked.seconds}; it must be above 0, and finite")
     if asked.ranks is not None and "WORLD_SIZE" not in os.environ:
@@ -137,7 +137,9 @@ class _Watchdog:
         self._timer.cancel()
 
     def _give_up(self) -> None:
-        message = f"libai-data doctor: rank {self._rank} ends: '{self.current}' was not done in {self._seconds:g} s\n"
+        message = (
+            f"libai-data doctor: rank {self._rank} ends: '{self.current}' was not finished within {self._seconds:g} s\n"
+        )
         os.write(2, message.encode())
         os._exit(1)
 
@@ -186,7 +188,11 @@ def judge_all(reports: Reports) -> list[tuple[str, Finding]]:
         found += [
             (
                 check.name,
-                Finding(RED, f"fails on rank {numbers_in_words(ranks)}: {words}", "the training would fail so"),
+                Finding(
+                    RED,
+                    f"fails on rank {numbers_in_words(ranks)}: {words}",
+                    "the training would fail with the same error",
+                ),
             )
             for words, ranks in new.items()
         ]

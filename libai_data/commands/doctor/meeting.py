@@ -135,14 +135,18 @@ def call_rank0(job: JobRank, seconds: float) -> socket.socket:
 def why_unreached(error: OSError) -> str:
     """The likely reason of a failed connection, and what to check."""
     if isinstance(error, socket.gaierror):
-        return f"its name has no address here ({error.strerror}); correct MASTER_ADDR, or the names of this machine"
+        return (
+            f"this machine cannot resolve the name ({error.strerror}); correct MASTER_ADDR, or the name resolution of "
+            "this machine"
+        )
     if isinstance(error, socket.timeout) or error.errno == errno.ETIMEDOUT:
-        return "no answer; a firewall drops what is sent there, or MASTER_ADDR is another machine's"
+        return "no answer; a firewall drops the packets, or MASTER_ADDR is the address of another machine"
     if error.errno == errno.ECONNREFUSED:
-        return "nobody listens there; was rank 0 started, with the same MASTER_ADDR and MASTER_PORT?"
+        return "no program listens there; was rank 0 started, with the same MASTER_ADDR and MASTER_PORT?"
     if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH):
         return (
-            f"there is no way there ({error.strerror}); is MASTER_ADDR an address of the network that joins the nodes?"
+            f"there is no route to it ({error.strerror}); is MASTER_ADDR an address of the network that connects the "
+            f"nodes?"
         )
     return str(error)
 
@@ -183,22 +187,30 @@ def judge_meeting(
     missing = [rank for rank in range(reports.world_size) if rank not in reports.of_rank]
     never = [rank for rank in missing if rank not in last_words]
     if never:
-        advice = "see their own output; if there is none, they were not started"
+        advice = "see the output of these ranks; if there is none, the ranks were not started"
         found.append(Finding(RED, f"rank {numbers_in_words(never)} did not reach {address}", advice))
     stuck = {rank: f"'{last_words[rank]}'" for rank in missing if rank in last_words}
     if stuck:
-        advice = "see their own output; storage that does not answer looks like this too"
-        found.append(Finding(RED, f"came, but did not finish with {by_rank(stuck)}", advice))
+        advice = "see the output of these ranks; storage that does not answer can be the cause, too"
+        found.append(Finding(RED, f"reached rank 0, but did not finish {by_rank(stuck)}", advice))
     unreached = {rank: str(facts["unreached"]) for rank, facts in reports.facts(MASTER).items()}
     if unreached:
         advice = (
-            "let the nodes reach each other at all ports: OneFlow, readers=rank0 and the watch over the ranks use "
-            "some that the system chooses"
+            "allow connections between the nodes at all ports: OneFlow, readers=rank0 and the watchdog of the ranks "
+            "use ports that the system chooses"
         )
-        found.append(Finding(RED, f"a port of rank 0's that the system chose: {by_rank(unreached)}", advice))
+        found.append(
+            Finding(
+                RED, f"some ranks cannot reach a port of rank 0 that the system chose: {by_rank(unreached)}", advice
+            )
+        )
     if not has_secret:
         advice = f"set {SECRET_VARIABLE} to the same random words on all machines, or start them with --hostfile"
-        found.append(Finding(WARNING, "the ranks share no secret, so that anybody could be one of them here", advice))
+        found.append(
+            Finding(
+                WARNING, "the ranks share no secret, so any program that reaches rank 0 could join as a rank", advice
+            )
+        )
     if not missing and not unreached:
         found.insert(0, Finding(OK, f"all {reports.world_size} ranks reach {address}"))
     return found

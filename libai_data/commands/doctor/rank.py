@@ -43,8 +43,8 @@ class JobRank(NamedTuple):
             value = environment.get(name, "")
             if not value.isdigit():
                 raise ConfigError(
-                    f"{name} is {value!r} beside WORLD_SIZE={environment['WORLD_SIZE']}; start the ranks by "
-                    "libai-data launch, or set it to a number"
+                    f"{name} is {value!r} although WORLD_SIZE is {environment['WORLD_SIZE']}; start the ranks by "
+                    f"libai-data launch, or set {name} to a number"
                 )
             numbers.append(int(value))
         rank, local_rank, world_size, port = numbers

@@ -64,7 +64,7 @@ def judge_config(reports: Reports) -> list[Finding]:
     values = {rank: facts["values"] for rank, facts in reports.facts(CONFIG).items()}
     found = differences(values)
     if found:
-        return [Finding(RED, "; ".join(found), "bring the same config files to all nodes, and give the same overrides")]
+        return [Finding(RED, "; ".join(found), "copy the same config files to all nodes, and give the same overrides")]
     return [Finding(OK, f"hash {hash_of_values(each)}") for each in list(values.values())[:1]]
 
 
@@ -113,7 +113,13 @@ def judge_mesh(reports: Reports) -> list[Finding]:
         each["local_rank"] != rank % ranks_per_node for rank, each in places.items()
     ):
         counts = _listed([f"{host}: {count}" for host, count in hosts.items()])
-        return [Finding(RED, f"the nodes have different numbers of ranks ({counts})", "start as many on each node")]
+        return [
+            Finding(
+                RED,
+                f"the nodes have different numbers of ranks ({counts})",
+                "start the same number of ranks on each node",
+            )
+        ]
     mesh = ParallelMesh(sizes[0], sizes[1], sizes[2], num_nodes=num_nodes)
     warnings = [Finding(WARNING, *warning.split(". ", 1)) for warning in mesh_warnings(mesh)]
     words = "data {} x tensor {} x pipeline {}".format(*sizes)

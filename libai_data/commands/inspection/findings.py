@@ -99,7 +99,7 @@ def _duplicates(rows: StepRows) -> Iterator[str]:
     twice = [group for group in groups.values() if len(group) > 1]
     for group in twice[:_NAMED]:
         indices = {rows.origins[row].index for row in group}
-        why = " The step runs on into the next epoch." if None not in indices and len(indices) == 1 else ""
+        why = " The step continues into the next epoch." if None not in indices and len(indices) == 1 else ""
         yield f"Duplicated sample: {_named(rows, group)} are equal in every field.{why}"
     if len(twice) > _NAMED:
         yield f"There are {len(twice) - _NAMED} more groups of equal samples."

@@ -73,7 +73,7 @@ def page_of(found: Inspection) -> str:
         _samples(found.cards),
         "<h2 id='fields'>Fields</h2>",
         _fields(found.reports.values()),
-        "<h2 id='mesh'>Which rank holds what</h2>",
+        "<h2 id='mesh'>Which rank has what</h2>",
         f"<div class='scroll'>{mesh_figure(found.mesh, found.reports, found.readers)}</div>",
     ]
     if found.histograms:
@@ -171,7 +171,7 @@ def _timings(stats: dict[str, Any]) -> str:
         rows.append(f"<tr><td>{stage}</td><td class='number'>{seconds / samples * 1e6:,.1f}</td><td>{bar}</td></tr>")
     note = (
         f"Over {stats.get('samples', 0)} samples, the first ones of this process, read without workers. "
-        "<code>libai-data profile</code> measures in earnest."
+        "For reliable numbers, use <code>libai-data profile</code>."
     )
     return f"<table>{''.join(rows)}</table><p class='more'>{note}</p>"
 
@@ -199,8 +199,8 @@ def mesh_figure(mesh: ParallelMesh, reports: Mapping[str, FieldReport], readers:
         ranks = "".join(_rank(own, fields, plan) for own in shown)
         parts.append(f"<div class='mesh' style='grid-template-columns: repeat({data}, 230px)'>{ranks}</div>")
     parts.append(
-        "<p class='more'>Filled: what the rank holds of the field. "
-        "Rows run down, another dim that is split runs across."
+        "<p class='more'>Filled: the part of the field that the rank has. Rows are from top to bottom; another dim "
+        "that is split is from left to right."
     )
     if data * tensor * stages < mesh.world_size:
         parts.append(f"<br>{mesh.world_size - data * tensor * stages} more ranks follow the same pattern.")

@@ -161,7 +161,9 @@ def test_a_source_that_changes_while_it_is_converted_ends_the_run_and_the_next_r
             write("jsonl", tmp_path / "new", texts(40, seed=1))
             os.replace(tmp_path / "new", tmp_path / "a.jsonl")
 
-    with pytest.raises(ConversionError, match=r"records 20 to 39. changed while it was read; run the same again"):
+    with pytest.raises(
+        ConversionError, match=r"records 20 to 39. changed while it was read; run the same command again"
+    ):
         convert(conversion, 1, change)
     convert(conversion)
     converted(tmp_path, output=tmp_path / "whole")

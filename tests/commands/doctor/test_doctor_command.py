@@ -84,7 +84,7 @@ def test_each_sick_rank_is_named_in_one_table() -> None:
     )
     # Others may read as slowly, as much as the machine has else to do.
     assert re.search(r"storage +warning +rank (\d[-\d ]* )?4 reads \d+ samples/s, where [\d,]+ samples/s are", table)
-    assert re.search(r"^RED config: bring the same config files to all nodes", table, re.MULTILINE), table
+    assert re.search(r"^RED config: copy the same config files to all nodes", table, re.MULTILINE), table
     assert "3 red, 1 warning(s); 5 rank(s) in " in table
     assert not any("Traceback" in output for output in ended.outputs)
 
@@ -94,15 +94,15 @@ def test_a_rank_that_never_comes_and_one_that_is_stuck_are_told_apart() -> None:
     ended = look_at([{}, {SICK: "stuck"}, None, {}], seconds=6)
     table = ended.outputs[0]
     assert re.search(r"master +RED +rank 2 did not reach 127\.0\.0\.1, port \d+", table), table
-    assert re.search(r"master +RED +came, but did not finish with 'dataset' on rank 1", table), table
+    assert re.search(r"master +RED +reached rank 0, but did not finish 'dataset' on rank 1", table), table
     assert set(ended.codes) == {1}
 
 
 @pytest.mark.parametrize(
     ("host", "cause"),
     [
-        ("127.0.0.1", "nobody listens there; was rank 0 started, with the same MASTER_ADDR and MASTER_PORT?"),
-        ("no-such-host.invalid", "its name has no address here"),
+        ("127.0.0.1", "no program listens there; was rank 0 started, with the same MASTER_ADDR and MASTER_PORT?"),
+        ("no-such-host.invalid", "this machine cannot resolve the name"),
     ],
 )
 def test_a_rank_that_cannot_reach_rank_0_says_why_and_ends(host: str, cause: str) -> None:
@@ -178,9 +178,9 @@ def test_on_two_nodes_a_tensor_group_that_spans_them_is_warned_of() -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        ([], 2, "which config?"),
+        ([], 2, "no config is given"),
         ([CONFIG, "--seconds", "0"], 2, "--seconds is 0.0; it must be above 0"),
-        ([CONFIG], 1, "RANK is 'one' beside WORLD_SIZE=2"),
+        ([CONFIG], 1, "RANK is 'one' although WORLD_SIZE is 2"),
     ],
 )
 def test_what_is_asked_wrongly_is_said(

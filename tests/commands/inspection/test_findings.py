@@ -46,7 +46,7 @@ def test_a_sample_that_comes_twice_within_a_step_is_explained_by_the_epochs() ->
     assert len(found) == len(twice) > 0
     for index in twice:
         (own,) = [each for each in found if f" sample {index} (row " in each]
-        assert "The step runs on into the next epoch." in own
+        assert "The step continues into the next epoch." in own
 
 
 def test_a_field_that_the_mesh_cannot_split_is_found() -> None:

@@ -523,7 +523,7 @@ def test_a_table_that_cannot_be_written_is_refused_before_counting(
     object_store.put("shards/0.jsonl", b"{}")
     object_store.gets.clear()
     assert index([FOLDER, "--output", str(tmp_path / output)]) == 1
-    assert "it must be a file in a folder that is there" in capsys.readouterr().err and not object_store.gets
+    assert "it must be a file in a folder that exists" in capsys.readouterr().err and not object_store.gets
 
 
 @pytest.mark.parametrize("records", ["-4", "1e400", "1" + 30 * "0"])
@@ -650,7 +650,7 @@ def test_the_plan_shows_what_each_node_fetches_and_keeps(store: ObjectStore) -> 
         order = CyclicSampler(kept, 10, shuffle=True, seed=3, lanes=2, block=1).order
         row, last = streaming_report(kept, order, ParallelMesh(2, 1, 1, num_nodes=2), 5, "every_rank")[4:][-2:]
         assert (row.split()[1], row.split()[-1], "not known" in last) == ("5", "-", True)
-    assert f"with a cache of {bytes_in_words(int(source.storage.size))} (" in shown[-1]
+    assert f"a cache of {bytes_in_words(int(source.storage.size))} (" in shown[-1]
     assert bytes_a_batch([ShardUse(0, 0, 3), ShardUse(1, 2, 5), ShardUse(2, 6, 7)], sizes, int(sizes[0])) == np.inf
     plain = CyclicSampler(dataset, 10).order
     assert "Without lanes" in streaming_report(dataset, plain, ParallelMesh(1, 1, 1), 5, "node")[1]
