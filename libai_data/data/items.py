@@ -58,8 +58,8 @@ def named(item: Any, names: Sequence[str] | None = None) -> dict[str, Any]:
         for name in used:
             if not isinstance(name, str):
                 raise SchemaError(
-                    f"the item has a field of the name {name!r}, a {type(name).__name__}; name fields by texts, after "
-                    "the arguments of model.forward"
+                    f"the name of a field of the item is {name!r}, a {type(name).__name__}; names must be texts, the "
+                    f"arguments of model.forward"
                 )
         if not used:
             raise SchemaError(

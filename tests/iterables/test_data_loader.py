@@ -105,7 +105,7 @@ def test_a_sampler_of_a_dataset_without_a_length_decides_what_is_read(arguments:
     resumed = DataLoader(Unmeasured(), **arguments)
     resumed.load_state_dict(loader.state_dict())
     assert [first, *(plain(dict(batch)) for batch in resumed)] == expected
-    with pytest.raises(ConfigError, match=r"\[9223372036854775807\]\); an index is below 9223372036854775807"):
+    with pytest.raises(ConfigError, match=r"\[9223372036854775807\]\); an index must be below 9223372036854775807"):
         next(iter(DataLoader(Unmeasured(), sampler=[2**63 - 1])))
 
 
@@ -330,7 +330,7 @@ def test_weights_take_the_place_of_a_weighted_sampler(caplog: pytest.LogCaptureF
     next(iter(loose))
     again = DataLoader(Pictures(), batch_size=90, sampler=sampler)
     again.load_state_dict(loose.state_dict())
-    with pytest.raises(CheckpointError, match="leave it out and say weights="):
+    with pytest.raises(CheckpointError, match="remove it and set weights="):
         next(iter(again))
     arguments: dict[str, Any] = {"batch_size": 30, "weights": sampler.weights, "num_samples": sampler.num_samples}
     loader = DataLoader(Pictures(), **arguments)

@@ -191,7 +191,7 @@ def test_skipped_samples_are_counted_and_logged_once(workers: dict[str, Any], ca
 @EVERYWHERE
 @pytest.mark.parametrize("collate_fn", [None, stack_dicts])
 def test_a_dataset_of_bad_samples_alone_ends_the_run(workers: dict[str, Any], collate_fn: Any) -> None:
-    with pytest.raises(SampleError, match=f"no picture.*{SUBSTITUTES} samples tried in its place failed as well"):
+    with pytest.raises(SampleError, match=f"no picture.*{SUBSTITUTES} samples that were read instead failed as well"):
         stream(Failing(bad=range(64)), batches=1, on_error="skip", collate_fn=collate_fn, **workers)
 
 

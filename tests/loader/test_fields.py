@@ -497,7 +497,7 @@ def test_batches_stay_when_a_collator_uses_its_memory_again(workers: dict[str, A
 
 @pytest.mark.parametrize("name", [1, None, ("x", "y")])
 def test_a_name_of_a_field_that_is_no_text_is_refused(name: Any) -> None:
-    with pytest.raises(DataPipelineError, match="name fields by texts"):
+    with pytest.raises(DataPipelineError, match="names must be texts"):
         batch_of([{name: np.zeros(2)}] * 8)
 
 

@@ -57,7 +57,7 @@ class Blend:
     def __post_init__(self) -> None:
         starts = [start for start, _ in self.phases]
         if not starts or starts[0] != 0 or any(later <= start for start, later in zip(starts, starts[1:])):
-            raise ConfigError(f"the weights of a blend change at places {starts}; these must ascend, beginning with 0")
+            raise ConfigError(f"the weights of a blend change at places {starts}; these must ascend, and begin with 0")
         joined: list[Phase] = []
         for _, counts in (*self.phases, *self.steps):
             if len(counts) != len(self.sizes):
@@ -70,8 +70,8 @@ class Blend:
                 joined.append((start, counts))
         if self.limits and len(self.limits) != len(self.sizes):
             raise ConfigError(
-                f"max_epochs has {len(self.limits)} entries for the {len(self.sizes)} datasets of a blend; give one a "
-                "dataset, None for any number of epochs"
+                f"max_epochs has {len(self.limits)} entries for the {len(self.sizes)} datasets of a blend; give one "
+                f"for each dataset, or None for any number of epochs"
             )
         object.__setattr__(self, "phases", tuple(joined))
 
@@ -168,8 +168,8 @@ def _limits(max_epochs: Sequence[float | None] | None, sizes: tuple[int, ...]) -
     for each in max_epochs:
         if each is not None and not (REAL.holds(each) and 0 < each < inf):
             raise ConfigError(
-                f"max_epochs is {list(max_epochs)}; give a number of more than 0 for each dataset, or None for any "
-                f"number, which {each!r} is not"
+                f"max_epochs is {list(max_epochs)}; {each!r} is not allowed: give a number above 0 for each dataset, "
+                f"or None for any number of epochs"
             )
     # A float counts as the decimal number that Python prints for it.
     return tuple(
@@ -204,7 +204,10 @@ def proportions(weights: Sequence[float]) -> tuple[int, ...]:
 def _nearest_counts(shares: Sequence[Fraction]) -> list[int]:
     """Integers with the sum `LONGEST_PERIOD`, nearest to these shares, and at least 1 if a share is not 0."""
     if len(shares) > LONGEST_PERIOD:
-        raise ConfigError(f"a blend of {len(shares)} datasets with unequal weights; {LONGEST_PERIOD} can be told apart")
+        raise ConfigError(
+            f"a blend of {len(shares)} datasets has unequal weights; a blend with unequal weights can have at most "
+            f"{LONGEST_PERIOD} datasets"
+        )
     counts = split_evenly(LONGEST_PERIOD, shares)
     for number, share in enumerate(shares):
         if share and not counts[number]:
@@ -234,13 +237,13 @@ def check_same_fields(datasets: Sequence[Any]) -> None:
         other, expected = first
         if set(forms) != set(expected):
             raise SchemaError(
-                f"{whose} has the fields {list(forms)}, {other} has {list(expected)}: missing "
+                f"{whose} has the fields {list(forms)}, but {other} has {list(expected)}: missing "
                 f"{sorted(set(expected) - set(forms))}, unexpected {sorted(set(forms) - set(expected))}; all datasets "
                 "of a blend must have the same fields"
             )
         for name, form in forms.items():
             if form != expected[name]:
                 raise SchemaError(
-                    f"field '{name}' of {whose} is {form[0]} with {form[1]} dims, of {other} {expected[name][0]} with "
-                    f"{expected[name][1]}; all datasets of a blend must have the same fields"
+                    f"field '{name}' of {whose} is {form[0]} with {form[1]} dims, but that of {other} is "
+                    f"{expected[name][0]} with {expected[name][1]}; all datasets of a blend must have the same fields"
                 )

@@ -101,8 +101,8 @@ def refuse_repeated(dataset: Any) -> None:
     repeated = attribute_of(dataset, "repeated_by", "")
     if repeated:
         raise ConfigError(
-            f"{type(dataset).__name__} has {repeated}, by which a document may be in several samples; cut into parts, "
-            "these would share documents. Leave the argument out (a loader's stream repeats the samples by itself), or "
+            f"{type(dataset).__name__} has {repeated}, so a document may be in several samples, and the parts would "
+            f"share documents. Leave the argument out (a loader's stream repeats the samples by itself), or "
             "give the dataset itself to build_nlp_train_val_test_loader, which divides its documents"
         )
     inner = attribute_of(dataset, "datasets")

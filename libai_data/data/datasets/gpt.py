@@ -91,7 +91,10 @@ class GPTDataset:
         source = data_prefix if isinstance(data_prefix, IndexedSource) else IndexedSource(data_prefix)
         limits = np.iinfo(source.dtype)
         if not limits.min <= pad_id <= limits.max:
-            raise ConfigError(f"pad_id is {pad_id!r}; the tokens of {source.prefix} are {source.dtype}")
+            raise ConfigError(
+                f"pad_id is {pad_id!r}, which does not fit the tokens of {source.prefix} ({source.dtype}); give an id "
+                "of the tokenizer"
+            )
         self.max_seq_length = max_seq_length
         self._packing, self._num_epochs, self._pad_last = packing, num_epochs, pad_last
         self._seed = seed if shuffle_documents else None

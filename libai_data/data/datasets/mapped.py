@@ -64,6 +64,6 @@ def refuse_outputs_without_indices(dataset: Any) -> None:
     if attribute_of(dataset, "is_stream_transform", False):
         name = type(dataset).__name__
         raise ConfigError(
-            f"the samples of a {name} have no index of their own; wrap it, as OneRound({name}(...)), or filter and "
-            "pack above Map, Subset, ConcatDataset and blends"
+            f"the samples of a {name} have no index of their own; wrap it, as OneRound({name}(...)), or put filters "
+            f"and packers around Map, Subset, ConcatDataset and blends, not inside"
         )

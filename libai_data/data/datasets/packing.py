@@ -93,7 +93,10 @@ class PackedDataset(StreamTransform):
     def _known_amounts(self, indices: np.ndarray) -> np.ndarray:
         amounts = np.asarray(self._lengths)[indices].astype(np.int64)
         if len(amounts) and int(amounts.min()) < 0:
-            raise ConfigError(f"lengths has {int(amounts.min())} for sample {int(indices[amounts.argmin()])}")
+            raise ConfigError(
+                f"lengths has {int(amounts.min())} for sample {int(indices[amounts.argmin()])}; a length must be at "
+                "least 0"
+            )
         if self.cuts:
             return amounts
         too_long = np.flatnonzero(amounts > self.units)
@@ -164,7 +167,9 @@ class PackedDataset(StreamTransform):
             if added is None:
                 continue
             if added in like:
-                raise SchemaError(f"the samples have a field '{added}' already; name the added one otherwise, or None")
+                raise SchemaError(
+                    f"the samples have a field '{added}' already; choose another name for the added field, or None"
+                )
             joined = np.concatenate([*values, np.zeros(room, dtype=np.int64)]).astype(np.int64)
             packed.set(added, laid_out_like(joined, layout))
         return packed
@@ -196,7 +201,8 @@ def _arrays_of(sample: Any) -> dict[str, np.ndarray]:
     lengths: dict[str, tuple[int, ...]] = {name: array.shape[:1] for name, array in arrays.items()}
     if len(set(lengths.values())) > 1 or () in lengths.values():
         raise SchemaError(
-            f"the first dims of a sample's fields are {lengths}; packing needs all to be the sample's length"
+            f"the first dims of a sample's fields are {lengths}; packing requires that the first dim of each field is "
+            f"the length of the sample"
         )
     return arrays
 

@@ -27,7 +27,9 @@ def shard_lengths_of(dataset: Any) -> np.ndarray:
     lengths = array_of(_lengths(dataset))
     name, samples = type(dataset).__name__, length_of(dataset)
     if lengths.ndim != 1 or lengths.dtype.kind not in "iu" or (lengths < 0).any():
-        raise ConfigError(f"shard_lengths of {name} are {lengths!r:.100}; they must be ints of at least 0, one a shard")
+        raise ConfigError(
+            f"shard_lengths of {name} are {lengths!r:.100}; they must be ints of at least 0, one for each shard"
+        )
     if lengths.sum() != samples:
         raise ConfigError(
             f"shard_lengths of {name} add up to {lengths.sum()}, but the dataset has {samples} samples; each sample "

@@ -26,7 +26,7 @@ def shares_of(what: str, weights: Sequence[Any]) -> list[Fraction]:
     exact = [_fraction(what, weight, weights) for weight in weights]
     total = sum(exact, Fraction(0))
     if not total:
-        raise ConfigError(f"{what} are {list(weights)}; one at least must be more than 0")
+        raise ConfigError(f"{what} are {list(weights)}; at least one must be above 0")
     return [weight / total for weight in exact]
 
 
@@ -35,7 +35,7 @@ def _fraction(what: str, weight: Any, weights: Sequence[Any]) -> Fraction:
         return Fraction(int(weight))
     if isinstance(weight, (float, np.floating)) and 0 <= weight < inf:
         return Fraction(repr(float(weight)))
-    raise ConfigError(f"{what} are {list(weights)}; each must be a number of at least 0, which {weight!r} is not")
+    raise ConfigError(f"{what} are {list(weights)}; each must be a number of at least 0, but one is {weight!r}")
 
 
 def split_evenly(whole: int, shares: Sequence[Fraction]) -> list[int]:

@@ -139,8 +139,8 @@ class StreamTransform:
             dataset = dataset.dataset
         elif has_attribute(dataset, "is_stream_transform"):
             raise ConfigError(
-                f"{type(self).__name__} got a {type(dataset).__name__}, whose samples have no index of their own; pack "
-                "or filter its OneRound, or filter before packing"
+                f"{type(self).__name__} got a {type(dataset).__name__}, whose samples have no index of their own; "
+                f"pack or filter a OneRound of it, or filter before packing"
             )
         self.dataset: Any = dataset
         self.units = int(units)
@@ -325,7 +325,10 @@ class StreamTransform:
     @property
     def _given_order(self) -> InputOrder:
         if self._order is None:
-            raise ConfigError(f"no sampler has said in which order this {type(self).__name__} takes the samples")
+            raise ConfigError(
+                f"no sampler has set the order in which this {type(self).__name__} reads the samples; read it through "
+                "a loader"
+            )
         return self._order
 
     def _read(self, epoch: int, index: int) -> tuple[Any, Replacement | None]:

@@ -74,8 +74,8 @@ class T5Dataset(SentenceDataset):
         check({"max_seq_length_dec": whole(1, 1 << 15)}, max_seq_length_dec=max_seq_length_dec)
         if not 0 < masked_lm_prob < 1 or not 1 <= mean_span_length < inf:
             raise ConfigError(
-                f"masked_lm_prob is {masked_lm_prob} and mean_span_length {mean_span_length}; the one must lie between "
-                "0 and 1, the other be at least 1"
+                f"masked_lm_prob is {masked_lm_prob} and mean_span_length {mean_span_length}; masked_lm_prob must be "
+                f"between 0 and 1, mean_span_length at least 1"
             )
         self.name = name
         self.max_seq_length, self.max_seq_length_dec = max_seq_length, max_seq_length_dec
@@ -126,7 +126,7 @@ class T5Dataset(SentenceDataset):
         masked, spans = span_numbers(tokens, self._probability, self._mean)
         if spans > len(self._sentinels):
             raise ConfigError(
-                f"{tokens} tokens have {spans} spans, and the tokenizer {len(self._sentinels)} sentinels; add "
+                f"{tokens} tokens have {spans} spans, but the tokenizer has only {len(self._sentinels)} sentinels; add "
                 f"<extra_id_0> to <extra_id_{spans - 1}> (TokenizerFiles(extra_ids={spans}))"
             )
         if masked + spans + 1 > self.max_seq_length_dec:

@@ -65,7 +65,7 @@ class TransformInputs:
                 return self._read_one(seed, epoch, chosen), Replacement(chosen, reason, kind)
             except SampleError:
                 continue
-        raise SampleError(f"{reason}; {SUBSTITUTES} samples tried in its place failed as well")
+        raise SampleError(f"{reason}; {SUBSTITUTES} samples that were read instead failed as well")
 
     def _read_one(self, seed: int, epoch: int, index: int) -> Any:
         key = seed, epoch, index

@@ -150,7 +150,8 @@ class GlobalDraws:
         if "oneflow" in new and not (is_worker_process() and self._readings < _EARLY):
             tell_once(
                 "%s draws from OneFlow's generator, which can neither be watched nor put back exactly. From now on "
-                "it is seeded for each sample; samples read before may have drawn otherwise, and in the trainer's own "
+                "it is seeded for each sample; samples that were read before may have got other numbers, and in the "
+                "trainer's own "
                 "process the model's generator skips numbers; %s",
                 self._whose,
                 WHAT_TO_WRITE,
@@ -298,8 +299,8 @@ def warn_of_own_generators(dataset: Any) -> None:
     kept = own_generators(dataset)
     if kept:
         tell_once(
-            "%s keeps a random generator of its own (%s). What it draws from that while samples are read depends on "
-            "who reads them, and is lost on resuming; %s",
+            "%s keeps a random generator of its own (%s). What it draws from this generator depends on which worker "
+            "reads the samples, and a resume does not restore the generator; %s",
             type(dataset).__name__,
             ", ".join(kept[:3]),
             WHAT_TO_WRITE,

@@ -51,13 +51,15 @@ class BlendOrder(Order):
     def __post_init__(self) -> None:
         super().__post_init__()
         if sum(self.blend.sizes) != self.size:
-            raise ConfigError(f"a blend of datasets of {list(self.blend.sizes)} samples cannot have {self.size}")
+            raise ConfigError(
+                f"a blend of datasets of {list(self.blend.sizes)} samples cannot have {self.size} samples"
+            )
         if not self.blend.steps:
             patterns_of(self.blend)
         if self.epoch_size != self.size:
             raise ConfigError(
-                "drop_last leaves out the tail of each epoch, but the datasets of a blend end theirs at different "
-                "times; set drop_last=False for the sampler"
+                "drop_last leaves out the tail of each epoch, but the datasets of a blend end their epochs at "
+                "different times; set drop_last=False for the sampler"
             )
 
     @cached_property

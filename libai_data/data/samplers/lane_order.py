@@ -322,10 +322,13 @@ def laned_order(
     check(_RULES, lanes=lanes, block=block)
     if lanes is None:
         if block is not None:
-            raise ConfigError(f"block is {block}, the shards that a lane shuffles together; give lanes too")
+            raise ConfigError(
+                f"block is {block}, but lanes is not set; block is the number of shards that a lane shuffles "
+                "together: set lanes, too"
+            )
         return None
     if weights is not None:
-        raise ConfigError(f"lanes is {lanes}, and weights are given too; leave out one of the two")
+        raise ConfigError(f"lanes is {lanes}, but weights are given, too; remove one of the two")
     lengths = shard_lengths_of(dataset)
     digest = hashlib.blake2b(lengths.tobytes(), digest_size=8).hexdigest()
     samples = length_of(dataset)

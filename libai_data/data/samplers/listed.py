@@ -146,18 +146,20 @@ class ListedBatches(EpochPositions):
             lists += 1
             yield indices
         if not lists and self._lists:
-            raise ConfigError(f"round {epoch} has no list at all, another had {self._lists}: {_once(self._batches)}")
+            raise ConfigError(
+                f"epoch {epoch} has no list of indices, but another epoch had {self._lists}: {_once(self._batches)}"
+            )
         if not lists:
             raise ConfigError(
-                f"the {self._argument} ({self._name}) yields no list of indices; the dataset may be "
-                "smaller than a batch whose rest is dropped"
+                f"the {self._argument} ({self._name}) yields no list of indices; the dataset may be smaller than one "
+                f"batch, with drop_last=True"
             )
         self._lists = lists
         self._rounds_ended += 1
 
     def _raised(self, error: Exception, lists: int, epoch: int) -> SampleError:
         return SampleError(
-            f"the {self._argument} ({self._name}) raised {error_text(error)} after {lists} list(s) of round {epoch}"
+            f"the {self._argument} ({self._name}) raised {error_text(error)} after {lists} list(s) of epoch {epoch}"
         )
 
     def _replay_rounds(self, rounds: int, expected: str) -> None:
@@ -186,19 +188,19 @@ class ListedBatches(EpochPositions):
             raise ConfigError(f"{what}; it must be a list of indices")
         low, high, last = int(listed.min()), int(listed.max()), np.iinfo(np.int64).max
         if low < 0:
-            raise ConfigError(f"{what}; an index is at least 0")
+            raise ConfigError(f"{what}; an index must be at least 0")
         if self._samples is not None and high >= self._samples:
             raise ConfigError(f"{what}, which names the index {high}; the dataset has {self._samples} samples")
         if high >= last:
-            raise ConfigError(f"{what}; an index is below {last}")
+            raise ConfigError(f"{what}; an index must be below {last}")
         return listed.astype(np.int64)
 
     def _refuse(self, epoch: int, position: int) -> None:
         before = f"before position {position} of" if position else "of"
-        instead = "leave it out and say weights=" if "Weighted" in self._name else "use CyclicSampler"
+        instead = "remove it and set weights=" if "Weighted" in self._name else "use CyclicSampler"
         raise CheckpointError(
-            f"the {self._argument} ({self._name}) does not replay: its lists {before} round {epoch} are "
-            "not those from before the checkpoint, so the samples would be others. Seed it (`generator` of a torch "
+            f"the {self._argument} ({self._name}) does not replay: its lists {before} epoch {epoch} differ from the "
+            f"lists before the checkpoint, so the samples would be others. Seed it (`generator` of a torch "
             f"sampler), {instead}, or continue with other samples on purpose: {allowing('seed')}"
         )
 
@@ -357,13 +359,13 @@ def _refuse_not_iterable(argument: str, sampler: Any, yields: str) -> None:
         kind = f"the {'class' if isinstance(sampler, type) else 'function'} {name}, which is not called"
     raise ConfigError(
         f"{argument} is {kind}; pass CyclicSampler(...), SingleRoundSampler(...) or an object whose __iter__ yields "
-        f"{yields}, again for each round"
+        f"{yields}, again for each epoch"
     )
 
 
 def _once(batches: Any, argument: str = "batch_sampler") -> str:
     return (
-        f"the {argument} ({type(batches).__name__}) can be iterated only once, but each round iterates over it again; "
+        f"the {argument} ({type(batches).__name__}) can be iterated only once, but each epoch iterates over it again; "
         "pass a list, or an object whose __iter__ makes a new iterator each time"
     )
 

@@ -249,8 +249,8 @@ def _with_steps(
     if new:
         ranges = ", ".join(f"[{first}, {end})" for first, end in skipped.ranges)
         notes.append(
-            f"train.skip_steps leaves out {new} samples more, at places {ranges} of the order; what was taken before "
-            f"place {state.place} cannot be left out any more."
+            f"train.skip_steps leaves out {new} samples more, at places {ranges} of the order; samples before place "
+            f"{state.place} were used and cannot be left out any more."
         )
     return StreamState(state.position, own.order, left_out, merged), notes
 
@@ -265,7 +265,7 @@ def _order_note(saved: StreamState, state: StreamState, changed: Mapping[str, st
     if isinstance(state.order, BlendOrder):
         return f"{head}; each dataset of the blend continues in another order after the same share of its epoch."
     if isinstance(state.order, WeightedOrder):
-        return f"{head}; what follows is drawn by the new weights."
+        return f"{head}; the next samples are drawn by the new weights."
     if not taken:
         return f"{head}, at its beginning, so nothing is repeated and nothing left out."
     if saved.order.size != state.order.size and not (saved.order.shuffle or state.order.shuffle):

@@ -41,7 +41,10 @@ class LeftOut:
         joined: list[list[int]] = []
         for first, end in sorted((int(first), int(end)) for first, end in self.ranges):
             if not 0 <= first <= end:
-                raise ConfigError(f"places {first} to {end} cannot be left out: a range begins at 0 or later, and ends")
+                raise ConfigError(
+                    f"places {first} to {end} cannot be left out: a range must begin at 0 or later, and must not end "
+                    "before it begins"
+                )
             if joined and first <= joined[-1][1]:
                 joined[-1][1] = max(end, joined[-1][1])
             elif first < end:

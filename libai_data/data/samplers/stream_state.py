@@ -158,7 +158,7 @@ def start_from_json(start: Any, lanes: int) -> Start:
         return int(start_of(*start))
     pairs = [] if PAIR.holds(start) else start
     if lanes == 1 or [place % lanes for place, _ in pairs] != list(range(lanes)):
-        raise ConfigError(f"start is not that of {lanes} lane{'s' * (lanes > 1)}")
+        raise ConfigError(f"start does not fit a stream of {lanes} lane{'s' * (lanes > 1)}")
     return tuple(int(start_of(*pair)) for pair in pairs)
 
 

@@ -87,7 +87,7 @@ class TransformRounds(EpochPositions, StreamSampler):
         firsts, end = self._rounds.of_round(epoch, self._start_at(epoch, position), size)
         valid = len(firsts)
         if not valid and not position:
-            raise ConfigError(f"{type(self.dataset).__name__} keeps nothing of all {self.order.size} samples")
+            raise ConfigError(f"{type(self.dataset).__name__} keeps none of the {self.order.size} samples")
         if not valid or (valid < size and self.ends == "drop"):
             return None
         self.note_start(position + valid, end)

@@ -199,10 +199,10 @@ class Walk:
         name = type(self._transform).__name__
         if self._apart > 1:
             return ConfigError(
-                f"{name} keeps nothing of the samples of one of the {self._apart} lanes; there would be no rows of "
-                "this lane. Use fewer lanes"
+                f"{name} keeps none of the samples of one of the {self._apart} lanes, so this lane would have no "
+                f"rows. Use fewer lanes"
             )
-        return ConfigError(f"{name} keeps nothing of all {self._order.size} samples; there would be no batch")
+        return ConfigError(f"{name} keeps none of the {self._order.size} samples, so there would be no batch")
 
 
 class LanesWalk(Walk):

@@ -124,7 +124,10 @@ def drawn_order(
     if weights is None:
         for name, value, default in (("num_samples", num_samples, None), ("replacement", replacement, True)):
             if value is not default:
-                raise ConfigError(f"{name} is {value!r}, which says how to draw samples by weights; give weights too")
+                raise ConfigError(
+                    f"{name} is {value!r}, but there are no weights; it has an effect only with weights: set weights, "
+                    "too"
+                )
         return None
     samples = length_of(dataset)
     for kind, what in (("blend", "a blend, which has its own weights"), ("is_stream_transform", "a stream")):

@@ -114,8 +114,8 @@ class ProcessPool(Generic[Job, Report]):
                     raise self._work.error("the work was ended") from error
                 if died == _ATTEMPTS:
                     raise self._work.error(
-                        f"{died} processes died over {self._work.name(job)}, the last with exit code {code}; is there "
-                        "enough memory? What is finished is kept: run the same again"
+                        f"{died} processes died at {self._work.name(job)}, the last with exit code {code}; check that "
+                        f"there is enough memory. What is finished is kept: run the same command again"
                     ) from error
                 continue
             if done:

@@ -62,7 +62,7 @@ def check_same_plan(folder: Path, before: dict[str, Any], plan: dict[str, Any]) 
     """Refuse to mix the shards of two plans."""
     changed = sorted(name for name in plan if before.get(name) != plan[name])
     if changed:
-        diff = "; ".join(f"{name} was {_short(before.get(name))}, is {_short(plan[name])}" for name in changed)
+        diff = "; ".join(f"{name} was {_short(before.get(name))}, and is now {_short(plan[name])}" for name in changed)
         raise ConfigError(f"{folder} contains shards of another run: {diff}. Repeat its command, or remove the folder")
 
 

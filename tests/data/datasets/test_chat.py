@@ -141,7 +141,7 @@ def test_what_is_no_dataset_of_conversations_is_refused(tokenizer: TextTokenizer
 
 def test_too_long_conversations_are_refused_or_cut_at_either_end(folder: Path, tokenizer: TextTokenizer) -> None:
     item = [conversation("a", "the quick brown fox", "b", "a lazy dog")]
-    with pytest.raises(FormatError, match=r"conversation 0: it has \d+ tokens, and max_seq_length is 25"):
+    with pytest.raises(FormatError, match=r"conversation 0: it has \d+ tokens, but max_seq_length is 25"):
         ChatDataset(item, tokenizer, 25)[0]
     whole = learned(arrays(ChatDataset(item, tokenizer, 256)[0]), folder)
     start = learned(arrays(ChatDataset(item, tokenizer, 25, too_long="cut_end")[0]), folder)

@@ -102,7 +102,7 @@ def test_a_system_message_before_the_prompt_that_an_answer_repeats_is_kept(token
         ({"prompt": "a", "chosen": "b", "rejected": "c", "Tool": [{"name": "f"}]}, "Did you mean 'tools'"),
         (
             {"prompt": "a", "chosen": None, "rejected": "b"},
-            r"from number 1 on, none carries loss: their roles are \[\]",
+            r"from number 1 on counts in the loss: their roles are \[\]",
         ),
     ],
 )
@@ -140,7 +140,7 @@ def said(message: dict[str, Any]) -> dict[str, Any]:
         ({**conversation("a", "b", system="s"), "system": "t"}, "its 'system' is not the system message"),
         ({"messages": []}, "must be a list of one or more"),
         ({"messages": ["hello"]}, "message 0 is 'hello'"),
-        ({"messages": [{"role": "user", "content": "a"}]}, r"none carries loss: their roles are \['user'\]"),
+        ({"messages": [{"role": "user", "content": "a"}]}, r"counts in the loss: their roles are \['user'\]"),
         (said({"content": "a", "weight": 2}), "message 1 has the weight 2; it must be 0 or 1"),
         (said({"content": "a", "weight": np.array([0, 1])}), r"message 1 has the weight .*\[0, 1\]"),
         (conversation("a", "b", system="s"), "only user and assistant"),

@@ -114,7 +114,7 @@ def test_too_few_sentinels_and_too_short_a_decoder_are_refused_with_the_numbers(
     few = Tokenizer()
     few.additional_special_tokens_ids = list(range(7, 17))
     # 510 tokens: round(76.5) = 76 in round(25.3) = 25 spans.
-    with pytest.raises(ConfigError, match=r"25 spans, and the tokenizer 10 sentinels.*extra_ids=25"):
+    with pytest.raises(ConfigError, match=r"25 spans, but the tokenizer has only 10 sentinels.*extra_ids=25"):
         T5Dataset("t5", few, corpus)
     with pytest.raises(ConfigError, match="set it to 102 or more"):
         T5Dataset("t5", Tokenizer(), corpus, max_seq_length_dec=101)

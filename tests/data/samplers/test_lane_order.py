@@ -354,8 +354,8 @@ class OfFive(Shards):
         (lambda: CyclicSampler(Subset(Shards([5]), [1, 2]), 1, lanes=4), "the shards of a Subset are not known"),
         (lambda: CyclicSampler(Shards([5]), 1, lanes=0), "lanes is 0"),
         (lambda: CyclicSampler(Shards([5]), 1, lanes=4, block=0), "block is 0"),
-        (lambda: CyclicSampler(Shards([5]), 1, block=4), "block is 4.*give lanes too"),
-        (lambda: CyclicSampler(Shards([5]), 1, lanes=4, weights=[1] * 5), "lanes is 4, and weights are given too"),
+        (lambda: CyclicSampler(Shards([5]), 1, block=4), "block is 4.*set lanes, too"),
+        (lambda: CyclicSampler(Shards([5]), 1, lanes=4, weights=[1] * 5), "lanes is 4, but weights are given, too"),
         (lambda: CyclicSampler(Shards([0]), 1, lanes=4), "the dataset is empty"),
         (
             lambda: batch_at(CyclicSampler(FilteredDataset(Shards([4, 4]), [True] * 4 + [False] * 4), 2, lanes=2), 0),

@@ -77,7 +77,7 @@ def test_the_state_of_another_kind_and_a_position_that_no_list_begins_at_are_ref
         with pytest.raises(CheckpointError):
             stream.load_state_dict(other)
     stream.load_state_dict({"position": position, "epoch": 0})
-    with pytest.raises(CheckpointError, match=f"its lists before position {position} of round 0 are not those"):
+    with pytest.raises(CheckpointError, match=f"its lists before position {position} of epoch 0 differ from the lists"):
         list(stream.batches(position))
 
 
@@ -346,7 +346,7 @@ class WithoutArgument(Fails):
     ],
 )
 def test_what_a_sampler_raises_is_told_with_its_name_and_the_round(sampler: Any, words: str) -> None:
-    with pytest.raises(SampleError, match=rf"batch_sampler \(\w+\) raised {words}.* of round 0"):
+    with pytest.raises(SampleError, match=rf"batch_sampler \(\w+\) raised {words}.* of epoch 0"):
         list(as_stream(sampler).batches(0))
 
 

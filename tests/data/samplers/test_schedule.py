@@ -160,5 +160,5 @@ def test_a_huge_dataset_is_answered_at_once() -> None:
 
 
 def test_a_state_without_steps_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="knows the place in the stream, but no steps"):
+    with pytest.raises(CheckpointError, match="has the place in the stream, but no steps"):
         Ledger(CyclicSampler(range(50), 5).state)

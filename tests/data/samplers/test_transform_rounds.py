@@ -145,7 +145,7 @@ def test_what_cannot_be_continued_or_begun_is_refused() -> None:
         loader(seed=2, shuffle=True).load_state_dict(saved.state_dict())
     with pytest.raises(CheckpointError, match="lacks"):
         loader(seed=1, shuffle=True).load_state_dict(loader(ends="cycle", seed=1, shuffle=True).state_dict())
-    with pytest.raises(ConfigError, match="keeps nothing of all 9 samples"):
+    with pytest.raises(ConfigError, match="keeps none of the 9 samples"):
         next(iter(DataLoader(FilteredDataset([{"x": n} for n in range(9)], [False] * 9), 2)))
     with pytest.raises(ConfigError, match=r"weights is for single samples; .* a dataset without weights"):
         loader(weights=[1] * 9)

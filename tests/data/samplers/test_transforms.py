@@ -300,7 +300,7 @@ def test_a_state_in_lanes_has_a_beginning_for_each_lane() -> None:
     with pytest.raises(CheckpointError, match="continues only in the same order"):
         case._replace(lanes=4).sampler(2).load_state_dict(state, ["lanes", "dataset", "drop_last"])
     state = case._replace(lanes=None).sampler(2).state_dict()
-    with pytest.raises(CheckpointError, match="start is not that"):
+    with pytest.raises(CheckpointError, match="start does not fit"):
         case._replace(lanes=None).sampler(2).load_state_dict({**state, "start": [[0, 0]]})
 
 
@@ -434,12 +434,16 @@ def first_of(dataset: Any) -> Any:
             "sample 0: it has 5 tokens, which do not fit .* 4",
         ),
         (lambda: PackedDataset([tokens(5)], 4, cut=False, lengths=[5]), ConfigError, "sample 0 has 5 tokens"),
-        (lambda: PackedDataset([{"x": np.array(1)}], 4), SchemaError, "the sample's length"),
+        (lambda: PackedDataset([{"x": np.array(1)}], 4), SchemaError, "the length of the sample"),
         (lambda: PackedDataset([{"segment_ids": np.arange(4)}], 4), SchemaError, "field 'segment_ids' already"),
         (lambda: FilteredDataset([tokens(3)], [True, False]), ConfigError, "1 bools"),
-        (lambda: FilteredDataset([tokens(3)], [False]), ConfigError, "keeps nothing of all 1 samples"),
-        (lambda: FilteredDataset([tokens(3)], lambda sample: False), ConfigError, "keeps nothing"),
-        (lambda: FilteredDataset(PackedDataset([tokens(3)], 4), [True]), ConfigError, "pack or filter its OneRound"),
+        (lambda: FilteredDataset([tokens(3)], [False]), ConfigError, "keeps none of the 1 samples"),
+        (lambda: FilteredDataset([tokens(3)], lambda sample: False), ConfigError, "keeps none"),
+        (
+            lambda: FilteredDataset(PackedDataset([tokens(3)], 4), [True]),
+            ConfigError,
+            "pack or filter a OneRound of it",
+        ),
     ],
 )
 def test_what_cannot_be_transformed_is_refused(make: Any, error: Any, words: str) -> None:
