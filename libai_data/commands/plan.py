@@ -309,6 +309,6 @@ def streaming_report(
     return [
         *head,
         "If a node fetches the bytes of the last column in the time of one batch, only the first batch waits. This "
-        "needs a cache of {bytes_in_words(size)} (LIBAI_DATA_CACHE_SIZE), or of the size that is enough if that is "
+        f"needs a cache of {bytes_in_words(size)} (LIBAI_DATA_CACHE_SIZE), or of the size that is enough if that is "
         "less.",
     ]

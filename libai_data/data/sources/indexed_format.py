@@ -137,9 +137,9 @@ def _check_sequences(index: SequenceIndex, bin_bytes: int, name: str) -> None:
             offsets = [_HEADER.size + 4 * (first + place), _HEADER.size + 4 * count + 8 * (first + place)]
             raise FormatError(
                 f"{name} says at the offsets {offsets} that sequence {first + place} of {count} has {sizes[place]} "
-                f"{index.dtype} tokens and begins at byte {pointers[place]} of the .bin file; by the sequences before "
-                f"it, it begins at {starts[place]}, and the .bin file has {bin_bytes} bytes; one of the two files is "
-                "truncated, or of another pair"
+                f"{index.dtype} tokens and begins at byte {pointers[place]} of the .bin file; but the sequences "
+                f"before it end at byte {starts[place]}, and the .bin file has {bin_bytes} bytes; one of the two "
+                f"files is truncated, or belongs to another file"
             )
         expected = int(ends[-1])
     if expected != bin_bytes:
@@ -159,7 +159,7 @@ def _check_documents(documents: np.ndarray, count: int, offset: int, name: str) 
         place = int(np.argmax(wrong))
         found = documents[max(place - 1, 0) : place + 1].tolist()
         raise FormatError(
-            f"{name} has {len(documents)} document entries (offset 26), where there are the first sequence of each "
-            f"document, from 0 on, and the {count} sequences at the end; wrong is entry {place} at offset "
-            f"{offset + 8 * place}, behind the one before it: {found}"
+            f"{name} has {len(documents)} document entries (offset 26), which must be the first sequence of each "
+            f"document, from 0 on, and at the end the number of sequences, {count}; entry {place} at offset "
+            f"{offset + 8 * place} is wrong, here after the entry before it: {found}"
         )

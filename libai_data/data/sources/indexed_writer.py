@@ -177,7 +177,9 @@ class IndexedWriter:
 
     def _check_size(self, size: int) -> None:
         if size > LARGEST_SEQUENCE:
-            raise ValueError(f"a sequence of {size} tokens; the format allows {LARGEST_SEQUENCE}: cut it into several")
+            raise ValueError(
+                f"a sequence has {size} tokens, but the format allows only {LARGEST_SEQUENCE}; cut it into several"
+            )
 
     def _check_ended(self) -> None:
         left = len(self._sizes) - self._documents[-1]

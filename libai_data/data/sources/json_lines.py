@@ -107,9 +107,9 @@ def parsed_object(line: Any) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         begins = line if isinstance(line, bytes) else line.encode()
         hint = _ONE_A_LINE if begins.strip() in _OPENING else _NOT_UTF_8 if b"\0" in begins else ""
-        raise FormatError(f"no JSON: {error}{hint}") from error
+        raise FormatError(f"not JSON: {error}{hint}") from error
     if not isinstance(found, dict):
-        raise FormatError(f"a JSON {type(found).__name__}, where an object is expected{_ONE_A_LINE}")
+        raise FormatError(f"a JSON {type(found).__name__}, but an object is expected{_ONE_A_LINE}")
     return found
 
 

@@ -103,8 +103,8 @@ def _received(address: str) -> int | None:
             return None
         if user_of(end) != os.getuid():
             raise PeerError(
-                f"a process of user {user_of(end)} has the socket \\0{address[1:]} (see /proc/net/unix), which is "
-                "for memory of this user; have it ended"
+                f"a process of user {user_of(end)} has the socket \\0{address[1:]} (see /proc/net/unix), which this "
+                f"user needs for shared memory; end that process"
             )
         try:
             descriptors = socket.recv_fds(end, 1, 1)[1]

@@ -32,8 +32,8 @@ def why_missing(path: PathLike) -> str:
         os.stat(path)
     except FileNotFoundError:
         if any(part.startswith("~") for part in Path(path).parts):
-            return " ('~' stays as it is here; give the whole path)"
-        return " (a link has this path, which leads nowhere)" if os.path.islink(path) else ""
+            return " ('~' is not expanded here; give the whole path)"
+        return " (this path is a link whose target does not exist)" if os.path.islink(path) else ""
     except OSError as error:
         return f" ({error.strerror})"
     kind = "a folder" if os.path.isdir(path) else "a file" if os.path.isfile(path) else "a pipe, socket or device"

@@ -139,7 +139,7 @@ def read_ranges(url: str, read: Callable[[Any], _Result], attempts: int) -> _Res
     return _patiently(url, "read in parts", ask, attempts)
 
 
-_WHILE_FETCHED = "while it was fetched; start again when nothing writes to it any more"
+_WHILE_FETCHED = "while it was fetched; start again when no process writes to it any more"
 
 
 def fetch(remote: RemoteFile, target: Path, attempts: int, changed: str = _WHILE_FETCHED) -> None:
@@ -171,12 +171,14 @@ def fetch(remote: RemoteFile, target: Path, attempts: int, changed: str = _WHILE
             raise _Changed
         size = target.stat().st_size
         if remote.size is not None and size != remote.size:
-            raise StorageError(f"{size} bytes arrived of {remote.size}")
+            raise StorageError(f"{size} of {remote.size} bytes arrived")
         if remote.md5 is not None:
             digests.append(md5_of(target))
             # Tags of encrypted S3 objects only look like MD5. Accept content that arrives equal in two attempts.
             if digests[-1] != remote.md5 and (remote.md5_is_sure or digests.count(digests[-1]) < 2):
-                raise StorageError(f"what arrived has the md5 sum {digests[-1]}, the store says {remote.md5}")
+                raise StorageError(
+                    f"the bytes that arrived have the md5 sum {digests[-1]}, but the store reports {remote.md5}"
+                )
 
     try:
         _patiently(remote.url, "fetched", copy, attempts)
@@ -197,7 +199,7 @@ def write_file(url: str, content: bytes, attempts: int) -> None:
         try:
             store.pipe_file(name, content)
         except NotImplementedError as error:
-            raise ConfigError(f"{url} cannot be written: the store is for reading alone") from error
+            raise ConfigError(f"{url} cannot be written: this package only reads from stores") from error
 
     _patiently(url, "written", write, attempts)
 
@@ -314,7 +316,7 @@ def _raise_if_for_good(url: str, what: str, error: Exception) -> None:
     passing = _protocol_of(url).startswith("http") and error.__cause__ is not None and status not in _FOR_GOOD
     if status in _DENIED or (isinstance(error, PermissionError) and not passing):
         cause = error.__cause__ if status in _DENIED else error
-        raise ConfigError(f"{url} cannot be {what}: access is denied ({cause}); look at the credentials") from cause
+        raise ConfigError(f"{url} cannot be {what}: access is denied ({cause}); check the credentials") from cause
     if isinstance(error, _LIST_NO_MORE) and not passing:
         raise ConfigError(f"there is no {url}") from error
 

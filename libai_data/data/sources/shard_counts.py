@@ -106,7 +106,8 @@ def checked_format(folder: str, format: str) -> str:
     """A format, if shards of it can be streamed."""
     if format not in STREAMED:
         raise ConfigError(
-            f"{folder} cannot be streamed: its format is {format!r}, and those that can are {list(STREAMED)}; open it "
+            f"{folder} cannot be streamed: its format is {format!r}, and only these can be streamed: "
+            f"{list(STREAMED)}; open it "
             "without streaming, or write it in one of these with 'libai-data convert'"
         )
     return format
@@ -177,7 +178,8 @@ def _samples(
             raise FormatError(f"{remote.url} has {remote.size} bytes, but the table or manifest beside it says {size}")
         if not 0 <= samples <= _MOST_SAMPLES:
             raise FormatError(
-                f"{remote.url} has {samples} samples by the table or manifest beside it; remove that file"
+                f"{remote.url} has {samples} samples according to the table or manifest beside it, which is not "
+                f"possible; remove the table or manifest"
             )
         return samples
     why = ""

@@ -108,7 +108,9 @@ class ShardTable:
                     f"{path} is no table of shards, or it is cut short ({error}); run 'libai-data index {folder}' again"
                 ) from error
         if version != str(_VERSION):
-            raise FormatError(f"{path} has version {version}; this package reads {_VERSION}: index it again")
+            raise FormatError(
+                f"{path} has version {version}; this package reads {_VERSION}; run 'libai-data index' again"
+            )
         return cls(kind, PackedNames.from_numbers(ends, data), *columns)
 
 

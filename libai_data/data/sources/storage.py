@@ -210,7 +210,7 @@ def _local_files(pattern: str) -> list[str]:
     names = _paths_inside(path) if os.path.isdir(path) else glob.glob(str(path), recursive=True)
     for name in names:
         if os.path.islink(name) and not os.path.exists(name):
-            raise ConfigError(f"{name} is a link that leads nowhere; remove the link, or restore what it names")
+            raise ConfigError(f"{name} is a link whose target does not exist; remove the link, or restore the target")
     return [name for name in names if os.path.isfile(name)]
 
 

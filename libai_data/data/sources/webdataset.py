@@ -111,7 +111,7 @@ def _samples(file: MappedFile, index: TarIndex) -> Iterator[tuple[str, dict[str,
                 yield current, sample
             if key in seen:
                 raise _refused(
-                    file, index, number, f"the key {key!r} was there before; the files of a sample must be consecutive"
+                    file, index, number, f"the key {key!r} occurred before; the files of a sample must be consecutive"
                 )
             seen.add(key)
             current, sample = key, {}

@@ -58,7 +58,7 @@ class ChatTemplate:
         try:
             self._template = environment.from_string(source)
         except jinja2.TemplateError as error:
-            raise ConfigError(f"the chat template is no Jinja: {error}") from error
+            raise ConfigError(f"the chat template is not valid Jinja: {error}") from error
         self._generation_marks = next(
             extension for extension in environment.iter_extensions() if isinstance(extension, GenerationMarks)
         )
@@ -145,12 +145,14 @@ class ChatTemplate:
     def _check_names(self, messages: Sequence[Message], tools: Any) -> None:
         """Refuse tools and fields of messages that the template does not name, and so leaves out."""
         if tools and "tools" not in self._source:
-            raise FormatError("there are tools, but the chat template writes none; leave them out, or give another one")
+            raise FormatError(
+                "there are tools, but the chat template does not write them; leave them out, or give another template"
+            )
         for number, message in enumerate(messages):
             for name in _OTHER_FIELDS:
                 if message.get(name) and not re.search(rf"\b{name}\b", self._source):
                     raise FormatError(
-                        f"message {number} has {name}, but the chat template writes none; give another one"
+                        f"message {number} has {name}, but the chat template does not write it; give another template"
                     )
 
     def _check_written(self, text: str, messages: Sequence[Message], tools: Any) -> None:
@@ -197,10 +199,10 @@ class ChatTemplate:
             before = before.removesuffix(self._special.get("eos_token", ""))
         if not text.startswith(before):
             raise FormatError(
-                f"the chat template writes the first {number} of {len(messages)} messages otherwise when others "
-                "follow, for example without reasoning, so that their end is not known; in the template, put what "
-                " the assistant says between {% generation %} and {% endgeneration %}, or make one conversation "
-                'for each answer, with "weight": 0 in the answers before it'
+                f"the chat template writes the first {number} of {len(messages)} messages in another form when others "
+                "follow, for example without reasoning, so the end of these messages is not known; in the template, "
+                "put the text of the assistant between {% generation %} and {% endgeneration %}, or make one "
+                'conversation for each answer, with "weight": 0 in the answers before it'
             )
         return before
 

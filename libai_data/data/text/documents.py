@@ -117,7 +117,7 @@ def _texts_of(line: int, found: Any, keys: Sequence[str]) -> Record:
             return BadLine(line, _missing(key, found))
         text = found[key]
         if not isinstance(text, str):
-            return BadLine(line, f"{key!r} is a {type(text).__name__}, where text is expected")
+            return BadLine(line, f"{key!r} is a {type(text).__name__}, but text is expected")
         try:
             # JSON may contain lone surrogates, which no tokenizer accepts.
             text.encode("utf-8")

@@ -69,7 +69,7 @@ def _wordpiece(vocabulary: Path) -> Any:
 
     model = models.WordPiece.from_file(str(vocabulary), unk_token=_UNKNOWN)
     if model.token_to_id(_UNKNOWN) is None:
-        raise ConfigError(f"{vocabulary} has no token {_UNKNOWN}, and so is no vocabulary of BERT")
+        raise ConfigError(f"{vocabulary} has no token {_UNKNOWN}, so it is not a vocabulary of BERT")
     return model
 
 

@@ -92,7 +92,7 @@ def _on_cluster(
             _await_shard(folder, part)
             yield part, ShardReport(**json.loads(row["report"]))
     except ray.exceptions.RayError as error:
-        raise TokenizingError(f"Ray gave up: {error}. What is finished is kept: run the same again") from error
+        raise TokenizingError(f"Ray gave up: {error}. What is finished is kept: run the same command again") from error
 
 
 def _await_shard(folder: Path, part: Part) -> None:

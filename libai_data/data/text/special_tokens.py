@@ -57,7 +57,7 @@ def read_settings(folder: Path) -> FolderSettings:
             except ValueError as error:
                 raise ConfigError(f"{path} is no JSON: {error}") from error
             if not isinstance(content, dict):
-                raise ConfigError(f"{path} holds a JSON {type(content).__name__}, where an object is expected")
+                raise ConfigError(f"{path} contains a JSON {type(content).__name__}, but an object is expected")
             found.update(content)
     roles = {role: _content(found.get(f"{role}_token")) for role in ROLES}
     added = found.get("added_tokens_decoder") or {}

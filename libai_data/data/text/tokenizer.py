@@ -132,9 +132,9 @@ class TextTokenizer:
     mask_token_id = property(lambda self: self._special.get("mask"), doc="Id of [MASK] or <mask>, or None.")
     pad_token_id = property(lambda self: self._special.get("pad"), doc="Id of [PAD] or <pad>, or None.")
     unk_token_id = property(lambda self: self._special.get("unk"), doc="Id of [UNK] or <unk>, or None.")
-    bos_token_id = property(lambda self: self._special.get("bos"), doc="Id of what begins a text, or None.")
-    eos_token_id = property(lambda self: self._special.get("eos"), doc="Id of what ends a text, or None.")
-    eod_token_id = property(lambda self: self._special.get("eod"), doc="Id of what ends a document, or None.")
+    bos_token_id = property(lambda self: self._special.get("bos"), doc="Id of the token that begins a text, or None.")
+    eos_token_id = property(lambda self: self._special.get("eos"), doc="Id of the token that ends a text, or None.")
+    eod_token_id = property(lambda self: self._special.get("eod"), doc="Id of the token that ends a document, or None.")
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ class TokenizerFiles:
             raise ConfigError(f"words of Chinese are marked only with BERT's vocabularies (.txt), not with {self.path}")
         if self.lower_case and kind != ".txt":
             raise ConfigError(
-                f"lower_case is for BERT's vocabularies (.txt); {self.path} says itself what it does with upper case"
+                f"lower_case is for BERT's vocabularies (.txt); {self.path} itself defines how upper case is treated"
             )
         if self.merges and kind in (".txt", ".model"):
             raise ConfigError(f"merges are for BPE's vocabularies (.json), not for {self.path}")

@@ -112,5 +112,7 @@ class RandomErasing(RandomTransform):
         value = np.asarray(self.value)
         channels = target.shape[0] if is_float else 1 if target.ndim == 2 else target.shape[2]
         if value.size not in (1, channels):
-            raise SchemaError(f"value has {value.size} numbers, but the image {channels} channels; give one for each")
+            raise SchemaError(
+                f"value has {value.size} numbers, but the image has {channels} channels; give one for each"
+            )
         return value.reshape(-1, 1, 1) if is_float else value

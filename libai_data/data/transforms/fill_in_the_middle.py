@@ -72,8 +72,8 @@ class FillInTheMiddle:
         fields = fields_of(sample)
         if set(fields) != _FIELDS:
             raise SchemaError(
-                f"a sample has the fields {list(fields)}; FillInTheMiddle moves tokens and changes {sorted(_FIELDS)} "
-                "alone: leave out the options of GPTDataset that give other fields"
+                f"a sample has the fields {list(fields)}; FillInTheMiddle moves tokens, and can change only "
+                f"{sorted(_FIELDS)}: leave out the options of GPTDataset that add other fields"
             )
         inputs, labels = (as_array(array_in(fields[name]), name) for name in ("input_ids", "labels"))
         tokens = np.append(inputs, labels[-1:])

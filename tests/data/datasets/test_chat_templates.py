@@ -30,7 +30,7 @@ def test_a_template_that_changes_what_is_before_is_refused_unless_one_answer_cou
 ) -> None:
     several = conversation("a", "b", "c", "d")
     dataset = ChatDataset([several], tokenizer, 128, chat_template=THINKING)
-    with pytest.raises(FormatError, match=r'otherwise when others follow.*{% generation %}.*"weight": 0'):
+    with pytest.raises(FormatError, match=r'in another form when others follow.*{% generation %}.*"weight": 0'):
         dataset[0]
     several["messages"][1]["weight"] = 0
     for item, found in ((conversation("a", "b"), "<think>b"), (several, "<think>d")):
@@ -126,7 +126,7 @@ def test_templates_come_from_the_folder_and_what_is_missing_is_told(tmp_path: Pa
     bare = TokenizerFiles(str(path / "tokenizer.json")).load()
     with pytest.raises(ConfigError, match="there is no chat template"):
         ChatDataset(items, bare, 64)
-    with pytest.raises(ConfigError, match="is no Jinja"):
+    with pytest.raises(ConfigError, match="is not valid Jinja"):
         ChatDataset(items, bare, 64, chat_template="{% for %}")
     with pytest.raises(ConfigError, match="pass the result of load_tokenizer"):
         ChatDataset(items, object(), 64, chat_template=CHATML)

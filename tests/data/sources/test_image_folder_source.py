@@ -155,5 +155,5 @@ def test_a_folder_that_cannot_be_listed_is_named() -> None:
 
 
 def test_a_folder_of_a_store_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="each image would be a request; put the images into shards"):
+    with pytest.raises(ConfigError, match="each image would need its own request; write the images into shards"):
         ImageFolderSource("s3://bucket/images")

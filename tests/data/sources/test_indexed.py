@@ -189,9 +189,13 @@ def test_a_missing_file_is_named_with_the_nearest_and_the_ending(tmp_path: Path)
         ),
         (42, struct.pack("<i", 3), "14 bytes, but by .* its 3 sequences have 12"),
         (46, struct.pack("<q", 8), r"sequence 0 .* begins at byte 8 of the .bin file; .* it begins at 0"),
-        (70, struct.pack("<q", 1), r"wrong is entry 0 at offset 70, .*: \[1\]"),
-        (78, struct.pack("<q", -5), r"wrong is entry 1 at offset 78, .*: \[0, -5\]"),
-        (86, struct.pack("<q", 2), r"the 3 sequences at the end; wrong is entry 2 at offset 86, .*: \[2, 2\]"),
+        (70, struct.pack("<q", 1), r"entry 0 at offset 70 is wrong, .*: \[1\]"),
+        (78, struct.pack("<q", -5), r"entry 1 at offset 78 is wrong, .*: \[0, -5\]"),
+        (
+            86,
+            struct.pack("<q", 2),
+            r"at the end the number of sequences, 3; entry 2 at offset 86 is wrong, .*: \[2, 2\]",
+        ),
     ],
 )
 def test_each_field_that_contradicts_is_refused_with_offset_and_numbers(

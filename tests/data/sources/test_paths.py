@@ -106,14 +106,14 @@ def test_the_reason_is_told(tmp_path: Path) -> None:
     told = [why_missing(tmp_path / name) for name in names]
     assert told == [
         " (a folder has this path)",
-        " (a link has this path, which leads nowhere)",
+        " (this path is a link whose target does not exist)",
         " (a file has this path)",
         " (a pipe, socket or device has this path)",
         " (Not a directory)",
         " (File name too long)",
         "",
     ]
-    assert why_missing("~/data") == " ('~' stays as it is here; give the whole path)"
+    assert why_missing("~/data") == " ('~' is not expanded here; give the whole path)"
 
 
 @pytest.mark.parametrize("kind", [*SOURCES, "images"])
@@ -152,7 +152,7 @@ def test_a_link_that_leads_nowhere_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
     (tmp_path / "b").symlink_to("nowhere")
     for pattern in (tmp_path, tmp_path / "*"):
-        with pytest.raises(ConfigError, match=r"/b is a link that leads nowhere"):
+        with pytest.raises(ConfigError, match=r"/b is a link whose target does not exist"):
             listed(pattern)
 
 

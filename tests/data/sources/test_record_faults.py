@@ -134,7 +134,7 @@ def _read_or_exit(source: ArrayRecordSource, expected: list[bytes]) -> None:
 @pytest.mark.parametrize(
     ("names", "told"),
     [
-        (["a.txt", "b.txt", "a.cls"], r"x.tar at offset 2560, 'a.cls': the key 'a' was there before"),
+        (["a.txt", "b.txt", "a.cls"], r"x.tar at offset 2560, 'a.cls': the key 'a' occurred before"),
         (["a.txt", "a.TXT"], r"x.tar at offset 1536, 'a.TXT': a second field 'txt'"),
     ],
 )
