@@ -65,8 +65,9 @@ def is_numbers(value: Any) -> bool:
 
 
 def is_texts(value: Any) -> bool:
-    """Whether a value is a list of strings, as a batch has it: one for each row."""
-    return isinstance(value, list) and bool(value) and all(isinstance(item, TEXT) for item in value)
+    """Whether a value is a list of strings of one kind, as a batch has it: one for each row."""
+    kind = str if isinstance(value, list) and value and isinstance(value[0], str) else bytes
+    return isinstance(value, list) and bool(value) and all(isinstance(item, kind) for item in value)
 
 
 def is_nest(value: Any) -> bool:
