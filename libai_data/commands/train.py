@@ -45,7 +45,11 @@ def main(argv: Sequence[str] | None = None, trainer_class: type[DefaultTrainer] 
     args = parser.parse_args(argv)
     if not args.config_file:
         parser.error("no config is given; give the path of a .py or .yaml file.")
-    rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    place = {"RANK": os.environ.get("RANK") or "0", "WORLD_SIZE": os.environ.get("WORLD_SIZE") or "1"}
+    for name, value in place.items():
+        if not value.isdigit():
+            parser.error(f"{name} is {value!r}; start the ranks by libai-data launch, or set it to a number")
+    rank, world_size = map(int, place.values())
     with end_job_on_failure(rank, world_size):
         importlib.import_module("oneflow")  # where the ranks find each other
         return run(args, trainer_class)

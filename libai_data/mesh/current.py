@@ -36,7 +36,7 @@ def get_mesh() -> ParallelMesh:
     """
     if _MESH is not None:
         return _MESH
-    if "oneflow" not in sys.modules and int(os.environ.get("WORLD_SIZE") or 1) == 1:
+    if "oneflow" not in sys.modules and (os.environ.get("WORLD_SIZE") or "1") == "1":
         # Without several ranks the mesh is known, so a process that only reads data need not import OneFlow.
         return ParallelMesh(1, 1, 1)
     dist_util = getattr(sys.modules.get("libai.utils.distributed"), "_DIST_UTIL", None)

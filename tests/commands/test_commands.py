@@ -123,3 +123,13 @@ def test_ctrl_c_ends_a_command_with_a_line(monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.setattr("libai_data.commands.plan.main", interrupted)
     assert main(["plan"]) == 128 + signal.SIGINT
     assert capsys.readouterr().err == "libai-data plan: interrupted\n"
+
+
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE"])
+def test_train_names_a_variable_of_the_job_that_is_no_number(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(name, "x")
+    with pytest.raises(SystemExit):
+        main(["train", "config.py"])
+    assert f"{name} is 'x'; start the ranks by libai-data launch" in capsys.readouterr().err

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -316,3 +317,10 @@ def test_a_mesh_that_was_set_goes_before_libais(no_mesh: None, monkeypatch: pyte
     monkeypatch.setitem(sys.modules, "libai.utils.distributed", libais(data_parallel_size=2))
     set_mesh(ParallelMesh(1, 1, 1))
     assert get_mesh() == ParallelMesh(1, 1, 1)
+
+
+def test_a_process_whose_world_size_is_no_number_reads_alone() -> None:
+    program = "from libai_data.mesh.current import get_mesh; print(get_mesh().world_size)"
+    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "MASTER_ADDR")}
+    ended = run_to_end([sys.executable, "-c", program], env={**environment, "WORLD_SIZE": "x"})
+    assert ended.stdout == "1\n", ended
