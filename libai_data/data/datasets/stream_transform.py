@@ -1,12 +1,12 @@
-"""Stream transforms: what comes of a stream of samples, if that is not one sample of each.
+"""Stream transforms: filters and packers, which do not make exactly one output of each sample of a stream.
 
-A transform makes each of its *output* samples of some *units*, of which the samples that it is given yield different
-*amounts*: a filter makes an output of one unit, and a sample yields one or none; a packer makes an output of as many
-units as a sequence has tokens, and a sample yields its tokens. Outputs take the units as they come in the order of the
-stream, whoever reads them. So the place at which an output begins, and how far into the sample there, tells all of it.
+A transform makes each *output* of a fixed number of *units*. Each input sample yields an *amount* of units. For a
+filter, an output has one unit, and a sample yields one unit or none. For a packer, an output has as many units as a
+sequence has tokens, and a sample yields its tokens. Outputs use the units in the order of the stream, on every rank. So
+two numbers determine an output: the place at which it begins, and the offset in the sample at this place.
 
-A packer that never cuts samples may choose among those of a *window* instead, a fixed number of places: then all
-outputs of a window come of its samples, and the window and the number of an output in it tell all of it.
+A packer that never cuts samples may choose among the samples of a *window*, a fixed number of places. All outputs of a
+window are made of its samples. Then the window and the number of the output in the window determine an output.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from libai_data.errors import ConfigError, SchemaError
 Keep = Union[Callable[[Any], bool], Sequence[bool], np.ndarray]
 
 Start = Union[int, tuple[int, ...]]
-"""Where the next output begins (`start_of`), in lanes that of each lane, in the order of the lanes' turns. In the lanes
-of an epoch, the epoch and the turn of the next output's lane come before them."""
+"""Where the next output begins (`start_of`). With lanes, a tuple of the starts of all lanes, ordered by turn.
+In passes of one epoch with lanes, the epoch and the turn of the next output's lane precede these starts."""
 
 _PLACE_BITS = 40
 _MOST_UNITS = 1 << 22
@@ -42,27 +42,27 @@ _WINDOWS_KEPT = 4
 
 
 class InputOrder(Protocol):
-    """In which order a transform is given the samples."""
+    """The order of the samples that a transform reads."""
 
     @property
     def seed(self) -> int:
-        """With epoch and index it decides what random transforms draw."""
+        """Decides, with epoch and index, what random transforms draw."""
 
     @property
     def lanes(self) -> int:
-        """Outputs are made of places that are so far apart."""
+        """Number of lanes: an output has samples of every `lanes`-th place."""
 
     def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Epochs and indices at these places."""
+        """Epochs and indices at these places, int64 [n] each."""
 
 
 def start_of(place: Any, offset: Any) -> Any:
-    """Where an output begins, as one number (or int64 array): a place of the order, and units into its sample."""
+    """Encode where an output begins, a place and an offset in units into its sample, as one int or int64 array."""
     return (offset << _PLACE_BITS) | place
 
 
 def place_and_offset(start: Any) -> tuple[Any, Any]:
-    """The place of the order and the units into its sample; the inverse of `start_of`."""
+    """Decode a start to the place and the offset in units; the inverse of `start_of`."""
     return start & ((1 << _PLACE_BITS) - 1), start >> _PLACE_BITS
 
 
@@ -75,11 +75,11 @@ class _Window(NamedTuple):
     """The outputs of a window.
 
     Args:
-        begin: its first place.
-        end: the place behind its last one.
-        last: its last place.
-        outputs: of each the places of its samples, int64 [samples].
-        samples: place -> what was read there, if it was read to know its amount.
+        begin: first place of the window.
+        end: the place after the window, in the same lane.
+        last: last place of the window.
+        outputs: for each output the places of its samples, int64 [samples].
+        samples: place -> the sample that was read to measure its amount; empty if amounts were known.
     """
 
     begin: int
@@ -90,8 +90,8 @@ class _Window(NamedTuple):
 
 
 def remember(known: OrderedDict[Any, Any], key: Any, value: Any, most: int = _REMEMBERED) -> None:
-    """Put a value, and forget those that were put first if there are more than `most`."""
-    with suppress(KeyError):  # Other threads forget too: perhaps this key, or what this one was about to.
+    """Store a value as the newest one, and drop the oldest ones if there are more than `most`."""
+    with suppress(KeyError):  # Another thread may drop this key, or the value that this thread is dropping.
         known[key] = value
         known.move_to_end(key)
         while len(known) > most:
@@ -99,21 +99,21 @@ def remember(known: OrderedDict[Any, Any], key: Any, value: Any, most: int = _RE
 
 
 def starts_in(window: _Window, numbers: np.ndarray) -> np.ndarray:
-    """Where outputs of these numbers of a window begin, int64 [n]: the first one with the window, all others with its
-    last place, so that the place behind it is the end of what is used."""
+    """The starts of a window's outputs with these numbers, int64 [n]. The first output begins at the window's first
+    place. All others begin at its last place, so the place after a start is the end of the used places."""
     return np.asarray(start_of(np.where(numbers, window.last, window.begin), numbers))
 
 
 class StreamTransform:
-    """Base of the transforms. Its index is where an output begins (`start_of`), its length that of the dataset.
+    """Base of the transforms. Its index is the start of an output (`start_of`), its length is that of the dataset.
 
     Args:
-        dataset: whose samples are transformed; its random transforms draw from the seed of the sampler. What a
-            `FilteredDataset` does not keep is passed over, too.
-        units: of an output.
+        dataset: the input samples; random transforms draw from the seed of the sampler. If this is a `FilteredDataset`,
+            its filter is applied too.
+        units: number of units of an output.
         cuts: whether a sample may continue in the next output.
-        keep: which samples are not passed over: a function of the sample, or a bool for each.
-        window: places among whose samples outputs choose; 0 if they take the samples as they come.
+        keep: which samples to keep: a function of the sample, or a bool for each sample; None keeps all.
+        window: number of places of a window; 0 if outputs use the samples in order.
 
     Raises:
         ConfigError: An argument is out of range.
@@ -146,12 +146,12 @@ class StreamTransform:
         self.units = int(units)
         self.cuts = cuts
         self.window = window
-        # The last part of both keys: whether they were read beside others; see `_trusted`.
+        # The last part of both keys is `reads_beside_others()` at the time of the read; see `_trusted`.
         self._windows: OrderedDict[tuple[int, bool], _Window] = OrderedDict()
         self._amounts: OrderedDict[tuple[int, int, bool], int] = OrderedDict()
         self._keeps: tuple[Callable[[Any], bool], ...] = keeps
         self._kept: np.ndarray | None = kept
-        # A pass over all samples, which restoring a state must not take.
+        # Computed here, because it passes over all samples, and a restore must stay O(1).
         self._kept_hash = "" if kept is None else hash_of(np.ascontiguousarray(kept).data)
         self._order: InputOrder | None = None
         self._in_rounds = False
@@ -162,28 +162,28 @@ class StreamTransform:
         return len(self.dataset)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Found again by whoever needs it.
+        # Another process computes these caches again.
         return {**self.__dict__, "_windows": OrderedDict(), "_amounts": OrderedDict()}
 
     @property
     def blend(self) -> Any:
-        """That of the dataset, if it is a blend."""
+        """The blend of the dataset; an AttributeError if the dataset is no blend."""
         return self.dataset.blend
 
     @property
     def reads_to_measure(self) -> bool:
-        """Whether amounts are found by reading the samples."""
+        """Whether samples must be read to measure their amounts."""
         return bool(self._keeps)
 
     def follow_order(self, order: InputOrder, in_rounds: bool = False) -> None:
-        """Take the samples in this order; a sampler says so before anything is read.
+        """Set the order of the samples; a sampler calls this before any sample is read.
 
         Args:
-            order: of the samples.
-            in_rounds: no output has samples of two epochs.
+            order: the order of the samples.
+            in_rounds: whether no output has samples of two epochs.
 
         Raises:
-            ConfigError: Another sampler has said otherwise.
+            ConfigError: Another sampler has set another order.
         """
         if self._order is not None and (self._order, self._in_rounds) != (order, in_rounds):
             raise ConfigError(
@@ -193,28 +193,28 @@ class StreamTransform:
         self._order, self._in_rounds = order, in_rounds
 
     def replace_failing(self, known_bad: frozenset[int]) -> None:
-        """Read another sample in the place of one that fails from now on, the same one whoever reads it.
+        """From now on, if a sample fails, read a replacement, which is the same in all processes.
 
         Args:
-            known_bad: samples that are not even tried.
+            known_bad: indices of samples to replace without an attempt to read them.
         """
         self._inputs.replace_failing(known_bad)
         self._windows.clear()
         self._amounts.clear()
 
     def planned_replacement(self, epoch: int, index: int) -> int | None:
-        """The sample that `amounts` has measured in the place of one that failed."""
+        """The replacement that `amounts` has measured for a failed sample; None if there was none."""
         return self._planned.get((epoch, index))
 
     def amounts(self, epochs: np.ndarray, indices: np.ndarray) -> np.ndarray:
         """The units that these samples yield.
 
         Args:
-            epochs: int64 [n].
-            indices: int64 [n].
+            epochs: int64 [n], the epochs of the samples.
+            indices: int64 [n], the indices of the samples.
 
         Returns:
-            int64 [n], none negative.
+            int64 [n], each at least 0.
         """
         kept = np.ones(len(indices), dtype=bool) if self._kept is None else self._kept[indices]
         found = np.zeros(len(indices), dtype=np.int64)
@@ -228,7 +228,7 @@ class StreamTransform:
         return found
 
     def _measured_amount(self, epoch: int, index: int) -> tuple[int, Any]:
-        """The units of a sample that has to be read, and what was read."""
+        """Read a sample; return its units, and the result of the read."""
         sample, replacement = read = self._read(epoch, index)
         try:
             amount = 0 if sample is LEFT_OUT else self.measured(sample)
@@ -240,14 +240,14 @@ class StreamTransform:
         return amount, read
 
     def amounts_between(self, first: Start, end: Start) -> tuple[np.ndarray, np.ndarray]:
-        """The samples of which outputs are made, from where one begins to where a later one does.
+        """The samples of the outputs from one start up to another.
 
         Args:
-            first: where the first output begins.
-            end: where the one behind the last begins.
+            first: start of the first output.
+            end: start of the output after the last one.
 
         Returns:
-            Indices, and units of each that these outputs hold, int64 [n] each.
+            The indices of the samples, and the units of each in these outputs, int64 [n] each.
         """
         if isinstance(first, tuple) and isinstance(end, tuple):
             found = [self.amounts_between(*of_lane) for of_lane in zip(first, end)]
@@ -271,7 +271,7 @@ class StreamTransform:
         return indices, self.amounts(epochs, indices)
 
     def window_at(self, place: int) -> _Window:
-        """The window that holds a place, by best fit; a few are remembered, with the samples that were read."""
+        """The window that contains a place, packed by best fit. The last windows and their samples are cached."""
         return self.pack_windows(np.array([place]))[0]
 
     def pack_windows(self, places: np.ndarray) -> list[_Window]:
@@ -296,7 +296,7 @@ class StreamTransform:
         return begin, min(begin + wide, begin - (begin - epoch - size) // lanes * lanes)
 
     def _packed(self, bounds: Sequence[tuple[int, int]]) -> Iterator[tuple[list[np.ndarray], dict[int, Any]]]:
-        """The outputs of windows, and the samples of each where they had to be read."""
+        """For each window, its outputs, and the samples that were read to measure them, by place."""
         if not bounds:
             return
         lanes = self._given_order.lanes
@@ -319,7 +319,7 @@ class StreamTransform:
         raise NotImplementedError
 
     def measured(self, sample: Any) -> int:
-        """The units that a sample yields."""
+        """The units that a sample yields, if it was read."""
         raise NotImplementedError
 
     @property
@@ -335,7 +335,7 @@ class StreamTransform:
         return self._inputs.read(self._given_order.seed, epoch, index)
 
     def inputs_from(self, place: int) -> Iterator[tuple[int, Any, bool]]:
-        """The samples that are kept, from a place of the order on: index, sample, whether it is another's."""
+        """The kept samples from a place of the order on: index, sample, and whether it is a replacement."""
         size, lanes = len(self), self._given_order.lanes
         stop = (place // size + 1) * size if self._in_rounds else 1 << _PLACE_BITS
         while place < stop:
@@ -346,7 +346,7 @@ class StreamTransform:
             place += _LOOKED_UP * lanes
 
     def inputs_of(self, start: int) -> Iterator[tuple[int, Any, bool]]:
-        """The samples of an output of a window, as `inputs_from`."""
+        """The samples of an output of a window; yields the same values as `inputs_from`."""
         place, number = place_and_offset(start)
         window = self.window_at(place)
         return self._inputs_at(window.outputs[number], window.samples)
@@ -367,7 +367,7 @@ class StreamTransform:
         raise NotImplementedError
 
     def fingerprint(self) -> dict[str, Any]:
-        """What is done to which dataset; of a function that keeps samples, its name."""
+        """The dataset's fingerprint and this transform's parameters; a `keep` function is represented by its name."""
         own: dict[str, Any] = {"units": self.units, "cuts": self.cuts}
         if self.window:
             own["window"] = self.window
@@ -380,7 +380,7 @@ class StreamTransform:
 
 
 def _trusted(known: Mapping[Any, Any], *key: int) -> Any:
-    """What is remembered; a thread that draws right finds nothing of threads that may have drawn otherwise."""
+    """The cached value, or None. Threads that share the random generators may draw wrongly; others skip their values."""
     found = known.get((*key, False))
     return known.get((*key, True)) if found is None and reads_beside_others() else found
 

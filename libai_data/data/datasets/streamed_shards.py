@@ -1,4 +1,4 @@
-"""The streamed shards that samples of a dataset lie in, wherever its sources are, and how they are fetched ahead."""
+"""Finds the streamed shards of a dataset's samples, also in nested datasets, and prefetches these shards."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ Locate = Callable[[np.ndarray], np.ndarray]
 
 _NOT_STREAMED = -1
 _NS_PER_BATCH = 1000
-"""Of the times by which copies are kept: the order counts, so that any unit does."""
+"""Step of the times that set the copies' priorities; only the order of the times matters."""
 _HOUR = 3600 * 10**9
 
 
 class StreamedShards:
-    """The shards of all streamed sources within a dataset, under numbers that go on from source to source.
+    """The shards of all streamed sources within a dataset, numbered consecutively over all sources.
 
     Args:
-        dataset: a streamed source, or a dataset that has one as `source` and whose samples are its records, or whose
-            `shard_lengths` belong to its shards. Or what is made of such datasets: a `Map`, `Subset`, `RandomPart`,
-            `ConcatDataset`, blend, filter or packer.
+        dataset: a streamed source; or a dataset with a streamed `source`, whose samples are the source's records, or
+            whose `shard_lengths` belong to the source's shards. Or a `Map`, `Subset`, `RandomPart`, `ConcatDataset`,
+            blend, filter or packer of such datasets.
 
     Attributes:
-        sources: each once.
+        sources: the streamed sources, each once.
         sizes: int64 [shards], bytes.
-        none: the number that samples have for a shard that are in none; it takes part in plans, so that they come to
-            an end if no sample is streamed.
-        is_shuffled: the dataset has parts in a random order.
+        none: shard number for samples that are in no streamed shard. Plans contain this number, so that a search for
+            the next use ends even if no sample is streamed.
+        is_shuffled: whether the dataset has parts in a random order.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -59,7 +59,7 @@ class StreamedShards:
         self._counting = threading.Lock()
 
     def at(self, indices: np.ndarray) -> np.ndarray:
-        """The shards of samples by the samples' indices, int64 [n]."""
+        """The shards of the samples with these indices, int64 [n]."""
         found = self._locate(np.asarray(indices, dtype=np.int64))
         return np.where(found == _NOT_STREAMED, self.none, found)
 
@@ -98,12 +98,12 @@ class StreamedShards:
         return locate
 
     def use_share(self, share: float, is_kept: bool) -> None:
-        """Set what part of the cache this process, and each of its workers, keeps copies open in.
+        """Set how much of the cache this process, and each of its workers, may use for open copies.
 
         Args:
-            share: of the samples that processes of this node read, those of this process.
-            is_kept: shards that are open stay so, if the part is the same. Not if workers are forked now, which would
-                hold them too.
+            share: fraction of the node's cache for this process.
+            is_kept: whether open shards stay open if the fraction is the same. Must be False if workers are forked now,
+                because they would keep these shards open too.
         """
         self._share = share
         self._budget = int(min(source.storage.size for source in self.sources) * share) // 2
@@ -114,10 +114,10 @@ class StreamedShards:
             source.opened = opened
 
     def plan_of(self, lane_plan: ShardPlan, lengths: np.ndarray) -> ShardPlan:
-        """The plan of an order with lanes, which counts all shards of the dataset, for the streamed ones.
+        """Convert the plan of an order with lanes, which numbers all shards of the dataset, to this object's numbers.
 
         Args:
-            lane_plan: of the order.
+            lane_plan: the plan of the order.
             lengths: `shard_lengths_of` the dataset, int64 [shards].
         """
         streamed = self._streamed(lengths)
@@ -131,15 +131,15 @@ class StreamedShards:
         return self.at(np.minimum(np.cumsum(lengths) - lengths, lengths.sum() - 1))
 
     def sizes_of(self, lengths: np.ndarray) -> np.ndarray:
-        """The bytes of all shards of the dataset, 0 of those that are not streamed, int64 [shards]."""
+        """The bytes of all shards of the dataset, int64 [shards]; 0 for shards that are not streamed."""
         return np.append(self.sizes, 0)[self._streamed(lengths)]
 
     def most_in_order(self, samples: int, orders: int) -> int:
-        """The most bytes of shards at once, if they are read from first to last sample.
+        """The most bytes of shards that are needed at once, if samples are read in the order of their indices.
 
         Args:
-            samples: that are read at once.
-            orders: datasets of a blend, which are read so side by side.
+            samples: number of samples that are read at once.
+            orders: number of datasets of a blend, each of which is read in this order; otherwise 1.
         """
         lengths = np.concatenate([np.empty(0, np.int64), *(source.shard_lengths for source in self.sources)])
         return orders * most_of_turns(samples, 1, lengths, self.sizes)
@@ -148,8 +148,8 @@ class StreamedShards:
         """The uses of shards, in the order of their first batch.
 
         Args:
-            samples: some batches after the other: for each sample its batch and its index, int64 [n] each, ascending
-                by batch.
+            samples: the batch and the index of each sample, int64 [n] each, for several batches at a time; batches
+                ascending.
         """
         for batches, indices in samples:
             shards = self.at(indices)
@@ -159,19 +159,19 @@ class StreamedShards:
                 yield ShardUse(int(found[row]), int(batches[firsts[row]]), int(batches[lasts[row]]))
 
     def read_ahead(self, plan: ShardPlan, most_bytes: Callable[[], int]) -> None:
-        """Fetch shards before they are needed, in the order of a plan.
+        """Prefetch shards in the order of a plan.
 
         Args:
-            plan: of this process.
-            most_bytes: gives what this process, and any other that reads an equal part, may need at once.
+            plan: the plan of this process.
+            most_bytes: returns the most bytes that any process with a part of the same size may need at once.
 
         Raises:
-            ConfigError: The cache is smaller than the shards that are needed at once.
+            ConfigError: This process's share of the cache is smaller than the shards that it needs at once.
         """
         self.end_read_ahead()
         sizes = np.append(self.sizes, 0)
         first = _first_uses(plan.uses)
-        # A later batch may need the largest shard, and any other one is still open then.
+        # A later batch may need the largest shard.
         needed = max(most_in_use(first, sizes), int(sizes.max()))
         if needed > self._budget:
             self._refuse(needed, max(needed, most_bytes()), "use fewer lanes, smaller blocks or smaller shards")
@@ -195,7 +195,7 @@ class StreamedShards:
             source, own = self._own(shard)
             copy = source.hold(own)
             with self._counting:
-                # A batch that needs the shard may have fetched it first.
+                # A read of the shard may have fetched it before the prefetch did.
                 log.arrived(shard, int(self.sizes[shard]), own in source.fetched)
                 source.fetched.discard(own)
             return copy.close
@@ -203,15 +203,15 @@ class StreamedShards:
         self._ahead = ReadAhead(chain(first, plan.uses), hold, sizes, self._budget, done)
 
     def _own(self, shard: int) -> tuple[StreamedSource, int]:
-        """The source of a shard, and the shard's number there."""
+        """The source of a shard, and the shard's number in the source."""
         source, first = next(item for item in reversed(self._firsts.items()) if item[1] <= shard)
         return source, shard - first
 
     def check_holds_all(self) -> None:
-        """Refuse an order that needs all shards at once, if the cache does not hold them.
+        """Check that all shards fit into this process's share of the cache, for an order that needs all at once.
 
         Raises:
-            ConfigError: It does not.
+            ConfigError: The shards do not fit.
         """
         needed = int(self.sizes.sum())
         if needed > self._budget:
@@ -232,16 +232,16 @@ class StreamedShards:
 
     @property
     def name(self) -> str:
-        """The folders of the sources."""
+        """The folders of the sources, for messages."""
         return ", ".join(source.folder for source in self.sources)
 
     def reached(self, batch: int) -> None:
-        """Let go of the shards that no batch from this one on needs."""
+        """Release the prefetched shards whose uses all end before this batch."""
         if self._ahead is not None:
             self._ahead.reached(batch)
 
     def end_read_ahead(self) -> None:
-        """Fetch no more ahead."""
+        """Stop the prefetch, and release its shards."""
         if self._ahead is not None:
             self._ahead.close()
             self._ahead = None
@@ -249,12 +249,12 @@ class StreamedShards:
             self._log.close()
 
     def let_go(self) -> None:
-        """Let go of the shards that this process has open, so that other loaders find room in the cache."""
+        """Close the shards that this process has open, so that other loaders have room in the cache."""
         for source in self.sources:
             source.opened.clear()
 
     def stats(self) -> dict[str, Any]:
-        """What was fetched ahead of the newest pass, and the bytes that are held for its next batches."""
+        """The prefetch statistics of the newest pass, see `FetchLog.stats`; {} if nothing was prefetched."""
         if self._log is None:
             return {}
         with self._counting:
@@ -267,7 +267,7 @@ class StreamedShards:
 
 
 def _first_uses(uses: Iterator[ShardUse]) -> list[ShardUse]:
-    """The uses until those that come first are over."""
+    """The uses up to the end of those that begin with the first batch."""
     taken: list[ShardUse] = []
     end = 0
     for use in uses:
