@@ -15,7 +15,7 @@ from libai_data.errors.argument_rules import MAPPING, check, check_types, or_non
 from libai_data.mesh.arrays import as_array
 from libai_data.structures import Instance, check_field_names, fields_of
 
-# With these windows and samples as long as web documents, less than 1.5 % of each sequence is padding, for any length.
+# With these windows, and samples as long as web documents, less than 1.5 % of the tokens are padding, for any length.
 _LEAST_WINDOW, _MOST_WINDOW, _TOKENS_A_SAMPLE = 256, 1 << 16, 16
 
 

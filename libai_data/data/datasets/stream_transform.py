@@ -380,7 +380,7 @@ class StreamTransform:
 
 
 def _trusted(known: Mapping[Any, Any], *key: int) -> Any:
-    """The cached value, or None. Threads that share the random generators may draw wrongly; others skip their values."""
+    """The cached value, or None. Threads that share the random generators may draw wrongly, so others skip theirs."""
     found = known.get((*key, False))
     return known.get((*key, True)) if found is None and reads_beside_others() else found
 

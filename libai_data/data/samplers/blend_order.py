@@ -81,7 +81,7 @@ class BlendOrder(Order):
         return [pattern.start for pattern in self.patterns]
 
     def taken_before(self, place: int) -> tuple[int, ...]:
-        """How many samples of each dataset lie before a place."""
+        """The number of samples of each dataset before a place."""
         return self.patterns[bisect_right(self._starts, place) - 1].taken_before(place)
 
     def _turns_at(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -164,7 +164,7 @@ class LanedBlendOrder(BlendOrder, LaneOrder):
 
     @cached_property
     def _shards(self) -> tuple[slice, ...]:
-        """The shards that hold samples of each dataset."""
+        """The shards with samples of each dataset."""
         ends = np.cumsum([0, *self.blend.sizes])
         firsts = np.searchsorted(self._shard_ends, ends[:-1], side="right")
         lasts = np.searchsorted(self._shard_ends, ends[1:], side="left")
@@ -203,7 +203,7 @@ class LanedBlendOrder(BlendOrder, LaneOrder):
         return (place - np.arange(self.lanes) + self.lanes - 1) // self.lanes
 
     def _taken_in_lanes(self, number: int, place: int) -> np.ndarray:
-        """Samples of a dataset that each lane takes before a place, int64 [lanes]."""
+        """Samples of a dataset that each lane has before a place, int64 [lanes]."""
         pattern = self._lane_patterns[bisect_right(self._starts, place) - 1]
         return pattern.taken_before(number, self._rounds_before(place))
 

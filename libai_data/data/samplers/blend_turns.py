@@ -72,7 +72,7 @@ class Pattern(NamedTuple):
     taken: tuple[int, ...]
 
     def taken_before(self, place: int) -> tuple[int, ...]:
-        """Samples of each dataset before `place`, which lies in the range of these weights or at its end."""
+        """Samples of each dataset before `place`, which is in the range of these weights or at its end."""
         periods, rest = divmod(place - self.start, sum(self.counts))
         return tuple(
             base + periods * count + int(np.searchsorted(own, rest))

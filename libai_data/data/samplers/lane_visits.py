@@ -17,7 +17,7 @@ from libai_data.data.random.hashing import combine64, combine64_each, mix64_arra
 from libai_data.data.random.permutation import permuted, whole_permutations
 
 VISITS_VERSION = 1
-"""Raised whenever the same (shard lengths, lanes, block, seed, epoch, place) would give another sample."""
+"""Increased whenever the same (shard lengths, lanes, block, seed, epoch, place) would give another sample."""
 
 _GROUP = 256
 _ROW, _GROUPS, _SHARDS = range(3)

@@ -105,7 +105,7 @@ class Order:
             Places, int64 [n]; -1 where the epoch leaves the sample out.
 
         Raises:
-            IndexError: An index lies outside the dataset.
+            IndexError: An index is outside the dataset.
         """
         indices = np.asarray(indices, dtype=np.int64)
         if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < self.size:

@@ -15,7 +15,7 @@ from libai_data.data.samplers.weighted_order import WeightedOrder
 from libai_data.errors import CheckpointError, ConfigError, nearest
 
 OVERRIDES = ("dataset", "seed", "shuffle", "drop_last", "global_batch_size", "order_version", "weights", "lanes")
-"""What a resumed run may change, if the user allows it, such as with `train.resume_override=[seed]`."""
+"""The differences from a checkpoint that a user can allow, for example with `train.resume_override=[seed]`."""
 
 RESTART_DATA = "restart_data"
 """Name in `train.resume_override` with which the trainer does not restore the data state of the train loader."""

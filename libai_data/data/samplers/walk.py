@@ -34,7 +34,7 @@ class Walk:
         order: the order of the samples.
         in_rounds: whether no output has samples of two epochs.
 
-    With lanes, a walk is that of one lane: it goes through every lanes-th place.
+    With lanes, a `Walk` covers one lane: it goes through every `lanes`-th place.
     """
 
     def __init__(self, transform: Any | None, order: Order, in_rounds: bool = False) -> None:

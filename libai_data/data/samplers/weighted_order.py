@@ -33,14 +33,14 @@ _RULES = {"num_samples": or_none(BATCH_SIZE), "replacement": FLAG}
 class WeightedOrder(Order):
     """Place -> (epoch, index), drawn by weights; an epoch is `epoch_size` draws.
 
-    With replacement, a sample may come several times in an epoch. The random transforms of each draw must differ.
+    With replacement, an epoch may have a sample several times, and each time its random transforms must differ.
     Therefore `locate` returns the place of each draw as its epoch.
 
     Args:
         size: number of samples in the dataset.
         epoch_size: draws of an epoch.
         digest: digest of the weights, up to a common factor; a state stores it instead of the weights.
-        replacement: whether a sample may come several times in an epoch.
+        replacement: whether an epoch may have a sample several times.
         weights: float64 [size], the largest is 1; None if only the digest is known.
     """
 
@@ -119,7 +119,7 @@ class WeightedOrder(Order):
 def drawn_order(
     dataset: Any, seed: int, weights: Any, num_samples: int | None, replacement: bool
 ) -> WeightedOrder | None:
-    """The order of a dataset whose samples are drawn by weights; None without weights. Arguments: `CyclicSampler`."""
+    """The order of a dataset whose samples are drawn by weights; None without weights. Arguments as `CyclicSampler`."""
     check(_RULES, num_samples=num_samples, replacement=replacement)
     if weights is None:
         for name, value, default in (("num_samples", num_samples, None), ("replacement", replacement, True)):

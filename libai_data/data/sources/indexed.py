@@ -132,7 +132,7 @@ class IndexedSource:
             return np.zeros(len(sequences), np.int64)
         inside = np.minimum(sequences, len(self) - 1)
         starts = self._index.pointers[inside] // self.dtype.itemsize
-        # The number after the last sequence stands for the end of all tokens.
+        # The number after the last sequence means the end of all tokens.
         starts[sequences == len(self)] = len(self.tokens)
         return starts
 

@@ -107,7 +107,7 @@ class LocalCache:
                 os.close(lock)
 
     def expect(self, key: str, when: int) -> None:
-        """Set the priority of a copy: of the copies not in use, the cache removes the one with the lowest first.
+        """Set the priority of a copy: the cache first removes the copy with the lowest priority that is not in use.
 
         Args:
             key: key of the copy.

@@ -74,7 +74,7 @@ class MappedFile:
         """The content, to be sliced: a memory map, or empty bytes if the file is empty.
 
         If the file is replaced or removed while it is mapped, the old content stays readable. If the file is written
-        to, the next read that comes more than 20 ms after the last check raises an error.
+        to, the first read later than 20 ms after the last check raises an error.
 
         Raises:
             FormatError: The file has changed since this object was made.

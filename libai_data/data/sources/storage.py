@@ -182,8 +182,8 @@ def listed(patterns: PathLike | Sequence[PathLike]) -> list[str]:
     """The files that `patterns` name, each once, in the order of the patterns; the files of a pattern sorted by path.
 
     Args:
-        patterns: one or several files, globs ("**" for any depth) or folders, as paths or addresses. A folder stands
-            for all its files except hidden ones, also those in linked folders.
+        patterns: one or several files, globs ("**" for any depth) or folders, as paths or addresses. A folder means
+            all its files except hidden ones, also the files in linked folders.
 
     Raises:
         ConfigError: A pattern names no file or a broken link, or the package for the store is not installed.

@@ -78,7 +78,7 @@ def index_tar(path: str | Path, start: int = 0, stop: int | None = None, called:
 
 
 def _members(path: str | Path, file: IO[bytes], start: int, stop: int) -> Iterator[tarfile.TarInfo]:
-    """The members of an archive, whose headers and contents all lie before `stop`."""
+    """The members of an archive; a FormatError if a header or content ends after `stop`."""
     head, place = _block(file, start, stop), start
     if head == bytes(tarfile.BLOCKSIZE):  # the archive is empty, and `tarfile.open` would raise
         return
