@@ -180,8 +180,8 @@ class LaneOrder(Order):
     def lanes_of(self, rows: range, batch_size: int) -> np.ndarray:
         """The lanes whose samples are in these rows of global batches, int64 [n].
 
-        If the rows are one of D equal parts, and D divides `lanes` and the batch size, no other part has samples of
-        these lanes (see `lane_of_turn`). Otherwise, several parts may have samples of the same lane.
+        Let the rows be one of D equal parts. If D is a product as in `lane_of_turn`, or D divides `lanes` and `lanes`
+        divides the batch size, no other part has samples of these lanes. Otherwise, parts may share lanes.
         """
         share, more = divmod(batch_size, self.lanes)
         found = np.zeros(self.lanes, dtype=bool)
