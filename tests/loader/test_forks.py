@@ -202,16 +202,16 @@ class ForkingStream:
 @pytest.mark.parametrize("kind", ["processes", "threads", "stream", "stream in shards"])
 def test_a_reader_that_is_forked_by_its_dataset_delivers_each_sample_once(kind: str, at: int) -> None:
     source = "ForkingStream" if "stream" in kind else "Forking"
-    options: dict[str, Any] = {
+    options: dict[str, dict[str, Any]] = {
         "processes": {"num_workers": 2, "start_method": "fork"},
         "threads": {"num_workers": 2, "worker_type": "thread"},
         "stream": {},
         "stream in shards": {"num_workers": 1, "num_shards": 1},
-    }[kind]
+    }
     # In a process of its own, whose forks hold its output until they end.
     program = (
         "from tests.loader.test_forks import *\n"
-        f"loader = DataLoader({source}({at}), 2, **{options})\n"
+        f"loader = DataLoader({source}({at}), 2, **{options[kind]})\n"
         "print(rows_of(loader.numpy()), flush=True); loader.close()"
     )
     ended = run_to_end([sys.executable, "-c", program], 60)

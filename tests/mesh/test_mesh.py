@@ -28,6 +28,7 @@ from libai_data.mesh.current import (
     setup_dist_util,
 )
 from libai_data.mesh.parallel_mesh import spread_layers
+from tests.deadline import run_to_end
 
 sizes = st.tuples(st.integers(1, 5), st.integers(1, 5), st.integers(1, 5))
 
