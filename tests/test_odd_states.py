@@ -25,7 +25,8 @@ DATASET = TinyDataset(40)
 ODD: list[Any] = [None, "1", "x", 1.5, float("nan"), -3, True, [], {}, [[1, 2, 3]], [["a", 1]], 2**70, object()]
 
 WORDS = (
-    "not those from before the checkpoint",  # of a digest
+    "differ from the lists before the checkpoint",  # of a digest
+    "differ from the batches before the checkpoint",
     "differ from the rows before the checkpoint",
     "Rows raised TypeError",  # of the iterable's own state
     "was that of samples and is now that of a stream transform",

@@ -59,7 +59,8 @@ _TRAIN: dict[str, Key] = {
         32,
         or_none(_COUNT),
         "Samples of one micro-batch on one data-parallel rank. global_batch_size = train_micro_batch_size × "
-        "num_accumulation_steps × data-parallel size: any two of the three sizes, or the first alone, give the others.",
+        "num_accumulation_steps × data-parallel size: set two of the three sizes, or only the first; the others "
+        "follow.",
     ),
     "global_batch_size": Key(None, or_none(_COUNT), "Samples of one step, on all ranks together."),
     "num_accumulation_steps": Key(None, or_none(_COUNT), "Micro-batches of one step: gradient accumulation."),

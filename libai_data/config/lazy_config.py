@@ -79,7 +79,7 @@ class LazyConfig:
         """
         caller = sys._getframe(1).f_code.co_filename
         if not os.path.isfile(caller):
-            raise ConfigError(f"load_rel({filename!r}) is called from {caller}, which is no file; use load instead.")
+            raise ConfigError(f"load_rel({filename!r}) is called from {caller}, which is not a file; use load instead.")
         return LazyConfig.load(os.path.join(os.path.dirname(os.path.abspath(caller)), os.fspath(filename)), keys)
 
     @staticmethod

@@ -267,7 +267,7 @@ def as_leaf(value: Any, path: str) -> Any:
         return as_array(value, path)
     if value is None or isinstance(value, TEXT):
         raise SchemaError(
-            f"field '{path}' is {value!r:.40}, which is no tensor; select the other fields with fields=[...]"
+            f"field '{path}' is {value!r:.40}, which is not a tensor; select the other fields with fields=[...]"
         )
     try:
         if hasattr(value, "as_array"):  # DALI's lists of tensors

@@ -150,7 +150,7 @@ def _different_bytes(table: np.ndarray, names: list[str], mesh: ParallelMesh) ->
             odd = _first_difference({rank: word.tobytes() for rank, word in words.items() if word != _ABSENT})
             if odd:
                 found.append(
-                    f"field '{name}': rank {odd[0]} holds other bytes than rank {odd[1]} (both of shard {shard})"
+                    f"field '{name}': rank {odd[0]} has other bytes than rank {odd[1]} (both of shard {shard})"
                 )
     return found
 

@@ -74,7 +74,7 @@ def default_setup(cfg: Any, args: Any = None) -> None:
     setup_logger(output_dir, get_rank(), "log.txt" if writes else "log_eval.txt")
     if moved_to:
         logger.warning(
-            "%s held an earlier run. It is now in %s; --resume would have continued it.", output_dir, moved_to
+            "%s contained an earlier run. It is now in %s; --resume would have continued it.", output_dir, moved_to
         )
     logger.info("Mesh: data %d x tensor %d x pipeline %d, %d rank(s) on %d node(s), %s.", *_described(mesh))
     if mesh.world_size > 1:

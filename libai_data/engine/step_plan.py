@@ -147,7 +147,7 @@ def _divide(global_batch_size: int, name: str, size: int, data_parallel_size: in
     quotient, rest = divmod(global_batch_size, size * data_parallel_size)
     if rest:
         raise ConfigError(
-            f"train.global_batch_size is {global_batch_size}, which is no multiple of {name} x data_parallel_size = "
+            f"train.global_batch_size is {global_batch_size}, which is not a multiple of {name} x data_parallel_size = "
             f"{size} x {data_parallel_size} = {size * data_parallel_size}; change one of them"
         )
     return quotient

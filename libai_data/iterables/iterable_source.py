@@ -181,7 +181,8 @@ class Source:
     def goes_once(self) -> ConfigError:
         """The error for an iterable that has only one epoch."""
         return ConfigError(
-            f"{self.name} is an iterator, or holds one, which can be iterated only once. Pass the function that makes "
+            f"{self.name} is an iterator, or contains one, which can be iterated only once. Pass the function that "
+            f"makes "
             "it, so that each epoch, and a resumed training, gets a new one"
         )
 

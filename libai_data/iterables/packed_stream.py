@@ -113,8 +113,8 @@ class PackedStream(_Stage):
         for name in ("lengths", "keep"):
             if name in options:
                 raise ConfigError(
-                    f"PackedStream has no argument '{name}': it measures each sample when the sample comes, and packs "
-                    "all; filter with FilteredStream"
+                    f"PackedStream has no argument '{name}': it measures each sample when it reads the sample, and "
+                    f"packs all samples; filter with FilteredStream"
                 )
         self.source, self._options = _stream(source, "PackedDataset"), {"length": length, **options}
         self._packer(_Pending())

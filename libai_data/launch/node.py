@@ -97,7 +97,7 @@ def wait_for_predecessor(job: str) -> socket.socket:
                 raise
             is_late = time.monotonic() > deadline
             if is_late or not has_told:
-                held = f"the socket name @{wanted}, which {_holder(wanted)} holds"
+                held = f"the socket name @{wanted}, which {_holder(wanted)} uses"
             if is_late:
                 raise TimeoutError(f"an earlier run of this job has not ended on this machine ({held})") from error
             if not has_told:

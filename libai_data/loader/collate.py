@@ -84,7 +84,7 @@ class Padding:
         if self.max_length is None and (self.truncate or self.fixed):
             raise ConfigError("truncate and fixed need max_length, the length to cut or pad to")
         if self.max_length is not None and self.max_length % self.multiple:
-            raise ConfigError(f"max_length is {self.max_length}, which is no multiple of {self.multiple}")
+            raise ConfigError(f"max_length is {self.max_length}, which is not a multiple of {self.multiple}")
 
     def length_for(self, longest: int) -> int:
         """The padded length of a batch whose longest sample has the length `longest`."""

@@ -117,7 +117,7 @@ def test_loaders_of_unequal_lengths_are_refused_on_all_ranks(world_size: int, me
 def test_local_tensors_whose_other_parts_would_be_lost_are_refused(
     world_size: int, mesh: str, launched: Launch
 ) -> None:
-    assert launched(mesh).output.count("is a local tensor, of which the other ranks' parts would be") == world_size
+    assert launched(mesh).output.count("is a local tensor, so the parts of the other ranks would be") == world_size
 
 
 def test_loaders_of_all_read_modes_on_real_ranks_keep_every_promise(launched: Launch) -> None:

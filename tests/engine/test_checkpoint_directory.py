@@ -60,7 +60,7 @@ def test_what_is_no_checkpoint_is_called_so(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="there is no checkpoint"):
         verify(tmp_path / "c")
     (tmp_path / "c").mkdir()
-    with pytest.raises(CheckpointError, match="no checkpoint of libai_data"):
+    with pytest.raises(CheckpointError, match="not a checkpoint of libai_data"):
         verify(tmp_path / "c")
 
 

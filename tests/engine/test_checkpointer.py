@@ -245,7 +245,7 @@ def test_without_a_sound_checkpoint_nothing_is_found(tmp_path: Path) -> None:
     assert checkpointer.resume_or_load("", resume=True) == {}
     (tmp_path / "model_0000001").mkdir()
     assert Checkpointer(new_model(), str(tmp_path)).get_checkpoint_file() == ""
-    with pytest.raises(CheckpointError, match="no checkpoint of libai_data"):
+    with pytest.raises(CheckpointError, match="not a checkpoint of libai_data"):
         checkpointer.load(str(tmp_path / "model_0000001"))
 
 

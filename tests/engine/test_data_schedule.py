@@ -136,7 +136,7 @@ def test_another_seed_on_purpose_says_what_is_repeated_and_then_goes_on(tmp_path
     [
         ({"global_batch_size": 32}, r"global_batch_size is 32, but train\.batch_size_schedule ends with 16"),
         ({"global_batch_size": None, "graph": True}, r"a graph is compiled for one"),
-        ({"global_batch_size": None, "train_micro_batch_size": 3}, r"batch_size_schedule is .* no multiple of"),
+        ({"global_batch_size": None, "train_micro_batch_size": 3}, r"batch_size_schedule is .* not a multiple of"),
     ],
 )
 def test_impossible_schedules_are_refused_by_key(train_keys: dict[str, Any], message: str, tmp_path: Path) -> None:

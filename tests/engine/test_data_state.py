@@ -112,7 +112,7 @@ def test_other_batches_than_before_are_refused_with_what_to_do() -> None:
     assert StepInputs(on_purpose.loader).next() == [unbroken.next() for _ in range(10)][-1]
     shorter = DataState([1])
     shorter.load_state_dict({**data.state_dict(), "batches": 2})
-    with pytest.raises(CheckpointError, match="it ends after 1 batches"):
+    with pytest.raises(CheckpointError, match="the epoch ends after 1 batches"):
         StepInputs(shorter.loader).next()
 
 

@@ -136,7 +136,7 @@ def with_names(*names: Any, ignore: Any = None) -> DataModule:
         ),
         (with_names, [5, []], "names is"),
         (lambda ignore: with_names(ignore=ignore), [5, [None]], "ignore is"),
-        (with_names, ["foler"], r"names 'foler', which is no argument. Did you mean 'folder'"),
+        (with_names, ["foler"], r"names 'foler', which is not an argument. Did you mean 'folder'"),
     ],
 )
 def test_odd_modules_kinds_and_names_are_refused(make: Any, values: list[Any], message: str) -> None:

@@ -140,7 +140,7 @@ def test_a_new_run_moves_what_an_earlier_one_left_aside_and_leaves_other_files_a
     for number in (1, 2):
         trainer = trained(tiny_config(str(used), train_iter=5))
         assert trainer.start_iter == 0
-        assert f"held an earlier run. It is now in {used}.{number}" in (used / "log.txt").read_text()
+        assert f"contained an earlier run. It is now in {used}.{number}" in (used / "log.txt").read_text()
     assert contents(Path(f"{used}.1")) == before
     assert (used / "notes.txt").read_text() == "mine"
     assert sorted(path.name for path in used.parent.iterdir()) == ["run", "run.1", "run.2"]

@@ -367,7 +367,7 @@ def test_weights_take_the_place_of_a_weighted_sampler(caplog: pytest.LogCaptureF
         ({"sampler": iter([0])}, "can be iterated only once"),
         ({"sampler": 3}, r"sampler is 3 \(int\); pass CyclicSampler.* whose __iter__ yields indices, again"),
         ({"sampler": list}, "sampler is the class list, which is not called"),
-        ({"batch_sampler": 3}, r"batch_sampler is 3 \(int\); pass .* yields lists of indices, again for each round"),
+        ({"batch_sampler": 3}, r"batch_sampler is 3 \(int\); pass .* yields lists of indices, again for each epoch"),
         ({"sampler": [0], "readers": "node"}, "readers='node'"),
         ({"no_such_argument": 1}, "no_such_argument"),
         *(({name: np.zeros(2)}, f"{name} is array") for name in ("pin_memory", "in_order", "ends", "timeout")),

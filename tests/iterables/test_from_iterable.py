@@ -750,8 +750,8 @@ def test_an_iterable_without_a_batch_is_told(rows: int, ends: str, caplog: pytes
 @pytest.mark.parametrize(
     ("item", "message"),
     [
-        (lambda row: {"x": np.zeros(1, np.float32 if row < 4 else np.float64)}, "field 'x' of a batch is float64, of"),
-        (lambda row: {"x": row, **({"y": row} if row >= 4 else {})}, r"the fields \['x', 'y'\], the one before it"),
+        (lambda row: {"x": np.zeros(1, np.float32 if row < 4 else np.float64)}, "is float64, but float32 in the batch"),
+        (lambda row: {"x": row, **({"y": row} if row >= 4 else {})}, r"the fields \['x', 'y'\], but the batch before"),
         (
             lambda row: {"x": [np.zeros(2)] * (1 + row // 4)},
             r"as {'x': \['tensor', 'tensor'\]}, but the batch before it as {'x': \['tensor'\]}; nest all batches alike",

@@ -255,7 +255,7 @@ def test_an_iterable_that_does_not_split_itself_is_refused() -> None:
 def test_more_workers_than_shards_are_told_to_say_num_shards(caplog: pytest.LogCaptureFixture) -> None:
     loader = DataLoader(Asks(), 4, num_workers=5)
     assert rows(loader) == list(range(30))
-    assert "read by 1 of num_workers=5" in caplog.text and "num_shards=5 or more" in caplog.text
+    assert "only 1 of num_workers=5" in caplog.text and "num_shards=5 or more" in caplog.text
     loader.close()
 
 

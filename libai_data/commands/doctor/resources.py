@@ -97,7 +97,7 @@ def judge_memory(reports: Reports) -> list[Finding]:
     return [
         Finding(
             OK,
-            f"batches need {bytes_in_words(needed)} a node, {bytes_in_words(has)} available; "
+            f"batches need {bytes_in_words(needed)} per node, {bytes_in_words(has)} available; "
             f"{bytes_in_words(free)} free in /dev/shm",
         )
     ]
@@ -121,10 +121,10 @@ def judge_limits(reports: Reports) -> list[Finding]:
     needed = _DESCRIPTORS_OF_A_RANK + reports.world_size + _DESCRIPTORS_OF_A_WORKER * workers
     allowed = {rank: each["descriptors"] for rank, each in facts.items() if each["descriptors"] is not None}
     if not allowed:
-        return [Finding(OK, "any number of descriptors a rank")]
+        return [Finding(OK, "any number of descriptors per rank")]
     rank, least = min(allowed.items(), key=lambda each: each[1])
     if least >= needed:
-        return [Finding(OK, f"at least {least:,} descriptors a rank")]
+        return [Finding(OK, f"at least {least:,} descriptors per rank")]
     words = f"rank {rank} may open {least:,} descriptors; {reports.world_size} ranks need about {needed:,}"
     advice = f"ulimit -n {max(65536, needed)} before the launch, or LimitNOFILE= of the service that starts it"
     return [Finding(RED, words, advice)]

@@ -152,6 +152,6 @@ def judge_storage(reports: Reports) -> list[Finding]:
     slow = [rank for rank, rate in rates.items() if rate < usual / _SLOW]
     if not slow:
         return [Finding(OK, f"one process reads {least:,.0f} samples/s, on the slowest rank")]
-    words = f"rank {numbers_in_words(slow)} reads {least:,.0f} samples/s, where {usual:,.0f} samples/s are usual"
+    words = f"rank {numbers_in_words(slow)} reads {least:,.0f} samples/s, but {usual:,.0f} samples/s are usual"
     advice = "all ranks wait for the slowest: look at its node's disk and network, or copy the data there"
     return [Finding(WARNING, words, advice)]

@@ -144,7 +144,7 @@ class BlendedDataset(ConcatDataset):
         check(rules, changes=changes, changes_at_steps=changes_at_steps, max_epochs=max_epochs)
         super().__init__(datasets)
         if changes and changes_at_steps:
-            raise ConfigError("the weights of a blend change at positions and at steps; give changes_at_steps alone")
+            raise ConfigError("the weights of a blend change at positions and at steps; give only changes_at_steps")
         sizes = tuple(len(dataset) for dataset in self.datasets)
         self.blend = Blend(
             sizes,

@@ -70,7 +70,7 @@ class _Shard:
         module = array_record_module(self._file.source)
         reader = module.ArrayRecordReader(str(self._file.path), options="readahead_buffer_size:0")
         if not reader.ok():
-            raise FormatError(f"{self._file.source} is no ArrayRecord file, or it is cut short: {_trouble(reader)}")
+            raise FormatError(f"{self._file.source} is not an ArrayRecord file, or it is cut short: {_trouble(reader)}")
         self._file.check_current()
         return reader, 1
 

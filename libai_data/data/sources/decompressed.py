@@ -117,4 +117,4 @@ def _decompress(source: str, packed: Path, target: Path) -> None:
                 f"{source} cannot be decompressed: {error}; make room on the disk, or set LIBAI_DATA_CACHE_DIR to "
                 "another folder"
             ) from error
-        raise FormatError(f"{source} is no zstd file, or it is cut short: {error}") from error
+        raise FormatError(f"{source} is not a zstd file, or it is cut short: {error}") from error

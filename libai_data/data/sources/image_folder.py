@@ -92,8 +92,8 @@ class ImageFolderSource:
             path, label = self[inner]
             raise ConfigError(
                 f"{path} is in a folder within the class {self.classes[label]!r} of {self.root}. If that folder is a "
-                "class of its own, give the folder above it as root; to count its images to "
-                f"{self.classes[label]!r}, set nested='merge'"
+                f"class of its own, give the folder above it as root; to add its images to {self.classes[label]!r}, "
+                "set nested='merge'"
             )
 
     @property

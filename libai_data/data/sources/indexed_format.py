@@ -85,7 +85,7 @@ def parse_index(content: np.ndarray, bin_bytes: int, name: str) -> SequenceIndex
         _refuse_short(content, name)
     magic, version, code, count, document_entries = _HEADER.unpack(content[: _HEADER.size].tobytes())
     if magic != MAGIC:
-        raise FormatError(f"{name} begins with {magic!r}, where a .idx file of this format has {MAGIC!r} at offset 0")
+        raise FormatError(f"{name} begins with {magic!r}, but a .idx file of this format has {MAGIC!r} at offset 0")
     if version != VERSION:
         raise FormatError(f"{name} has version {version} at offset 9; known is {VERSION}")
     if code not in DTYPES:
@@ -96,7 +96,8 @@ def parse_index(content: np.ndarray, bin_bytes: int, name: str) -> SequenceIndex
     end = documents_at + _DOCUMENTS.itemsize * document_entries
     if end != len(content):
         raise FormatError(
-            f"{name} has {len(content)} bytes, but by its header ({count} sequences at offset 18, {document_entries} "
+            f"{name} has {len(content)} bytes, but according to its header ({count} sequences at offset 18, "
+            f"{document_entries} "
             f"document entries at offset 26) it has {end}; it is truncated, or not finished"
         )
     index = SequenceIndex(
@@ -118,7 +119,7 @@ def index_header(dtype: Any, sequences: int, document_entries: int) -> bytes:
 def _refuse_short(content: np.ndarray, name: str) -> None:
     begins = content[: len(MAGIC)].tobytes()
     if not MAGIC.startswith(begins):
-        raise FormatError(f"{name} begins with {begins!r}, where a .idx file of this format has {MAGIC!r} at offset 0")
+        raise FormatError(f"{name} begins with {begins!r}, but a .idx file of this format has {MAGIC!r} at offset 0")
     raise FormatError(f"{name} ends at offset {len(content)}; its header alone has {_HEADER.size} bytes")
 
 
@@ -144,7 +145,7 @@ def _check_sequences(index: SequenceIndex, bin_bytes: int, name: str) -> None:
         expected = int(ends[-1])
     if expected != bin_bytes:
         raise FormatError(
-            f"the .bin file has {bin_bytes} bytes, but by {name} its {count} sequences have {expected} "
+            f"the .bin file has {bin_bytes} bytes, but according to {name}, its {count} sequences have {expected} "
             f"({index.dtype} tokens); it was not finished, or belongs to another .idx file"
         )
 

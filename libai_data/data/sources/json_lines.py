@@ -26,7 +26,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _SCANNED_AT_ONCE = 1 << 24
 _BLANKS = b" \t\r\n"
 _OPENING = (b"[", b"{")
-_ONE_A_LINE = "; JSON lines hold an object a line, as `jq -c '.[]'` makes them of an array"
+_ONE_A_LINE = "; JSON lines have one object per line; `jq -c '.[]'` converts an array to JSON lines"
 _NOT_UTF_8 = "; it has zero bytes, as UTF-16 does: convert the file, as by `iconv -f UTF-16 -t UTF-8`"
 
 

@@ -61,7 +61,7 @@ class _Shard(BatchedShard):
             table.validate(full=True)
             batches = table.combine_chunks().to_batches()
             if [len(batch) for batch in batches] != [self._rows_of(number)]:
-                raise ValueError(f"it has {len(table)} rows, where {self._rows_of(number)} are announced")
+                raise ValueError(f"it has {len(table)} rows, but the footer announces {self._rows_of(number)}")
         except (pyarrow.ArrowException, OSError, ValueError) as error:
             raise FormatError(
                 f"{self._file.source}, record {self._first(number)}, offset {self._offset(number)}: row group {number} "

@@ -259,7 +259,7 @@ _OPTIONS = {"http": _http_options, "https": _http_options, "s3": _s3_options, "s
 
 def _described(url: str, info: dict[str, Any]) -> RemoteFile:
     if info.get("type") == "directory":
-        raise ConfigError(f"{url} is a folder, where a file is expected")
+        raise ConfigError(f"{url} is a folder, but a file is expected")
     md5, sure = _told_md5(_protocol_of(url), info)
     version = {key: str(info[key]) for key in _VERSION_KEYS if info.get(key) is not None}
     return RemoteFile(url, info.get("size"), md5, sure, key_of(info.get("size"), sorted(version.items())))

@@ -65,7 +65,9 @@ def counted(
     found = list_files(f"{folder}/", attempts)
     other = next((path for path in found if not path.startswith(f"{folder}/")), "")
     if other:
-        raise ConfigError(f"{folder} is no folder of shards: the store has {other}; give the address of their folder")
+        raise ConfigError(
+            f"{folder} is not a folder of shards: the store has {other}; give the address of their folder"
+        )
     files = [path for path in found if not path.endswith(".json") and _matches(path[len(folder) + 1 :], pattern)]
     if not files:
         raise no_shards(folder, pattern)
@@ -121,7 +123,7 @@ def check_address(folder: str) -> None:
             f"file://{os.path.abspath(folder)} to copy shards from a slow shared file system when they are needed"
         )
     if any(sign in folder for sign in _SIGNS):
-        raise ConfigError(f"{folder} is a glob, where the address of one folder of shards is needed")
+        raise ConfigError(f"{folder} is a glob, but the address of one folder of shards is needed")
 
 
 def parted(address: str) -> tuple[str, str]:

@@ -105,7 +105,8 @@ class ShardTable:
                     _check_numbers(ends, data, columns)
             except Exception as error:  # For a damaged file, zipfile and numpy raise exceptions of many classes.
                 raise FormatError(
-                    f"{path} is no table of shards, or it is cut short ({error}); run 'libai-data index {folder}' again"
+                    f"{path} is not a table of shards, or it is cut short ({error}); run 'libai-data index {folder}' "
+                    f"again"
                 ) from error
         if version != str(_VERSION):
             raise FormatError(

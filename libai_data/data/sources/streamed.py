@@ -145,7 +145,7 @@ class StreamedSource:
             )
         if len(opened) != self.shard_lengths[number]:
             raise FormatError(
-                f"{remote.url} has {len(opened)} records, where {self.shard_lengths[number]} were counted; run "
+                f"{remote.url} has {len(opened)} records, but {self.shard_lengths[number]} were counted; run "
                 f"'libai-data index {self.folder}' again"
             )
         return opened

@@ -92,7 +92,7 @@ class ChatTemplate:
             # JSON may contain lone surrogates, which no tokenizer accepts.
             text.encode("utf-8")
         except UnicodeEncodeError as error:
-            raise FormatError(f"it is no Unicode text: {error.reason}, {error.object[error.start]!r}") from error
+            raise FormatError(f"it is not Unicode text: {error.reason}, {error.object[error.start]!r}") from error
         return text, parts
 
     def _filled(self, messages: Sequence[Message], tools: Any, ask: bool) -> tuple[str, list[MarkedPart]]:

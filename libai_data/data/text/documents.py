@@ -122,7 +122,7 @@ def _texts_of(line: int, found: Any, keys: Sequence[str]) -> Record:
             # JSON may contain lone surrogates, which no tokenizer accepts.
             text.encode("utf-8")
         except UnicodeEncodeError as error:
-            return BadLine(line, f"{key!r} is no Unicode text: {error.reason} at character {error.start}")
+            return BadLine(line, f"{key!r} is not Unicode text: {error.reason} at character {error.start}")
         texts.append(text)
     return Document(line, tuple(texts))
 

@@ -70,7 +70,8 @@ def find_inputs(patterns: Sequence[str], form: str = "", but: Sequence[Path] = (
     for name in () if form else found:
         if _without_compression(Path(name)).suffix.lower() in _NO_TEXT_SUFFIXES:
             raise ConfigError(
-                f"{name} is not a text file, by its suffix; convert it to JSON lines, or set --format to read its lines"
+                f"the suffix of {name} is not that of a text file; convert the file to JSON lines, or set --format to "
+                f"read its lines"
             )
     _refuse_duplicates(found)
     return list(map(Path, found))

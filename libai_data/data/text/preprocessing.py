@@ -117,8 +117,8 @@ def preprocess(
         if not result.documents:
             shutil.rmtree(folder)
             raise BadLines(
-                f"nothing is written; check --format and --json-keys ({list(task.keys)}). The input holds no document "
-                f"with a token: {result.empty} empty ones and {bad}"
+                f"nothing is written; check --format and --json-keys ({list(task.keys)}). The input contains no "
+                f"document with a token: {result.empty} empty ones and {bad}"
             )
         if result.bad > result.documents:
             shutil.rmtree(folder)

@@ -55,7 +55,7 @@ def read_settings(folder: Path) -> FolderSettings:
             try:
                 content = json.loads(path.read_text(encoding="utf-8"))
             except ValueError as error:
-                raise ConfigError(f"{path} is no JSON: {error}") from error
+                raise ConfigError(f"{path} is not JSON: {error}") from error
             if not isinstance(content, dict):
                 raise ConfigError(f"{path} contains a JSON {type(content).__name__}, but an object is expected")
             found.update(content)
@@ -78,7 +78,7 @@ def _chat_template(folder: Path, found: Any) -> str:
         try:
             return own.read_text(encoding="utf-8-sig")
         except UnicodeDecodeError as error:
-            raise ConfigError(f"{own} is no UTF-8 ({error.reason} at byte {error.start}); convert it") from error
+            raise ConfigError(f"{own} is not UTF-8 ({error.reason} at byte {error.start}); convert it") from error
     if isinstance(found, list):
         found = {each.get("name"): each.get("template") for each in found if isinstance(each, Mapping)}.get("default")
     if not isinstance(found, (str, type(None))):

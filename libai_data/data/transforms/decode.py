@@ -189,8 +189,8 @@ def _check_pixels(height: int, width: int) -> None:
     most = Image.MAX_IMAGE_PIXELS
     if most is not None and height * width > 2 * most:
         raise FormatError(
-            f"the image has {width} x {height} pixels, more than {2 * most}; if it may be so large, raise "
-            "PIL.Image.MAX_IMAGE_PIXELS, of which twice as many are allowed"
+            f"the image has {width} x {height} pixels, more than {2 * most}; to allow such images, raise "
+            f"PIL.Image.MAX_IMAGE_PIXELS; an image may have twice as many pixels"
         )
 
 

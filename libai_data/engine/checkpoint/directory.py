@@ -153,7 +153,7 @@ def verify(directory: Path) -> None:
     if not directory.is_dir():
         raise CheckpointError(f"there is no checkpoint {directory}")
     if not manifest_path.is_file():
-        raise CheckpointError(f"{directory} is no checkpoint of libai_data: it has no {MANIFEST}")
+        raise CheckpointError(f"{directory} is not a checkpoint of libai_data: it has no {MANIFEST}")
     try:
         manifest = json.loads(manifest_path.read_text())
         files: dict[str, dict[str, int]] = manifest["files"]

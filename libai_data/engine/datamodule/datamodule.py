@@ -76,7 +76,7 @@ class DataModule:
             check({"names": TEXT}, names=name)
         left_out = {ignore} if isinstance(ignore, str) else set(ignore or ())
         for name in {*names, *left_out} - set(found):
-            raise ConfigError(f"save_hyperparameters names '{name}', which is no argument.{nearest(name, found)}")
+            raise ConfigError(f"save_hyperparameters names '{name}', which is not an argument.{nearest(name, found)}")
         self.hparams.update(
             {name: value for name, value in found.items() if name not in left_out and (not names or name in names)}
         )

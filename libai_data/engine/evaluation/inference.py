@@ -236,7 +236,7 @@ def _on_rank0(tensors: dict[str, Any], without_padding: Callable[[str, Any], Any
             continue
         if get_world_size() > 1 and not tensor.is_global:
             raise SchemaError(
-                f"'{name}' is a local tensor, of which the other ranks' parts would be lost; evaluate global tensors "
+                f"'{name}' is a local tensor, so the parts of the other ranks would be lost; evaluate global tensors "
                 "(to_global makes them of a batch)"
             )
         local = tensor_to_rank0(tensor, device="cpu", to_local=True)

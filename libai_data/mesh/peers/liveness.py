@@ -39,7 +39,8 @@ SECONDS_TO_JOIN_VARIABLE = "LIBAI_DATA_SECONDS_TO_JOIN"
 _SECONDS_TO_JOIN = 600.0
 _SECONDS_TO_WRITE = 1.0
 _NO_RANK = (
-    "this process was forked from one that had imported OneFlow, so it is no rank; start it by the launcher, or as a "
+    "this process was forked from a process that had imported OneFlow, so it cannot be a rank; start it by the "
+    "launcher, or as a "
     "program of its own (multiprocessing's method 'spawn')"
 )
 _liveness: Liveness | None = None

@@ -87,7 +87,7 @@ def test_a_mesh_is_judged_by_the_nodes_that_its_ranks_are_on(
 
 def test_a_node_whose_storage_is_far_slower_is_named() -> None:
     (found,) = sameness.judge_storage(reports({sameness.STORAGE: [{"samples/s": rate} for rate in (100, 100, 9, 110)]}))
-    assert found.state == WARNING and "rank 2 reads 9 samples/s, where 100 samples/s are usual" in found.found
+    assert found.state == WARNING and "rank 2 reads 9 samples/s, but 100 samples/s are usual" in found.found
     (found,) = sameness.judge_storage(reports({sameness.STORAGE: [{"samples/s": rate} for rate in (100, 20)]}))
     assert found.state == OK and "20 samples/s, on the slowest rank" in found.found
 

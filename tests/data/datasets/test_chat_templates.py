@@ -119,7 +119,7 @@ def test_templates_come_from_the_folder_and_what_is_missing_is_told(tmp_path: Pa
     (path / "chat_template.jinja").write_bytes(b"\xef\xbb\xbf" + CHATML.encode())
     assert TokenizerFiles(str(path)).load().chat_template == CHATML
     (path / "chat_template.jinja").write_bytes(CHATML.encode("utf-16"))
-    with pytest.raises(ConfigError, match="jinja is no UTF-8"):
+    with pytest.raises(ConfigError, match="jinja is not UTF-8"):
         TokenizerFiles(str(path)).load()
     (path / "chat_template.jinja").write_text(TEMPLATES["headers"])
     items = [conversation("a", "b")]

@@ -149,7 +149,7 @@ def said(message: dict[str, Any]) -> dict[str, Any]:
         ({"messages": [{"role": "user"}, *said({"content": "b"})["messages"]]}, "message 0 has the fields"),
         (said({"content": 3}), "message 1 has the content 3; it must be a text"),
         (said({"content": [{"type": "image", "url": "a"}]}), "message 1 has the content .*image"),
-        (said({"content": "\ud800"}), "no Unicode text"),
+        (said({"content": "\ud800"}), "not Unicode text"),
         (said({"content": None, "tool_calls": [{"name": "f"}]}), "message 1 has tool_calls, but the chat template"),
         ({**conversation("a", "b"), "tools": "f"}, "tools are 'f'"),
         ({**conversation("a", "b"), "tools": [{"name": "f"}]}, "there are tools, but"),

@@ -170,7 +170,7 @@ def test_json_that_is_no_object_is_refused_with_record_and_offset(tmp_path: Path
     assert source[0] == {"a": 1}
     with pytest.raises(FormatError, match=r"a.jsonl, record 1, offset 9: a JSON list, where .*`jq -c"):
         source[1]
-    with pytest.raises(FormatError, match=r"a.jsonl, record 2, offset 13: no JSON"):
+    with pytest.raises(FormatError, match=r"a.jsonl, record 2, offset 13: not JSON"):
         source[2]
     (tmp_path / "a.jsonl.gz").write_bytes(b"")
     with pytest.raises(ConfigError, match=r"a.jsonl.gz is compressed.*decompress it first"):

@@ -464,10 +464,10 @@ def test_what_cannot_be_streamed_is_refused_with_what_to_do(object_store: Object
         open_source(FOLDER, "image_folder", streaming=True)
     with pytest.raises(ConfigError, match=rf"{FOLDER} has no shards"):
         open_source(FOLDER, streaming=True)
-    with pytest.raises(ConfigError, match=r"is no folder of shards: .*their folder"):
+    with pytest.raises(ConfigError, match=r"is not a folder of shards: .*their folder"):
         open_source(object_store.put("shards/a.parquet", b"x"), streaming=True)
     object_store.put("shards/.libai_data_shards.npz", b"PK no table")
-    with pytest.raises(FormatError, match=r"libai_data_shards.npz is no table.*run 'libai-data index"):
+    with pytest.raises(FormatError, match=r"libai_data_shards.npz is not a table.*run 'libai-data index"):
         open_source(FOLDER, streaming=True)
 
 
@@ -483,7 +483,7 @@ def test_a_table_with_wrong_numbers_is_refused(
     ((name, value),) = column.items()
     np.savez(tmp_path / "table.npz", **{**table, name: np.full(len(table["samples"]), value)})
     object_store.put("shards/.libai_data_shards.npz", (tmp_path / "table.npz").read_bytes())
-    with pytest.raises(FormatError, match=r"shards.npz is no table of shards.*run 'libai-data index"):
+    with pytest.raises(FormatError, match=r"shards.npz is not a table of shards.*run 'libai-data index"):
         open_source(FOLDER, streaming=True)
 
 

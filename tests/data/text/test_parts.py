@@ -116,7 +116,9 @@ def test_lines_that_are_no_documents_are_told_with_their_line(tmp_path: Path) ->
     assert [record.line for record in records] == [1, 2, 4, 6, 8, 10, 12, 13]
     assert [record.texts for record in records if isinstance(record, Document)] == [("one",), ("two",)]
     reasons = [record.reason for record in records if isinstance(record, BadLine)]
-    for words, reason in zip(["no JSON", "an object a line", "no 'text'", "NoneType", "UTF-8", "surrogates"], reasons):
+    for words, reason in zip(
+        ["not JSON", "one object per line", "no 'text'", "NoneType", "UTF-8", "surrogates"], reasons
+    ):
         assert words in reason
 
 
@@ -199,7 +201,7 @@ def test_folders_give_files_of_known_suffixes_and_what_is_left_out_is_told(
 def test_tables_and_archives_are_refused_unless_the_format_is_told(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("x")
     for pattern in (str(tmp_path / name), f"{tmp_path}/*"):
-        with pytest.raises(ConfigError, match=f"{name} is not a text file, by its suffix"):
+        with pytest.raises(ConfigError, match=f"the suffix of {name} is not that of a text file"):
             find_inputs([pattern])
         assert names(find_inputs([pattern], form="text")) == [name]
 

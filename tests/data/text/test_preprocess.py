@@ -209,9 +209,9 @@ def test_a_broken_parquet_file_is_told_of_and_the_others_are_read(tmp_path: Path
         (b"\n \n", "no document with a token: 0 empty ones and 0 bad lines"),
         (
             b'[{"text": "a"}, {"text": "b"}]',
-            "a JSON list, where an object is expected; JSON lines hold an object a line",
+            "a JSON list, where an object is expected; JSON lines have one object per line",
         ),
-        (b'[\n{"text": "a"},\n{"text": "b"}\n]', "JSON lines hold an object a line"),
+        (b'[\n{"text": "a"},\n{"text": "b"}\n]', "JSON lines have one object per line"),
         (b'{"txt": "a word"}\n' * 3, "no 'text'; there are ['txt']. Did you mean 'txt'?"),
         ('{"text": "a"}\n'.encode("utf-16"), "the file is UTF-16, not UTF-8"),
         ('{"text": "a"}\n'.encode("utf-32"), "iconv -f UTF-32 -t UTF-8"),

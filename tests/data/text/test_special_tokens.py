@@ -92,7 +92,7 @@ def test_the_folders_word_counts_for_every_role(tmp_path: Path) -> None:
     assert TokenizerFiles(str(folder)).fingerprint() != before
     for content, words in (
         ("[]", "holds a JSON list"),
-        ("{", "is no JSON"),
+        ("{", "is not JSON"),
         ('{"eos_token": "<gone>"}', "'<gone>'"),
         ('{"added_tokens_decoder": {"x": "<y>"}}', "must have ids as keys"),
         ('{"added_tokens_decoder": ["<y>"]}', "must have ids as keys"),

@@ -179,7 +179,7 @@ def test_a_fork_of_a_rank_is_told_that_it_is_no_rank(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(liveness, "_liveness", None)
     monkeypatch.setattr(liveness, "_forked", True)
-    with pytest.raises(MeshError, match="was forked from one that had imported OneFlow"):
+    with pytest.raises(MeshError, match="was forked from a process that had imported OneFlow"):
         liveness.watch_over_ranks()
 
 
