@@ -76,8 +76,7 @@ def _special_counts(source: IndexedSource, tokenizer: TextTokenizer) -> dict[str
         if int(some.max()) >= len(counts):
             raise ConfigError(
                 f"{source.prefix} has the token {int(some.max())}, but the tokenizer has only {len(counts)} tokens; "
-                f"give the "
-                "tokenizer that the corpus was made with (--tokenizer)"
+                "give the tokenizer that the corpus was made with (--tokenizer)"
             )
         counts += np.bincount(some, minlength=len(counts))
     return {tokenizer.id_to_token(ident): int(counts[ident]) for ident in tokenizer.special_ids if counts[ident]}

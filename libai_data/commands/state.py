@@ -160,8 +160,8 @@ def _samples(asked: argparse.Namespace) -> list[str]:
         places = saved.stream.left_out.places_of(np.array([start, start + len(indices) - 1]))
         first, last = ledger.schedule.steps_at(places).tolist()
         lines.append(
-            f"In a run without skips, these samples belong to steps {first} to {last}; train.skip_steps counts "
-            "such steps."
+            f"In a run without skips, these samples belong to steps {first} to {last}; train.skip_steps counts such "
+            "steps."
         )
     for row, (epoch, index) in enumerate(zip(epochs.tolist(), indices.tolist())):
         name, own = source_of(sources, index)

@@ -174,8 +174,8 @@ def _add(place: _Place, value: Any) -> None:
     present = place.written_value
     if present is not None and not (isinstance(present, DictConfig) and isinstance(value, dict)):
         raise ConfigError(
-            f"{place.full_key} exists already ({_shown(present)}). Leave out the + to change it, or write ++ to "
-            "change or add it."
+            f"{place.full_key} exists already ({_shown(present)}). Leave out the + to change it, or write ++ to change "
+            "or add it."
         )
     _force(place, value)
 

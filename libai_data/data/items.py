@@ -59,7 +59,7 @@ def named(item: Any, names: Sequence[str] | None = None) -> dict[str, Any]:
             if not isinstance(name, str):
                 raise SchemaError(
                     f"the name of a field of the item is {name!r}, a {type(name).__name__}; names must be texts, the "
-                    f"arguments of model.forward"
+                    "arguments of model.forward"
                 )
         if not used:
             raise SchemaError(

@@ -46,8 +46,8 @@ def check_same_arguments(readers: str, **given: Any) -> None:
     found = differences({rank: json.loads(words) for rank, words in sorted(told.items())})
     if found:
         raise ConfigError(
-            f"the ranks make the same loader with different arguments: {'; '.join(found)}. With readers={readers}, "
-            f"the loader uses the arguments of the ranks that read; give all ranks the same arguments"
+            f"the ranks make the same loader with different arguments: {'; '.join(found)}. With readers={readers}, the "
+            "loader uses the arguments of the ranks that read; give all ranks the same arguments"
         )
 
 

@@ -91,8 +91,7 @@ def _advice(signatures: list[list[FieldSignature]], name: str) -> str:
         return ""
     return (
         " (a collator that pads to the longest sample sees only the samples of its own process: pad to one length, as "
-        "PadCollator does "
-        "with fixed=True, or let rank 0 read for all with readers=rank0)"
+        "PadCollator does with fixed=True, or let rank 0 read for all with readers=rank0)"
     )
 
 

@@ -190,7 +190,7 @@ class DefaultTrainer(RunsStages, TrainerBase):
             except (TypeError, ValueError) as error:
                 raise TypeError(
                     f"checkpoints cannot store the state_dict of the {name} ({error}); return numbers, texts, lists "
-                    f"and dicts, or rename the method"
+                    "and dicts, or rename the method"
                 ) from error
             self.checkpointer.stateful[name] = hook
             if name in self._saved_states:

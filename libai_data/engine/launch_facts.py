@@ -47,7 +47,7 @@ def problem_on(cfg: Any, nodes: int, nodes_before: int, ranks_per_node: int) -> 
     if steps != steps_before:
         return (
             f"a step would take {steps[0][1]} samples instead of {steps_before[0][1]}; set train.global_batch_size, "
-            f"which does not depend on the number of ranks"
+            "which does not depend on the number of ranks"
         )
     return ""
 

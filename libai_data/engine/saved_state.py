@@ -82,8 +82,8 @@ def in_words(saved: SavedState) -> list[str]:
         f"Checkpoint {saved.path}, written after {saved.step} steps" + (f" on a mesh of {shown}." if shown else "."),
         *_step_in_words(saved),
         f"Used so far: {stream.position} samples, on all ranks together. Epoch {epoch} is at {offset} of "
-        f"{order.epoch_size} "
-        f"samples ({offset / order.epoch_size:.1%}); the next epoch begins after {order.epoch_size - offset} more.",
+        f"{order.epoch_size} samples ({offset / order.epoch_size:.1%}); the next epoch begins after "
+        f"{order.epoch_size - offset} more.",
         f"Dataset: {_dataset_in_words(saved.data)}, {order.size} samples, {order.in_words()}.",
     ]
     if stream.left_out.ranges:
@@ -111,26 +111,26 @@ def _step_in_words(saved: SavedState) -> list[str]:
     if schedule is None:
         return [
             f"A resume continues with step {saved.step} at position {saved.stream.position}; the sizes of steps are "
-            f"not known."
+            "not known."
         ]
     size = schedule.size_of(saved.step)
     sizes = ", ".join(f"{size} from step {step} on" for step, size in schedule.sizes)
     first = schedule.first_step
     lines = [
         f"A resume continues with step {saved.step}, which uses {size} samples from position {saved.stream.position} "
-        f"on.",
+        "on.",
         f"Global batch size: {sizes}.",
     ]
     if saved.stream.left_out.ranges:
         uncut = schedule.step_at(saved.stream.place)
         lines.append(
-            f"In a run without skips, these samples belong to step {uncut} and later; train.skip_steps counts "
-            "such steps."
+            f"In a run without skips, these samples belong to step {uncut} and later; train.skip_steps counts such "
+            "steps."
         )
     if first:
         lines.append(
             f"The samples of a step are known only from step {first} on, because the order was changed on purpose "
-            f"there."
+            "there."
         )
     return lines
 

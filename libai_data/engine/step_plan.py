@@ -87,8 +87,8 @@ def step_plan(cfg: Any, data_parallel_size: int | None = None) -> StepPlan:
         return StepPlan(StepSchedule(((0, sizes.global_batch_size),)), {sizes.global_batch_size: sizes}, skips)
     if total is not None and total != entries[-1][1]:
         raise ConfigError(
-            f"train.global_batch_size is {total}, but {SCHEDULE_KEY} ends with {entries[-1][1]}; leave it None, or "
-            f"set it to the same size"
+            f"train.global_batch_size is {total}, but {SCHEDULE_KEY} ends with {entries[-1][1]}; leave it None, or set "
+            "it to the same size"
         )
     if len(entries) > 1 and try_get_key(cfg, "graph.enabled", default=False):
         raise ConfigError(

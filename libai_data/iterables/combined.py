@@ -72,8 +72,7 @@ class CombinedLoader:
             known = sorted(saved) if isinstance(saved, abc.Mapping) else "one loader alone"
             raise CheckpointError(
                 f"the data state is that of {known}, but the loaders are {sorted(self.loaders)}; return loaders with "
-                f"the "
-                "saved names from train_dataloader"
+                "the saved names from train_dataloader"
             )
         self._taken = {}
         for name, loader in self.loaders.items():

@@ -196,8 +196,7 @@ class DataLoader(_Made, metaclass=ABCMeta):
             if readers != "every_rank":
                 raise ConfigError(
                     f"readers={readers!r}: your own sampler gives indices to its own rank only; use shuffle or "
-                    f"weights, or "
-                    "readers='every_rank'"
+                    "weights, or readers='every_rank'"
                 )
             return _with_attributes(BatchLoader(dataset, batch_sampler, **shared, **options), dataset, kept)
         loader = from_iterable(

@@ -186,8 +186,8 @@ def from_iterable(
     if num_workers > (num_shards or 1):
         tell_once(
             f"only {num_shards or 1} of num_workers={num_workers} workers read {summary.name}, because it has no more "
-            f"shards. Set "
-            f"num_shards={num_workers} or more, and let the source yield the shard that get_worker_info() names"
+            f"shards. Set num_shards={num_workers} or more, and let the source yield the shard that get_worker_info() "
+            "names"
         )
     if summary.batches and collate_fn is not None:
         raise ConfigError(f"collate_fn makes batches of samples, but {summary.name} yields batches; remove collate_fn")

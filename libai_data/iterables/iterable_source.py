@@ -182,8 +182,7 @@ class Source:
         """The error for an iterable that has only one epoch."""
         return ConfigError(
             f"{self.name} is an iterator, or contains one, which can be iterated only once. Pass the function that "
-            f"makes "
-            "it, so that each epoch, and a resumed training, gets a new one"
+            "makes it, so that each epoch, and a resumed training, gets a new one"
         )
 
     def _saver(self, get: Callable[[], Any]) -> SaveState | None:

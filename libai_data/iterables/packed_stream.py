@@ -33,8 +33,8 @@ class _Stage:
         if "__iter__" in vars(cls):
             raise TypeError(
                 f"{cls.__name__} has an __iter__ of its own, but a loader reads a {cls.__mro__[1].__name__} without "
-                f"calling __iter__; change the rows by MappedStream, FilteredStream or PackedStream, or do not derive "
-                f"the class from these"
+                "calling __iter__; change the rows by MappedStream, FilteredStream or PackedStream, or do not derive "
+                "the class from these"
             )
 
     def __iter__(self) -> Iterator[Any]:
@@ -114,7 +114,7 @@ class PackedStream(_Stage):
             if name in options:
                 raise ConfigError(
                     f"PackedStream has no argument '{name}': it measures each sample when it reads the sample, and "
-                    f"packs all samples; filter with FilteredStream"
+                    "packs all samples; filter with FilteredStream"
                 )
         self.source, self._options = _stream(source, "PackedDataset"), {"length": length, **options}
         self._packer(_Pending())

@@ -90,7 +90,7 @@ class Prefetcher:
                 if self._timeout and silent > self._timeout:
                     raise SampleError(
                         f"{self._name} has yielded nothing for {self._timeout:g} s, after {seen} item(s) of this "
-                        f"epoch; check what it waits for, or raise timeout"
+                        "epoch; check what it waits for, or raise timeout"
                     ) from None
         if group.error is not None:
             kind, _, message = error_text(group.error).partition(": ")

@@ -246,9 +246,8 @@ class RowReader:
                     f"{self._source.name} pads its batches to different lengths (rows of field '{name}' are "
                     f"{list(self._shapes[name])}, then {list(shape)}), and its last batch has only "
                     f"{self._source.short_batch} rows. With ends='cycle', rows of the next epoch are joined to the "
-                    f"last batch, which needs equal shapes: set drop_last=True, pad to one length, or give "
-                    f"from_iterable the "
-                    "dataset and the collate_fn instead of the loader"
+                    "last batch, which needs equal shapes: set drop_last=True, pad to one length, or give "
+                    "from_iterable the dataset and the collate_fn instead of the loader"
                 )
 
     def _open(self, epoch: int, mark: Mark | None) -> None:

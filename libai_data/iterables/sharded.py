@@ -163,8 +163,8 @@ class ShardedSource(WrappedSource):
         if by_threads and sharding.shards > 1 and not self._takes_shard:
             raise ConfigError(
                 f"worker_type='thread': {self.name} must call get_worker_info to find its shard, but get_worker_info "
-                f"gives the same answer to all threads of a process. Pass a function with shard and num_shards, or "
-                f"use worker_type='process'"
+                "gives the same answer to all threads of a process. Pass a function with shard and num_shards, or use "
+                "worker_type='process'"
             )
         self._thing = thing
         self._reader = self._made_reader()
@@ -223,7 +223,7 @@ class ShardedSource(WrappedSource):
         if not self._takes_shard:
             raise SchemaError(
                 f"shards {one} and {other} of {self.name} begin with the same {count} sample(s), so it does not split "
-                f"its samples. Let it yield the samples of get_worker_info().id of get_worker_info().num_workers (of "
+                "its samples. Let it yield the samples of get_worker_info().id of get_worker_info().num_workers (of "
                 "torch.utils.data or libai_data), or pass a function with shard and num_shards"
             )
 

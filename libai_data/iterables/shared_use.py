@@ -82,5 +82,5 @@ class Alone:
         if self._uses.newest() is not self:
             raise PassError(
                 f"another loader has begun to read the same {self._name}, and this object stores its epoch or its "
-                f"place itself. Give each loader its own object, or the function that makes the object"
+                "place itself. Give each loader its own object, or the function that makes the object"
             )

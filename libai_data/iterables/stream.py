@@ -64,7 +64,7 @@ def check_place(state: Mapping[str, Any]) -> None:
     if contradictions:
         raise CheckpointError(
             f"the data state contradicts itself: {'; '.join(contradictions)}. Restore a state that was not edited, or "
-            f"delete 'iterable' from the state, so that the loader counts rows up to the position"
+            "delete 'iterable' from the state, so that the loader counts rows up to the position"
         )
 
 
@@ -228,7 +228,7 @@ class IterableStream(EpochPositions, StreamSampler):
             raise SchemaError(
                 f"{self._rows.source.name} yields batches of {rows} rows, which cannot be shared by "
                 f"{self.data_parallel_size} data-parallel ranks; change the size of the batches, or give "
-                f"micro_batch_size to cut the batches again"
+                "micro_batch_size to cut the batches again"
             )
         if rows:
             self._size = rows

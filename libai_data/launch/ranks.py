@@ -349,8 +349,7 @@ class Ranks:
             if code == 0:
                 say(
                     f"local rank {local_rank} ended with exit code 0 and never imported oneflow; in 'import oneflow', "
-                    f"local rank "
-                    f"{numbers_in_words(self._joining.waiting(codes))} waits for it; stopping the others"
+                    f"local rank {numbers_in_words(self._joining.waiting(codes))} waits for it; stopping the others"
                 )
                 return
             before = f" ({_ended(codes)} before)" if 0 in codes else ""

@@ -95,7 +95,7 @@ class Restarts:
         if again:
             return (
                 f"the same failure (exit code {code}) occurred twice, each time within {SECONDS_TO_PROVE_ITSELF:g} s "
-                f"of the start and without a new checkpoint; another restart would fail too"
+                "of the start and without a new checkpoint; another restart would fail too"
             )
         if self.used >= self.limit:
             return f"all {self.limit} restarts of --max-restarts are used"
@@ -141,8 +141,8 @@ def describe(args: argparse.Namespace, nodes: int) -> Training:
         facts: dict[str, Any] = json.loads(described.stdout.splitlines()[-1])
     except (ValueError, IndexError, subprocess.TimeoutExpired):
         say(
-            "cannot read the script's config; its checkpoints and its number of nodes are unknown:"
-            f"\n{quoted(problem).rstrip()}"
+            "cannot read the script's config; its checkpoints and its number of nodes are "
+            f"unknown:\n{quoted(problem).rstrip()}"
         )
         return Training()
     return Training(

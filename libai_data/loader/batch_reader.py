@@ -313,9 +313,8 @@ class BatchReader:
                 for each, names in ((collated.skeleton, dtypes), (skeleton, before))
             )
             raise SchemaError(
-                f"a batch is nested as {newer}, but the batch before it as {older}; nest all batches alike. Instead "
-                f"of a "
-                "list or tuple with an entry for each sample, return one tensor, or a list of strings"
+                f"a batch is nested as {newer}, but the batch before it as {older}; nest all batches alike. Instead of "
+                "a list or tuple with an entry for each sample, return one tensor, or a list of strings"
             )
         if set(before) != set(dtypes):
             raise SchemaError(f"a batch has the fields {list(dtypes)}, but the batch before it has {list(before)}")
@@ -323,8 +322,7 @@ class BatchReader:
             if dtype != before[name]:
                 raise SchemaError(
                     f"field '{name}' of a batch is {dtype}, but {before[name]} in the batch before it; convert all "
-                    f"samples "
-                    "to one dtype"
+                    "samples to one dtype"
                 )
         return collated.skeleton
 

@@ -166,9 +166,8 @@ class TaskRunner:
         if self.batch_draws.found:
             tell_once(
                 "%s draws from %s for several rows at once. These draws are the same in each run, but differ between "
-                "meshes. Draw in the "
-                "dataset; in a collate_fn, from libai_data.data.random.sample_generators(), one for each row; in a "
-                "BatchTransform, from the BatchRandom that it is given",
+                "meshes. Draw in the dataset; in a collate_fn, from libai_data.data.random.sample_generators(), one "
+                "for each row; in a BatchTransform, from the BatchRandom that it is given",
                 self._name or type(self._batch_transform).__name__,
                 ", ".join(sorted(self.batch_draws.found)),
             )

@@ -129,7 +129,7 @@ class FailureLog:
                 return SampleError(
                     f"sample {sample.index} of {self._dataset_name} (epoch {sample.epoch}) could be read when the "
                     f"stream was planned, but not afterwards: {sample.error}. The samples after it were planned with "
-                    f"its length, so no other sample can replace it. Make each sample fail every time or never"
+                    "its length, so no other sample can replace it. Make each sample fail every time or never"
                 )
         failed, budget = sum(self._kinds.values()), self._policy.replacement_budget
         if self._delivered < SAMPLES_BEFORE_BUDGET or failed <= budget * self._delivered:

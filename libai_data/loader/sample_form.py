@@ -58,7 +58,7 @@ def compared(sample: Any, form: SampleForm, read: Callable[[], Any], dataset: st
         return form._replace(checksum=zlib.crc32(repr(tensors).encode())) if tensors else form
     warning = (
         f"{dataset} returns a different {' and '.join(map(repr, changed[:3]))} each time that sample {index} is read. "
-        f"So batches depend on which worker reads them and how often, and a resumed run gets other batches. If the "
+        "So batches depend on which worker reads them and how often, and a resumed run gets other batches. If the "
         f"dataset draws random numbers, {WHAT_TO_WRITE}; if it counts or reads the clock, use the index instead"
     )
     return form._replace(warning=warning)

@@ -105,7 +105,7 @@ def _array_of_list(values: Sequence[Any], subject: str) -> np.ndarray:
 def _beyond_float32(value: float, subject: str) -> SchemaError:
     return SchemaError(
         f"{subject} contains {value}, but Python floats become float32, which ends at 3.4e38; return values of "
-        f"np.float64"
+        "np.float64"
     )
 
 

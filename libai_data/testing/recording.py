@@ -101,7 +101,7 @@ class Job:
             if len(done.steps) > _MOST_STEPS_PER_SAMPLE * self._factory.samples + 4:
                 raise ConfigError(
                     f"after {len(done.steps)} steps over {self._factory.samples} samples the pass has not ended; if "
-                    f"the stream is endless, set endless=True"
+                    "the stream is endless, set endless=True"
                 )
         return done
 

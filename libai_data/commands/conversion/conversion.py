@@ -248,7 +248,7 @@ class WriteShard:
             if read != written:
                 raise FormatError(
                     f"{path}: the shard of records {job.first} to {job.stop} does not read back as it was written; "
-                    f"check the disk and the memory of this machine"
+                    "check the disk and the memory of this machine"
                 )
         return ShardReport(job.stop - job.first, path.stat().st_size, written, job.input)
 

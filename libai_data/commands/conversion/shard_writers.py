@@ -69,16 +69,16 @@ class _WebDataset:
         key = str(fields.pop("__key__", f"{index:09d}"))
         if key.startswith("/") or ".." in key.split("/") or "." in key.rpartition("/")[2] or not key.rpartition("/")[2]:
             raise SchemaError(
-                f"the key {key!r} cannot be a key of WebDataset: it must be a relative path, without a dot "
-                "in its last part"
+                f"the key {key!r} cannot be a key of WebDataset: it must be a relative path, without a dot in its last "
+                "part"
             )
         found: dict[str, Any] = {"__key__": key}
         for name, value in fields.items():
             ending, content = _as_file(name, value)
             if ending in found or "/" in ending or not ending:
                 raise SchemaError(
-                    f"field {name!r} would be a file with the ending {ending!r}, which is empty, contains '/' or is "
-                    f"in use; rename the field"
+                    f"field {name!r} would be a file with the ending {ending!r}, which is empty, contains '/' or is in "
+                    "use; rename the field"
                 )
             info = tarfile.TarInfo(f"{key}.{ending}")
             info.size = len(content)

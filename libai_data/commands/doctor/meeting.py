@@ -146,7 +146,7 @@ def why_unreached(error: OSError) -> str:
     if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH):
         return (
             f"there is no route to it ({error.strerror}); is MASTER_ADDR an address of the network that connects the "
-            f"nodes?"
+            "nodes?"
         )
     return str(error)
 

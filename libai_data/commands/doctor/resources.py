@@ -97,8 +97,8 @@ def judge_memory(reports: Reports) -> list[Finding]:
     return [
         Finding(
             OK,
-            f"batches need {bytes_in_words(needed)} per node, {bytes_in_words(has)} available; "
-            f"{bytes_in_words(free)} free in /dev/shm",
+            f"batches need {bytes_in_words(needed)} per node, {bytes_in_words(has)} available; {bytes_in_words(free)} "
+            "free in /dev/shm",
         )
     ]
 

@@ -170,8 +170,8 @@ def _timings(stats: dict[str, Any]) -> str:
         bar = f"<span class='bar' style='width:{max(200 * seconds / most, 1):.0f}px'></span>"
         rows.append(f"<tr><td>{stage}</td><td class='number'>{seconds / samples * 1e6:,.1f}</td><td>{bar}</td></tr>")
     note = (
-        f"Over {stats.get('samples', 0)} samples, the first ones of this process, read without workers. "
-        "For reliable numbers, use <code>libai-data profile</code>."
+        f"Over {stats.get('samples', 0)} samples, the first ones of this process, read without workers. For reliable "
+        "numbers, use <code>libai-data profile</code>."
     )
     return f"<table>{''.join(rows)}</table><p class='more'>{note}</p>"
 

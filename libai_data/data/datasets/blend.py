@@ -71,7 +71,7 @@ class Blend:
         if self.limits and len(self.limits) != len(self.sizes):
             raise ConfigError(
                 f"max_epochs has {len(self.limits)} entries for the {len(self.sizes)} datasets of a blend; give one "
-                f"for each dataset, or None for any number of epochs"
+                "for each dataset, or None for any number of epochs"
             )
         object.__setattr__(self, "phases", tuple(joined))
 
@@ -169,7 +169,7 @@ def _limits(max_epochs: Sequence[float | None] | None, sizes: tuple[int, ...]) -
         if each is not None and not (REAL.holds(each) and 0 < each < inf):
             raise ConfigError(
                 f"max_epochs is {list(max_epochs)}; {each!r} is not allowed: give a number above 0 for each dataset, "
-                f"or None for any number of epochs"
+                "or None for any number of epochs"
             )
     # A float counts as the decimal number that Python prints for it.
     return tuple(

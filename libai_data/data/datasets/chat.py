@@ -128,8 +128,8 @@ class ChatDataset:
         if not wanted:
             roles = [message["role"] for message in messages[first:]]
             raise FormatError(
-                f"no message from number {first} on counts in the loss: their roles are {roles}, and loss_roles "
-                f"is {list(self._loss_roles)}"
+                f"no message from number {first} on counts in the loss: their roles are {roles}, and loss_roles is "
+                f"{list(self._loss_roles)}"
             )
         text, spans = self._template.with_spans(messages, wanted, tools)
         ids, places = self._tokenizer.encode_with_places(text)
@@ -155,8 +155,7 @@ class ChatDataset:
             if self._too_long == REFUSE:
                 raise FormatError(
                     f"it has {count} tokens, but max_seq_length is {longest}; set a greater max_seq_length, or "
-                    f"too_long to "
-                    f"{CUT_END!r} or {CUT_START!r}"
+                    f"too_long to {CUT_END!r} or {CUT_START!r}"
                 )
             kept = slice(0, longest) if self._too_long == CUT_END else slice(count - longest, count)
             inputs, labels, loss = inputs[kept], labels[kept], loss[kept]

@@ -102,8 +102,8 @@ def refuse_repeated(dataset: Any) -> None:
     if repeated:
         raise ConfigError(
             f"{type(dataset).__name__} has {repeated}, so a document may be in several samples, and the parts would "
-            f"share documents. Leave the argument out (a loader's stream repeats the samples by itself), or "
-            "give the dataset itself to build_nlp_train_val_test_loader, which divides its documents"
+            "share documents. Leave the argument out (a loader's stream repeats the samples by itself), or give the "
+            "dataset itself to build_nlp_train_val_test_loader, which divides its documents"
         )
     inner = attribute_of(dataset, "datasets")
     for each in [attribute_of(dataset, "dataset"), *(inner if isinstance(inner, (list, tuple)) else ())]:

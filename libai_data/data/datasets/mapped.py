@@ -65,5 +65,5 @@ def refuse_outputs_without_indices(dataset: Any) -> None:
         name = type(dataset).__name__
         raise ConfigError(
             f"the samples of a {name} have no index of their own; wrap it, as OneRound({name}(...)), or put filters "
-            f"and packers around Map, Subset, ConcatDataset and blends, not inside"
+            "and packers around Map, Subset, ConcatDataset and blends, not inside"
         )

@@ -202,7 +202,7 @@ def _arrays_of(sample: Any) -> dict[str, np.ndarray]:
     if len(set(lengths.values())) > 1 or () in lengths.values():
         raise SchemaError(
             f"the first dims of a sample's fields are {lengths}; packing requires that the first dim of each field is "
-            f"the length of the sample"
+            "the length of the sample"
         )
     return arrays
 

@@ -139,8 +139,8 @@ class StreamTransform:
             dataset = dataset.dataset
         elif has_attribute(dataset, "is_stream_transform"):
             raise ConfigError(
-                f"{type(self).__name__} got a {type(dataset).__name__}, whose samples have no index of their own; "
-                f"pack or filter a OneRound of it, or filter before packing"
+                f"{type(self).__name__} got a {type(dataset).__name__}, whose samples have no index of their own; pack "
+                "or filter a OneRound of it, or filter before packing"
             )
         self.dataset: Any = dataset
         self.units = int(units)

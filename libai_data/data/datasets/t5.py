@@ -75,7 +75,7 @@ class T5Dataset(SentenceDataset):
         if not 0 < masked_lm_prob < 1 or not 1 <= mean_span_length < inf:
             raise ConfigError(
                 f"masked_lm_prob is {masked_lm_prob} and mean_span_length {mean_span_length}; masked_lm_prob must be "
-                f"between 0 and 1, mean_span_length at least 1"
+                "between 0 and 1, mean_span_length at least 1"
             )
         self.name = name
         self.max_seq_length, self.max_seq_length_dec = max_seq_length, max_seq_length_dec

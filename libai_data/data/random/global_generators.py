@@ -149,10 +149,9 @@ class GlobalDraws:
             return True
         if "oneflow" in new and not (is_worker_process() and self._readings < _EARLY):
             tell_once(
-                "%s draws from OneFlow's generator, which can neither be watched nor put back exactly. From now on "
-                "it is seeded for each sample; samples that were read before may have got other numbers, and in the "
-                "trainer's own "
-                "process the model's generator skips numbers; %s",
+                "%s draws from OneFlow's generator, which can neither be watched nor put back exactly. From now on it "
+                "is seeded for each sample; samples that were read before may have got other numbers, and in the "
+                "trainer's own process the model's generator skips numbers; %s",
                 self._whose,
                 WHAT_TO_WRITE,
             )

@@ -323,8 +323,8 @@ def laned_order(
     if lanes is None:
         if block is not None:
             raise ConfigError(
-                f"block is {block}, but lanes is not set; block is the number of shards that a lane shuffles "
-                "together: set lanes, too"
+                f"block is {block}, but lanes is not set; block is the number of shards that a lane shuffles together: "
+                "set lanes, too"
             )
         return None
     if weights is not None:

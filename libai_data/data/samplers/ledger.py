@@ -36,8 +36,8 @@ class Ledger:
     def __init__(self, state: StreamState, batches: Mapping[int, int] | None = None) -> None:
         if state.schedule is None:
             raise CheckpointError(
-                "the data state has the place in the stream, but no steps: it was saved by a loader without a "
-                "trainer; call sampler.follow(StepSchedule(((0, global batch size),)))"
+                "the data state has the place in the stream, but no steps: it was saved by a loader without a trainer; "
+                "call sampler.follow(StepSchedule(((0, global batch size),)))"
             )
         if state.start is not None:
             raise CheckpointError(

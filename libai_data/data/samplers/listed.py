@@ -152,7 +152,7 @@ class ListedBatches(EpochPositions):
         if not lists:
             raise ConfigError(
                 f"the {self._argument} ({self._name}) yields no list of indices; the dataset may be smaller than one "
-                f"batch, with drop_last=True"
+                "batch, with drop_last=True"
             )
         self._lists = lists
         self._rounds_ended += 1
@@ -200,8 +200,8 @@ class ListedBatches(EpochPositions):
         instead = "remove it and set weights=" if "Weighted" in self._name else "use CyclicSampler"
         raise CheckpointError(
             f"the {self._argument} ({self._name}) does not replay: its lists {before} epoch {epoch} differ from the "
-            f"lists before the checkpoint, so the samples would be others. Seed it (`generator` of a torch "
-            f"sampler), {instead}, or continue with other samples on purpose: {allowing('seed')}"
+            "lists before the checkpoint, so the samples would be others. Seed it (`generator` of a torch sampler), "
+            f"{instead}, or continue with other samples on purpose: {allowing('seed')}"
         )
 
     def order_words(self) -> dict[str, Any]:

@@ -199,8 +199,8 @@ class Walk:
         name = type(self._transform).__name__
         if self._apart > 1:
             return ConfigError(
-                f"{name} keeps none of the samples of one of the {self._apart} lanes, so this lane would have no "
-                f"rows. Use fewer lanes"
+                f"{name} keeps none of the samples of one of the {self._apart} lanes, so this lane would have no rows. "
+                "Use fewer lanes"
             )
         return ConfigError(f"{name} keeps none of the {self._order.size} samples, so there would be no batch")
 

@@ -115,7 +115,7 @@ class ProcessPool(Generic[Job, Report]):
                 if died == _ATTEMPTS:
                     raise self._work.error(
                         f"{died} processes died at {self._work.name(job)}, the last with exit code {code}; check that "
-                        f"there is enough memory. What is finished is kept: run the same command again"
+                        "there is enough memory. What is finished is kept: run the same command again"
                     ) from error
                 continue
             if done:

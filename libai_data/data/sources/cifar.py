@@ -142,9 +142,8 @@ class CIFARSource(PublishedImages):
         record, size = self.kind.labels + _PIXELS, len(content)
         if size % record or not size:
             raise FormatError(
-                f"{path} has {size} bytes, which is not a whole number of images of {record} bytes; it is cut short "
-                f"at offset "
-                f"{size - size % record}, or another file"
+                f"{path} has {size} bytes, which is not a whole number of images of {record} bytes; it is cut short at "
+                f"offset {size - size % record}, or another file"
             )
         return content.reshape(-1, record)
 

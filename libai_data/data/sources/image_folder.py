@@ -69,7 +69,7 @@ class ImageFolderSource:
         if is_remote(str(root)):
             raise ConfigError(
                 f"{root} is a folder of a store, where each image would need its own request; write the images into "
-                f"shards"
+                "shards"
             )
         check(_RULES, suffixes=suffixes, cache_dir=cache_dir or None, nested=nested)
         self.root = checked_path("root", root)

@@ -97,8 +97,7 @@ def parse_index(content: np.ndarray, bin_bytes: int, name: str) -> SequenceIndex
     if end != len(content):
         raise FormatError(
             f"{name} has {len(content)} bytes, but according to its header ({count} sequences at offset 18, "
-            f"{document_entries} "
-            f"document entries at offset 26) it has {end}; it is truncated, or not finished"
+            f"{document_entries} document entries at offset 26) it has {end}; it is truncated, or not finished"
         )
     index = SequenceIndex(
         np.dtype(DTYPES[code]),
@@ -138,9 +137,9 @@ def _check_sequences(index: SequenceIndex, bin_bytes: int, name: str) -> None:
             offsets = [_HEADER.size + 4 * (first + place), _HEADER.size + 4 * count + 8 * (first + place)]
             raise FormatError(
                 f"{name} says at the offsets {offsets} that sequence {first + place} of {count} has {sizes[place]} "
-                f"{index.dtype} tokens and begins at byte {pointers[place]} of the .bin file; but the sequences "
-                f"before it end at byte {starts[place]}, and the .bin file has {bin_bytes} bytes; one of the two "
-                f"files is truncated, or belongs to another file"
+                f"{index.dtype} tokens and begins at byte {pointers[place]} of the .bin file; but the sequences before "
+                f"it end at byte {starts[place]}, and the .bin file has {bin_bytes} bytes; one of the two files is "
+                "truncated, or belongs to another file"
             )
         expected = int(ends[-1])
     if expected != bin_bytes:

@@ -110,8 +110,8 @@ class InMemorySource:
             return pickle.dumps(record, protocol=5)
         if type(record) is not bytes:
             raise ConfigError(
-                f"record {number} of {type(self._source).__name__} is of type {type(record).__name__}, but the "
-                f"records before it are bytes; let the source return records of one kind"
+                f"record {number} of {type(self._source).__name__} is of type {type(record).__name__}, but the records "
+                "before it are bytes; let the source return records of one kind"
             )
         return record
 

@@ -104,7 +104,7 @@ def _received(address: str) -> int | None:
         if user_of(end) != os.getuid():
             raise PeerError(
                 f"a process of user {user_of(end)} has the socket \\0{address[1:]} (see /proc/net/unix), which this "
-                f"user needs for shared memory; end that process"
+                "user needs for shared memory; end that process"
             )
         try:
             descriptors = socket.recv_fds(end, 1, 1)[1]

@@ -108,9 +108,8 @@ def checked_format(folder: str, format: str) -> str:
     """A format, if shards of it can be streamed."""
     if format not in STREAMED:
         raise ConfigError(
-            f"{folder} cannot be streamed: its format is {format!r}, and only these can be streamed: "
-            f"{list(STREAMED)}; open it "
-            "without streaming, or write it in one of these with 'libai-data convert'"
+            f"{folder} cannot be streamed: its format is {format!r}, and only these can be streamed: {list(STREAMED)}; "
+            "open it without streaming, or write it in one of these with 'libai-data convert'"
         )
     return format
 
@@ -181,7 +180,7 @@ def _samples(
         if not 0 <= samples <= _MOST_SAMPLES:
             raise FormatError(
                 f"{remote.url} has {samples} samples according to the table or manifest beside it, which is not "
-                f"possible; remove the table or manifest"
+                "possible; remove the table or manifest"
             )
         return samples
     why = ""

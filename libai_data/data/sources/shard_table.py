@@ -106,7 +106,7 @@ class ShardTable:
             except Exception as error:  # For a damaged file, zipfile and numpy raise exceptions of many classes.
                 raise FormatError(
                     f"{path} is not a table of shards, or it is cut short ({error}); run 'libai-data index {folder}' "
-                    f"again"
+                    "again"
                 ) from error
         if version != str(_VERSION):
             raise FormatError(

@@ -71,7 +71,7 @@ def find_inputs(patterns: Sequence[str], form: str = "", but: Sequence[Path] = (
         if _without_compression(Path(name)).suffix.lower() in _NO_TEXT_SUFFIXES:
             raise ConfigError(
                 f"the suffix of {name} is not that of a text file; convert the file to JSON lines, or set --format to "
-                f"read its lines"
+                "read its lines"
             )
     _refuse_duplicates(found)
     return list(map(Path, found))

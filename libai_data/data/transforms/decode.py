@@ -190,7 +190,7 @@ def _check_pixels(height: int, width: int) -> None:
     if most is not None and height * width > 2 * most:
         raise FormatError(
             f"the image has {width} x {height} pixels, more than {2 * most}; to allow such images, raise "
-            f"PIL.Image.MAX_IMAGE_PIXELS; an image may have twice as many pixels"
+            "PIL.Image.MAX_IMAGE_PIXELS; an image may have twice as many pixels"
         )
 
 

@@ -80,8 +80,8 @@ class Mixup(BatchTransform):
             cutmix_alpha = 1.0
         if min(mixup_alpha, cutmix_alpha) < 0 or max(mixup_alpha, cutmix_alpha) == 0:
             raise ConfigError(
-                f"mixup_alpha is {mixup_alpha} and cutmix_alpha {cutmix_alpha}; at least one must be above 0, and "
-                f"none below 0"
+                f"mixup_alpha is {mixup_alpha} and cutmix_alpha {cutmix_alpha}; at least one must be above 0, and none "
+                "below 0"
             )
         SoftLabels((), num_classes, label_smoothing)
         self.mixup_alpha = mixup_alpha

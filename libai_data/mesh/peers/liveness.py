@@ -40,8 +40,7 @@ _SECONDS_TO_JOIN = 600.0
 _SECONDS_TO_WRITE = 1.0
 _NO_RANK = (
     "this process was forked from a process that had imported OneFlow, so it cannot be a rank; start it by the "
-    "launcher, or as a "
-    "program of its own (multiprocessing's method 'spawn')"
+    "launcher, or as a program of its own (multiprocessing's method 'spawn')"
 )
 _liveness: Liveness | None = None
 _beginning = threading.Lock()

@@ -211,8 +211,8 @@ class Liveness:
                 other = nodes.setdefault(receive_head(link)["machine"], node)
                 if other != node:
                     raise MeshError(
-                        f"nodes {other} and {node} run on one machine, where OneFlow computes wrong sums; start "
-                        "one launcher on each machine"
+                        f"nodes {other} and {node} run on one machine, where OneFlow computes wrong sums; start one "
+                        "launcher on each machine"
                     )
                 self._add(link, f"rank {node * per_node} of node {node}, or the network to it,")
         elif self._nodes > 1 and self._rank == self._leader:
