@@ -39,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
     takes_config(verify, "the config to check against, and changes to it as in training")
     edit = verb(
         "edit",
-        "Change the data state; a copy of the checkpoint from before is kept beside it, as '<name>.before_edit_1'.",
+        "Change the data state; the checkpoint from before is kept beside it, as '<name>.before_edit_1'.",
     )
     edit.add_argument("--position", type=int, metavar="N", help="continue as if N samples had been used")
     edit.add_argument(

@@ -249,8 +249,8 @@ def _with_steps(
     if new:
         ranges = ", ".join(f"[{first}, {end})" for first, end in skipped.ranges)
         notes.append(
-            f"train.skip_steps leaves out {new} samples more, at places {ranges} of the order; samples before place "
-            f"{state.place} were used and cannot be left out any more."
+            f"train.skip_steps leaves out {new} samples more, at places {ranges} of the order; the run has passed "
+            f"place {state.place}, so samples before it cannot be left out any more."
         )
     return StreamState(state.position, own.order, left_out, merged), notes
 
