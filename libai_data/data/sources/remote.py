@@ -34,8 +34,8 @@ _VERSION_KEYS = (
 )
 # HTTP status codes that a retry does not change.
 _DENIED = (401, 403)
-_FOR_GOOD = (*_DENIED, 404, 410)
-_LIST_NO_MORE = (FileNotFoundError, NotADirectoryError)
+_PERMANENT = (*_DENIED, 404, 410)
+_ABSENT = (FileNotFoundError, NotADirectoryError)
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def look_up(url: str, attempts: int) -> RemoteFile:
         store.invalidate_cache()  # a cached listing may be old
         return _described(url, store.info(name))
 
-    return _patiently(url, "looked up", ask, attempts)
+    return _with_retries(url, "looked up", ask, attempts)
 
 
 def list_files(url: str, attempts: int) -> list[str]:
@@ -111,9 +111,9 @@ def list_files(url: str, attempts: int) -> list[str]:
         return sorted((str(store.unstrip_protocol(path)) for path in found), key=key)
 
     try:
-        return _patiently(url, "listed", ask, attempts)
+        return _with_retries(url, "listed", ask, attempts)
     except ConfigError as error:
-        if isinstance(error.__cause__, _LIST_NO_MORE):
+        if isinstance(error.__cause__, _ABSENT):
             return []
         raise
 
@@ -136,7 +136,7 @@ def read_ranges(url: str, read: Callable[[Any], _Result], attempts: int) -> _Res
         with store.open(name, "rb", cache_type="none") as file:
             return read(file)
 
-    return _patiently(url, "read in parts", ask, attempts)
+    return _with_retries(url, "read in parts", ask, attempts)
 
 
 _WHILE_FETCHED = "while it was fetched; start again when no process writes to it any more"
@@ -181,7 +181,7 @@ def fetch(remote: RemoteFile, target: Path, attempts: int, changed: str = _WHILE
                 )
 
     try:
-        _patiently(remote.url, "fetched", copy, attempts)
+        _with_retries(remote.url, "fetched", copy, attempts)
     except _Changed:
         raise StorageError(f"{remote.url} has changed {changed}") from None
 
@@ -201,7 +201,7 @@ def write_file(url: str, content: bytes, attempts: int) -> None:
         except NotImplementedError as error:
             raise ConfigError(f"{url} cannot be written: this package only reads from stores") from error
 
-    _patiently(url, "written", write, attempts)
+    _with_retries(url, "written", write, attempts)
 
 
 def md5_of(path: Path) -> str:
@@ -228,7 +228,7 @@ def _store_of(url: str) -> tuple[Any, str]:
         options = _OPTIONS[protocol]() if protocol in _OPTIONS else {}
         store, name = fsspec.core.url_to_fs(url, **options)
         if protocol in _EXTRA_OF_PROTOCOL:
-            store.retries = 1  # `_patiently` retries
+            store.retries = 1  # `_with_retries` retries
     except ImportError as error:
         extra = _EXTRA_OF_PROTOCOL.get(protocol)
         install = f"pip install libai_data[{extra}]" if extra else "install what the message names"
@@ -260,12 +260,12 @@ _OPTIONS = {"http": _http_options, "https": _http_options, "s3": _s3_options, "s
 def _described(url: str, info: dict[str, Any]) -> RemoteFile:
     if info.get("type") == "directory":
         raise ConfigError(f"{url} is a folder, but a file is expected")
-    md5, sure = _told_md5(_protocol_of(url), info)
+    md5, sure = _reported_md5(_protocol_of(url), info)
     version = {key: str(info[key]) for key in _VERSION_KEYS if info.get(key) is not None}
     return RemoteFile(url, info.get("size"), md5, sure, key_of(info.get("size"), sorted(version.items())))
 
 
-def _told_md5(protocol: str, info: dict[str, Any]) -> tuple[str | None, bool]:
+def _reported_md5(protocol: str, info: dict[str, Any]) -> tuple[str | None, bool]:
     for key in ("md5Hash", "Content-MD5"):
         if info.get(key):
             try:
@@ -281,7 +281,7 @@ def _told_md5(protocol: str, info: dict[str, Any]) -> tuple[str | None, bool]:
     return None, False
 
 
-def _patiently(url: str, what: str, act: Callable[[], _Result], attempts: int) -> _Result:
+def _with_retries(url: str, what: str, act: Callable[[], _Result], attempts: int) -> _Result:
     """Call `act`, and retry after a wait if the failure may be temporary.
 
     The wait doubles with each attempt. It is drawn from its upper half, so that many readers do not retry at once.
@@ -293,34 +293,34 @@ def _patiently(url: str, what: str, act: Callable[[], _Result], attempts: int) -
         except (ConfigError, _Changed):
             raise
         except Exception as error:  # each store has its own exception classes
-            _raise_if_for_good(url, what, error)
+            _raise_if_permanent(url, what, error)
             if attempt == attempts:
                 times = "once" if attempts == 1 else f"in {attempts} attempts"
-                raise StorageError(f"{url} could not be {what} {times}; the last error: {_told(error)}") from error
+                raise StorageError(f"{url} could not be {what} {times}; the last error: {_in_words(error)}") from error
             wait = min(_FIRST_WAIT * 2 ** (attempt - 1), _LONGEST_WAIT) * drawn.uniform(0.5, 1)
             logger.warning(
                 "%s could not be %s (%s); attempt %d of %d in %.1f s.",
-                *(url, what, _told(error), attempt + 1, attempts, wait),
+                *(url, what, _in_words(error), attempt + 1, attempts, wait),
             )
             time.sleep(wait)
     raise ConfigError(f"{url} cannot be {what} in {attempts} attempts; set at least 1")
 
 
-def _raise_if_for_good(url: str, what: str, error: Exception) -> None:
+def _raise_if_permanent(url: str, what: str, error: Exception) -> None:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
         raise StorageError(
             f"{url} cannot be {what}: {error}; make room on the disk, or set LIBAI_DATA_CACHE_DIR to another folder"
         ) from error
     # fsspec's http raises FileNotFoundError for any failure; the exception's cause is the actual failure.
     status = getattr(error.__cause__, "status", None)
-    passing = _protocol_of(url).startswith("http") and error.__cause__ is not None and status not in _FOR_GOOD
+    passing = _protocol_of(url).startswith("http") and error.__cause__ is not None and status not in _PERMANENT
     if status in _DENIED or (isinstance(error, PermissionError) and not passing):
         cause = error.__cause__ if status in _DENIED else error
         raise ConfigError(f"{url} cannot be {what}: access is denied ({cause}); check the credentials") from cause
-    if isinstance(error, _LIST_NO_MORE) and not passing:
+    if isinstance(error, _ABSENT) and not passing:
         raise ConfigError(f"there is no {url}") from error
 
 
-def _told(error: Exception) -> str:
+def _in_words(error: Exception) -> str:
     cause = error.__cause__ if isinstance(error, FileNotFoundError) and error.__cause__ is not None else error
     return f"{type(cause).__name__}: {cause}".rstrip(": ")
