@@ -77,9 +77,9 @@ class Walk:
         start = self.known_start(position)
         if start == UNKNOWN:
             before = max((known for known in self._starts if known < position), default=0)
-            _, start = self._go(self.known_start(before), position - before)
+            _, start = self._walk_from(self.known_start(before), position - before)
             self.note(position, start)
-        firsts, end = self._go(start, count)
+        firsts, end = self._walk_from(start, count)
         self.note(position + count, end)
         return firsts, end
 
@@ -93,9 +93,9 @@ class Walk:
         Returns:
             The start of each output, int64 [up to count]; and the start of the output after them.
         """
-        return self._go(start, count, (epoch + 1) * self._order.epoch_size)
+        return self._walk_from(start, count, (epoch + 1) * self._order.epoch_size)
 
-    def _go(self, start: Any, count: int, stop: int | None = None) -> tuple[np.ndarray, int]:
+    def _walk_from(self, start: Any, count: int, stop: int | None = None) -> tuple[np.ndarray, int]:
         found, left, begun = [np.empty(0, dtype=np.int64)], count, place_and_offset(start)[0]
         while left and (stop is None or place_and_offset(start)[0] < stop):
             firsts, start = self._next(start, min(self._known_at_once, left), stop)
@@ -104,7 +104,7 @@ class Walk:
             place = place_and_offset(start)[0]
             begun = place if len(firsts) else begun
             if place - begun > self._most_without_output:
-                raise self._keeps_nothing()
+                raise self._no_output_error()
         return np.concatenate(found), int(start)
 
     def _next(self, start: int, count: int, stop: int | None = None) -> tuple[np.ndarray, int]:
@@ -163,7 +163,7 @@ class Walk:
 
     def _ends_until(self, place: int, bound: int, stop: int | None = None) -> np.ndarray:
         """The end of each sample from `place` on, in units, until one reaches `bound`, or until the place `stop`."""
-        self._go_to(place)
+        self._drop_before(place)
         total, empty = int(self._buffer.sum()), 0
         while total < bound or not len(self._buffer):
             behind = place + self._apart * len(self._buffer)
@@ -174,10 +174,10 @@ class Walk:
             total += int(more.sum())
             empty = 0 if more.any() else empty + len(more)
             if empty * self._apart > self._most_without_output:
-                raise self._keeps_nothing()
+                raise self._no_output_error()
         return np.cumsum(self._buffer)
 
-    def _go_to(self, place: int) -> None:
+    def _drop_before(self, place: int) -> None:
         """Drop the known amounts before a place, and keep those from this place on."""
         if not self._buffer_place <= place <= self._buffer_place + self._apart * len(self._buffer):
             self._buffer_place, self._buffer = place, self._buffer[:0]
@@ -195,7 +195,7 @@ class Walk:
         """In places: after a whole epoch without a unit, a lane has seen all samples of its span."""
         return self._order.size + _KNOWN_AT_ONCE * self._apart
 
-    def _keeps_nothing(self) -> ConfigError:
+    def _no_output_error(self) -> ConfigError:
         name = type(self._transform).__name__
         if self._apart > 1:
             return ConfigError(
@@ -234,7 +234,7 @@ class LanesWalk(Walk):
         firsts, ends = np.full(count, UNKNOWN), len(self._lanes) * [UNKNOWN]
         for turn, start in starts.items():
             rows = np.arange((turn - position) % len(ends), count, len(ends))
-            firsts[rows], ends[turn] = self._lanes[turn]._go(start, len(rows))
+            firsts[rows], ends[turn] = self._lanes[turn]._walk_from(start, len(rows))
         self.note(position + count, tuple(ends))
         return firsts, tuple(ends)
 
@@ -245,7 +245,7 @@ class LanesWalk(Walk):
             known = (each for each, starts in self._starts.items() if _of_lane(starts, turn) != UNKNOWN)
             before = max((each for each in known if each < position), default=0)
             passed = len(range(before + (turn - before) % len(self._lanes), position, len(self._lanes)))
-            _, first = self._lanes[turn]._go(_of_lane(self.known_start(before), turn), passed)
+            _, first = self._lanes[turn]._walk_from(_of_lane(self.known_start(before), turn), passed)
         return first
 
     def first_of_round(self, epoch: int) -> Start:
@@ -261,26 +261,26 @@ class LanesWalk(Walk):
         _, turn, *starts = start
         while count:
             in_turn = [*range(turn, len(starts)), *range(turn)]
-            live = [each for each in in_turn if place_and_offset(starts[each])[0] < stop]
-            if not live:
+            unfinished = [each for each in in_turn if place_and_offset(starts[each])[0] < stop]
+            if not unfinished:
                 break
-            rounds = -(-count // len(live))
+            rounds = -(-count // len(unfinished))
             if not self._reading.reads_to_measure:
-                self._measure([starts[each] for each in live], rounds, stop)
-            of_lanes = [self._lanes[each].of_round(epoch, starts[each], rounds) for each in live]
-            dealt = np.full((rounds, len(live)), UNKNOWN)
+                self._measure([starts[each] for each in unfinished], rounds, stop)
+            of_lanes = [self._lanes[each].of_round(epoch, starts[each], rounds) for each in unfinished]
+            dealt = np.full((rounds, len(unfinished)), UNKNOWN)
             for column, (firsts, _) in enumerate(of_lanes):
                 dealt[: len(firsts), column] = firsts
             taken = np.flatnonzero(dealt.ravel() != UNKNOWN)[:count]
             found.append(dealt.ravel()[taken])
             count -= len(taken)
-            for column, (each, (firsts, end)) in enumerate(zip(live, of_lanes)):
-                own = int(np.count_nonzero(taken % len(live) == column))
+            for column, (each, (firsts, end)) in enumerate(zip(unfinished, of_lanes)):
+                own = int(np.count_nonzero(taken % len(unfinished) == column))
                 begin = int(firsts[own]) if own < len(firsts) else end
                 is_over = place_and_offset(begin)[0] >= stop
                 starts[each] = stop + (each - stop) % self._apart if is_over else begin
             if not count:
-                turn = live[(int(taken[-1]) + 1) % len(live)]
+                turn = unfinished[(int(taken[-1]) + 1) % len(unfinished)]
         return np.concatenate(found), (epoch, turn, *starts)
 
     def _measure(self, starts: Sequence[int], count: int, stop: int | None = None) -> None:
@@ -292,7 +292,7 @@ class LanesWalk(Walk):
         short = []
         for place, offset in zip(places.tolist(), offsets.tolist()):
             lane = self._lanes[place % self._apart]
-            lane._go_to(place)
+            lane._drop_before(place)
             if lane._buffer.sum() < offset + count * self._reading.units:
                 short.append(lane)
         if short:
@@ -313,8 +313,8 @@ def different_starts(starts: np.ndarray) -> str:
     _, lanes = np.nonzero((starts != latest) & (starts != UNKNOWN))
     if not len(lanes):
         return ""
-    told = {rank: start for rank, start in enumerate(starts[:, lanes[0]].tolist()) if start != UNKNOWN}
-    words = by_rank({rank: str([*place_and_offset(start)]) for rank, start in told.items()})
+    known = {rank: start for rank, start in enumerate(starts[:, lanes[0]].tolist()) if start != UNKNOWN}
+    words = by_rank({rank: str([*place_and_offset(start)]) for rank, start in known.items()})
     return f"the start of a lane differs: {words}"
 
 
