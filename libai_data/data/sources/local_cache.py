@@ -94,7 +94,7 @@ class LocalCache:
             lock = self._open_lock(f"{key}.lock")
             try:
                 first = first or failures_noted(lock)
-                if not _is_alone_with(lock):
+                if not _try_lock(lock):
                     logger.info("Waiting for another process, which is fetching %s.", copy.name)
                     fcntl.flock(lock, fcntl.LOCK_EX)
                 if not self._is_current(lock, f"{key}.lock"):
@@ -137,7 +137,7 @@ class LocalCache:
 
     def _make_room(self, key: str, size: int) -> None:
         """Remove copies until a file of `size` bytes fits, and reserve its room."""
-        with self._alone() as lock:
+        with self._locked() as lock:
             # The lock file has an upper bound of the copies' bytes: the last count and what was reserved since then. A
             # count stats each file, so it waits until half of the cache may be full. Indices fit into the other half.
             held = int.from_bytes(os.pread(lock, 8, 0), "little")
@@ -184,7 +184,7 @@ class LocalCache:
     def _evict(self, key: str) -> bool:
         lock = self._open_lock(f"{key}.lock")
         try:
-            if not _is_alone_with(lock) or is_used(self.directory, key):
+            if not _try_lock(lock) or is_used(self.directory, key):
                 return False
             # The lock file is removed last: a process that waits for the lock sees this, and starts again.
             for path in (*self.directory.glob(f"{key}-*"), *(self.directory / f"{key}{end}" for end in _ENDINGS)):
@@ -194,7 +194,7 @@ class LocalCache:
             os.close(lock)
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[int]:
+    def _locked(self) -> Iterator[int]:
         lock = self._open_lock("cache.lock")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -230,7 +230,7 @@ def _is_whole(copy: Path, size: int | None) -> bool:
     return size is None or found == size
 
 
-def _is_alone_with(lock: int) -> bool:
+def _try_lock(lock: int) -> bool:
     """Acquire a lock, unless another process has it; return whether it was acquired."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
