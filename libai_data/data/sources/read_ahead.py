@@ -44,15 +44,15 @@ class ReadAhead:
         self._uses, self._hold, self._sizes, self._budget, self._done = uses, hold, sizes, budget, done
         self._held: _Held = []
         self._waiting: ShardUse | None = None
-        self._soonest = -1  # the last batch of the use that ends first
+        self._first_end = -1  # the last batch of the use that ends first
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="reads shards ahead")
-        self._close = weakref.finalize(self, _let_go, self._held, self._pool)
+        self._close = weakref.finalize(self, _release_all, self._held, self._pool)
         self.reached(0)
 
     def reached(self, batch: int) -> None:
         """Release the shards whose uses all end before this batch, and fetch more."""
-        if batch <= self._soonest:  # This needs no lock, because the number only grows.
+        if batch <= self._first_end:  # This needs no lock, because the number only grows.
             return
         with self._lock:
             # A shard that is still being fetched is released later. A shard with a later use stays.
@@ -80,7 +80,7 @@ class ReadAhead:
                 if use.shard not in shards:
                     shards[use.shard] = self._pool.submit(self._fetched, use.shard)
                 self._held.append((use, shards[use.shard]))
-            self._soonest = min((use.last for use, _ in self._held), default=batch)
+            self._first_end = min((use.last for use, _ in self._held), default=batch)
 
     def _fetched(self, shard: int) -> Callable[[], None]:
         try:
@@ -101,7 +101,7 @@ class ReadAhead:
         self._close()
 
 
-def _let_go(held: _Held, pool: ThreadPoolExecutor) -> None:
+def _release_all(held: _Held, pool: ThreadPoolExecutor) -> None:
     pool.shutdown(wait=False, cancel_futures=True)
     for _, fetched in held:
         fetched.add_done_callback(lambda done: None if done.cancelled() else done.result()())
