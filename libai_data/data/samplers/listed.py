@@ -114,7 +114,7 @@ class ListedBatches(EpochPositions):
         if position and start == position:
             yield from self._batches_of(epoch + 1, 0)
 
-    def _whose_lists(self) -> int:
+    def _rank_of_lists(self) -> int:
         """The coordinate on the data axis of the ranks that use these lists."""
         return get_data_parallel_rank()
 
@@ -224,7 +224,7 @@ class ListedBatches(EpochPositions):
             "position": self.position,
             "epoch": self.cursor.epoch - (self.position == 0),
             "lists_digest": self._digests.get(self.position, ""),
-            "data_parallel_rank": self._whose_lists(),
+            "data_parallel_rank": self._rank_of_lists(),
         }
         if self._length() is None:
             state["rounds_ended"] = self._all_ended or self._rounds_ended >= self.cursor.epoch
@@ -245,7 +245,7 @@ class ListedBatches(EpochPositions):
         position = int(state["position"])
         self.cursor = Cursor(position, int(state["epoch"]) + (position == 0))
         self._all_ended = state.get("rounds_ended") is True
-        is_own = state.get("data_parallel_rank") == self._whose_lists() and "seed" not in override
+        is_own = state.get("data_parallel_rank") == self._rank_of_lists() and "seed" not in override
         self._expected = str(state.get("lists_digest", "")) if is_own else ""
         self._digests = OrderedDict({self.position: self._expected})
 
@@ -296,7 +296,7 @@ class DealtIndices(ListedBatches):
     def global_batch_size(self) -> int:
         return self._size
 
-    def _whose_lists(self) -> int:
+    def _rank_of_lists(self) -> int:
         return 0  # All ranks have the same lists.
 
     def _own_part(self, listed: np.ndarray, ranks: int) -> tuple[np.ndarray, int, int]:
