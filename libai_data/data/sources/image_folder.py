@@ -76,7 +76,7 @@ class ImageFolderSource:
         if not os.path.isdir(self.root):
             why = why_missing(self.root)
             raise ConfigError(f"there is no image folder {self.root}{why}; expected {self.root}/<class>/<image>.png")
-        with _told(self.root), os.scandir(self.root) as entries:
+        with _listing_errors(self.root), os.scandir(self.root) as entries:
             self.classes = sorted(each.name for each in entries if not each.name.startswith(".") and each.is_dir())
         # A cached list is checked by the folders' times only; with identities by content, list the folders again.
         listing = _listing(self.root, self.classes, tuple(suffixes), None if by_content() else _FEW_FILES)
@@ -190,7 +190,7 @@ def _listing(
         nonlocal entries
         folders.append(folder)
         inner = []
-        with _told(root / folder):
+        with _listing_errors(root / folder):
             times.append(settled(os.stat(root / folder).st_mtime_ns))
             with os.scandir(root / folder) as found:
                 for entry in found:
@@ -231,7 +231,7 @@ class _TooManyError(Exception):
 
 
 @contextmanager
-def _told(folder: Path) -> Iterator[None]:
+def _listing_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
