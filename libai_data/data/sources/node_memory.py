@@ -26,7 +26,7 @@ from libai_data.mesh.peers.node_link import user_of
 logger = logging.getLogger(__name__)
 
 _SECONDS_BETWEEN_TRIES = 0.02
-_SECONDS_UNTIL_TOLD = 5.0
+_SECONDS_UNTIL_WARNING = 5.0
 
 
 class NodeMemory:
@@ -62,7 +62,7 @@ def shared_memory(name: str, fill: Callable[[int], None]) -> NodeMemory:
         PeerError: A process of another user has the name.
     """
     address = f"\0libai_data/memory/{os.getuid()}/{name}"
-    began, told = time.monotonic(), False
+    began, has_warned = time.monotonic(), False
     while True:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -76,11 +76,11 @@ def shared_memory(name: str, fill: Callable[[int], None]) -> NodeMemory:
         descriptor = _received(address)
         if descriptor is not None:
             return NodeMemory(descriptor)
-        if not told and time.monotonic() - began > _SECONDS_UNTIL_TOLD:
+        if not has_warned and time.monotonic() - began > _SECONDS_UNTIL_WARNING:
             logger.warning(
                 "Waiting for the process that has the socket %s, to load records into shared memory.", address[1:]
             )
-            told = True
+            has_warned = True
         time.sleep(_SECONDS_BETWEEN_TRIES)
     # A forked process with this socket would keep the name, but would not answer.
     keep_from_forks(listener)
