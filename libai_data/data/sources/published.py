@@ -80,18 +80,18 @@ def downloaded(urls: Sequence[str], md5: str) -> Iterator[Path]:
     Raises:
         StorageError: No address has the file with this digest.
     """
-    told = []
+    failures = []
     for url in urls:
         logger.info("Downloading %s.", url)
         try:
             file = LocalFile(url)
         except DataPipelineError as error:
-            told.append(str(error))
+            failures.append(str(error))
             continue
         with file:
             found = md5_of(file.path)
             if found == md5:
                 yield file.path
                 return
-        told.append(f"{url} has the md5 sum {found}, and not {md5}")
-    raise StorageError(f"the file cannot be downloaded: {'; '.join(told)}")
+        failures.append(f"{url} has the md5 sum {found}, and not {md5}")
+    raise StorageError(f"the file cannot be downloaded: {'; '.join(failures)}")
