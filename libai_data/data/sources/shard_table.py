@@ -62,9 +62,9 @@ class ShardTable:
     def remote(self, folder: str, number: int) -> RemoteFile:
         """The shard, as the store described it when the table was written."""
         md5, version = self.sums[number].tobytes(), self.versions[number].tobytes().hex()
-        told = md5.hex() if any(md5) else None
+        md5_hex = md5.hex() if any(md5) else None
         return RemoteFile(
-            f"{folder}/{self.names[number]}", int(self.sizes[number]), told, bool(self.sure[number]), version
+            f"{folder}/{self.names[number]}", int(self.sizes[number]), md5_hex, bool(self.sure[number]), version
         )
 
     def part(self, numbers: np.ndarray) -> ShardTable:
