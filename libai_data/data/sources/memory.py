@@ -49,8 +49,8 @@ class InMemorySource:
                 "for them, with a version"
             )
         fingerprint = attribute_of(source, "fingerprint")
-        told = fingerprint() if callable(fingerprint) else ""
-        self.identity = key_of(name, type(source).__qualname__, len(source), told, identity_within(source))
+        own_fingerprint = fingerprint() if callable(fingerprint) else ""
+        self.identity = key_of(name, type(source).__qualname__, len(source), own_fingerprint, identity_within(source))
         self._source = source
         self._attach()
 
@@ -71,10 +71,10 @@ class InMemorySource:
         Raises:
             IndexError: There is no such record.
         """
-        asked = checked_indices(indices, self._count, "records in memory")
+        checked = checked_indices(indices, self._count, "records in memory")
         content = self._content
         pieces = [
-            content[start:stop] for start, stop in zip(self._ends[asked].tolist(), self._ends[asked + 1].tolist())
+            content[start:stop] for start, stop in zip(self._ends[checked].tolist(), self._ends[checked + 1].tolist())
         ]
         return [bytes(piece) for piece in pieces] if self._kind == _BYTES else [pickle.loads(piece) for piece in pieces]
 
