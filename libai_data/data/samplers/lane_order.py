@@ -121,8 +121,8 @@ class LaneOrder(Order):
         if not len(places):
             return epochs, offsets
         lanes, turns = self._lane_of_turn[places % self.lanes], offsets // self.lanes
-        whose, of_lane = np.unique(epochs * self.lanes + lanes, return_inverse=True)
-        own = np.divmod(whose, self.lanes)
+        pairs, of_lane = np.unique(epochs * self.lanes + lanes, return_inverse=True)
+        own = np.divmod(pairs, self.lanes)
         spans = np.array([self._span(*each) for each in zip(*(part.tolist() for part in own))])
         ends, found = _search_each([table.ends for table in self._visits.groups_of(*own, spans)], of_lane, turns)
         parts, firsts, of_part = np.unique(found, return_index=True, return_inverse=True)
