@@ -37,8 +37,8 @@ class ImageNetTarSource:
     Args:
         root: the folder of the archives.
         train: True to read ILSVRC2012_img_train.tar, False to read ILSVRC2012_img_val.tar.
-        val_labels: file with the classes of the validation images, by default `VAL_LABELS` in `root`. Each line has one
-            class (n01440764), in the order of the images' names; or each line has an image's name and its class.
+        val_labels: file with the classes of the validation images. Each line has a class (n01440764), in the order of
+            the images' names, or a name and its class. Default: `imagenet_2012_validation_synset_labels.txt` in `root`.
         cache_dir: folder for the places; by default `indices` in the folder that LIBAI_DATA_CACHE_DIR names.
 
     Attributes:
