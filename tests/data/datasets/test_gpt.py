@@ -234,7 +234,7 @@ def test_a_corpus_in_which_nothing_follows_anything_is_refused(
         ({"num_epochs": 0}, "num_epochs is 0"),
         ({"packing": True, "reset_attention_mask": True}, "exclude each other"),
         ({"cu_seqlens": True, "reset_attention_mask": True}, "exclude each other"),
-        ({"pad_id": -1}, "pad_id is -1; the tokens of .* are uint16"),
+        ({"pad_id": -1}, r"pad_id is -1, which does not fit the tokens of .* \(uint16\)"),
     ],
 )
 def test_arguments_out_of_range_are_named(tmp_path: Path, options: dict[str, Any], message: str) -> None:

@@ -359,7 +359,7 @@ class OfFive(Shards):
         (lambda: CyclicSampler(Shards([0]), 1, lanes=4), "the dataset is empty"),
         (
             lambda: batch_at(CyclicSampler(FilteredDataset(Shards([4, 4]), [True] * 4 + [False] * 4), 2, lanes=2), 0),
-            "FilteredDataset keeps nothing of the samples of one of the 2 lanes.* Use fewer lanes",
+            "FilteredDataset keeps none of the samples of one of the 2 lanes.* Use fewer lanes",
         ),
     ],
 )

@@ -185,10 +185,10 @@ def test_a_missing_file_is_named_with_the_nearest_and_the_ending(tmp_path: Path)
         (
             42,
             struct.pack("<i", 9),
-            r"offsets \[42, 62\] that sequence 2 .* at 6, and the .bin file has 14 bytes",
+            r"offsets \[42, 62\] that sequence 2 .* at byte 6, and the .bin file has 14 bytes",
         ),
         (42, struct.pack("<i", 3), "14 bytes, but according to .* its 3 sequences have 12"),
-        (46, struct.pack("<q", 8), r"sequence 0 .* begins at byte 8 of the .bin file; .* it begins at 0"),
+        (46, struct.pack("<q", 8), r"sequence 0 .* begins at byte 8 of the .bin file; .* end at byte 0"),
         (70, struct.pack("<q", 1), r"entry 0 at offset 70 is wrong, .*: \[1\]"),
         (78, struct.pack("<q", -5), r"entry 1 at offset 78 is wrong, .*: \[0, -5\]"),
         (

@@ -168,7 +168,7 @@ def test_json_that_is_no_object_is_refused_with_record_and_offset(tmp_path: Path
     (tmp_path / "a.jsonl").write_text('{"a": 1}\n[2]\n{"a": \n')
     source = JsonLinesSource(tmp_path / "a.jsonl")
     assert source[0] == {"a": 1}
-    with pytest.raises(FormatError, match=r"a.jsonl, record 1, offset 9: a JSON list, where .*`jq -c"):
+    with pytest.raises(FormatError, match=r"a.jsonl, record 1, offset 9: a JSON list, but .*`jq -c"):
         source[1]
     with pytest.raises(FormatError, match=r"a.jsonl, record 2, offset 13: not JSON"):
         source[2]

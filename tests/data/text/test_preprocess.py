@@ -209,7 +209,7 @@ def test_a_broken_parquet_file_is_told_of_and_the_others_are_read(tmp_path: Path
         (b"\n \n", "no document with a token: 0 empty ones and 0 bad lines"),
         (
             b'[{"text": "a"}, {"text": "b"}]',
-            "a JSON list, where an object is expected; JSON lines have one object per line",
+            "a JSON list, but an object is expected; JSON lines have one object per line",
         ),
         (b'[\n{"text": "a"},\n{"text": "b"}\n]', "JSON lines have one object per line"),
         (b'{"txt": "a word"}\n' * 3, "no 'text'; there are ['txt']. Did you mean 'txt'?"),
@@ -395,7 +395,7 @@ def test_shards_of_another_corpus_or_task_are_refused_by_name(tmp_path: Path, to
     task = Task(TokenizerFiles(tokenizer))
     with pytest.raises(BadLines):
         preprocess([str(corpus)], str(tmp_path / "out"), task, refuse_bad=True)
-    with pytest.raises(ConfigError, match="append_eod was false, is true"):
+    with pytest.raises(ConfigError, match="append_eod was false, and is now true"):
         preprocess([str(corpus)], str(tmp_path / "out"), Task(TokenizerFiles(tokenizer), append_eod=True))
     os.utime(corpus, ns=(1, 1))
     with pytest.raises(ConfigError, match="inputs was"):
