@@ -37,7 +37,7 @@ def memory_of(needed: int, available: int, free: int = 1 << 33, gpus: int = 0) -
 @pytest.mark.parametrize(
     ("own", "state", "words"),
     [
-        (memory_of(10, 100), OK, "batches need 20 B a node, 100 B available"),
+        (memory_of(10, 100), OK, "batches need 20 B per node, 100 B available"),
         (memory_of(30, 100), WARNING, "node 0: batches need 60 B of 100 B available"),
         (memory_of(60, 100), RED, "node 0: batches need 120 B of 100 B available"),
         (memory_of(1, 100, free=64 << 20, gpus=8), WARNING, "node 0: 67.1 MB free in /dev/shm"),
