@@ -45,12 +45,14 @@ def main(argv: Sequence[str] | None = None, trainer_class: type[DefaultTrainer] 
     args = parser.parse_args(argv)
     if not args.config_file:
         parser.error("no config is given; give the path of a .py or .yaml file.")
-    place = {"RANK": os.environ.get("RANK") or "0", "WORLD_SIZE": os.environ.get("WORLD_SIZE") or "1"}
-    for name, value in place.items():
-        if not value.isdigit():
+    place = {"RANK": 0, "WORLD_SIZE": 1}
+    for name in place:
+        value = os.environ.get(name) or place[name]
+        try:
+            place[name] = int(value)
+        except ValueError:
             parser.error(f"{name} is {value!r}; start the ranks by libai-data launch, or set it to a number")
-    rank, world_size = map(int, place.values())
-    with end_job_on_failure(rank, world_size):
+    with end_job_on_failure(place["RANK"], place["WORLD_SIZE"]):
         importlib.import_module("oneflow")  # where the ranks find each other
         return run(args, trainer_class)
 

@@ -222,9 +222,9 @@ def test_what_several_loaders_cannot_do_is_refused() -> None:
     with pytest.raises(ConfigError, match="returned no loader"):
         DataStages(Nothing()).loaders("train")
     loader = CombinedLoader({"a": from_iterable(streamed(8, 0), 4, ends="cycle")})
-    with pytest.raises(CheckpointError, match=r"has \['b'\], but the loaders are \['a'\]"):
+    with pytest.raises(CheckpointError, match=r"is that of \['b'\], but the loaders are \['a'\]"):
         loader.load_state_dict({"loaders": {"b": {}}})
-    with pytest.raises(CheckpointError, match="has one loader alone"):
+    with pytest.raises(CheckpointError, match="is that of one loader alone"):
         loader.load_state_dict({"position": 3})
     with pytest.raises(ConfigError, match="loader 'a' of several yields no batch"):
         next(iter(CombinedLoader({"a": []})))
