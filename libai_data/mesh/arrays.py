@@ -61,7 +61,7 @@ def as_array(value: Any, field_name: str = "") -> np.ndarray:
         raise SchemaError(f"{subject} is a masked array, but a tensor has no mask; return value.filled(...)")
     if array.dtype.kind not in "biufc":
         raise SchemaError(
-            f"{subject} contains {type(value).__name__} (dtype {array.dtype}), which cannot become a tensor; return "
+            f"{subject} holds {type(value).__name__} (dtype {array.dtype}), which cannot become a tensor; return "
             f"{as_dict(value) or 'numbers, lists of numbers, numpy arrays, OneFlow tensors, or a dict of these'}"
         )
     return _native(array)
@@ -104,8 +104,7 @@ def _array_of_list(values: Sequence[Any], subject: str) -> np.ndarray:
 
 def _beyond_float32(value: float, subject: str) -> SchemaError:
     return SchemaError(
-        f"{subject} contains {value}, but Python floats become float32, which ends at 3.4e38; return values of "
-        "np.float64"
+        f"{subject} holds {value}, but Python floats become float32, which ends at 3.4e38; return values of np.float64"
     )
 
 
