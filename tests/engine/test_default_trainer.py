@@ -544,7 +544,7 @@ def test_checkpoints_keep_the_state_of_hooks_that_have_one(tmp_path: Path) -> No
         def state_dict(self) -> dict[str, Any]:
             return {"steps": object()}
 
-    with pytest.raises(TypeError, match="checkpoints cannot keep the state_dict of the hook Holds"):
+    with pytest.raises(TypeError, match="checkpoints cannot store the state_dict of the hook Holds"):
         trainer.register_hooks([Holds()])
 
 

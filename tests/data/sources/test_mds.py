@@ -94,7 +94,7 @@ def test_damaged_compressed_shards_are_refused(tmp_path: Path) -> None:
     path = compressed(tmp_path)
     whole = path.read_bytes()
     path.write_bytes(whole[:-20])
-    with pytest.raises(FormatError, match=r"a.mds.zstd (is no zstd file, or it is cut short|has \d+ bytes)"):
+    with pytest.raises(FormatError, match=r"a.mds.zstd (is not a zstd file, or it is cut short|has \d+ bytes)"):
         MDSSource(path)
     index = tmp_path / "index.json"
     path.write_bytes(whole)

@@ -91,7 +91,7 @@ def test_the_folders_word_counts_for_every_role(tmp_path: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps({"pad_token": "<pad>"}))
     assert TokenizerFiles(str(folder)).fingerprint() != before
     for content, words in (
-        ("[]", "holds a JSON list"),
+        ("[]", "contains a JSON list"),
         ("{", "is not JSON"),
         ('{"eos_token": "<gone>"}', "'<gone>'"),
         ('{"added_tokens_decoder": {"x": "<y>"}}', "must have ids as keys"),
