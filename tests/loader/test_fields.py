@@ -696,5 +696,5 @@ def test_tensors_with_a_gradient_are_read_without_it(collate_fn: Any) -> None:
 
 def test_a_batch_that_mixes_str_and_bytes_is_refused_instead_of_made_one_kind() -> None:
     made = DataLoader([{"x": 0}, {"x": 1}], 2, collate_fn=lambda samples: {"t": ["a", b"b"]})
-    with pytest.raises(SampleError, match=r"field 't\.0' is 'a', which is no tensor"):
+    with pytest.raises(SampleError, match=r"field 't\.0' is 'a', which is not a tensor"):
         next(iter(made.numpy()))
