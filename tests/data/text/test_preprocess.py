@@ -439,7 +439,7 @@ def test_a_worker_that_dies_again_and_again_ends_the_run_with_its_part(
 ) -> None:
     corpus = write_json_lines(tmp_path / "corpus.jsonl", texts(5))
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(TokenizingError, match=r"(?s)3 processes died over part 0 .*corpus.jsonl.* exit code 1"):
+    with pytest.raises(TokenizingError, match=r"(?s)3 processes died at part 0 .*corpus.jsonl.* exit code 1"):
         preprocess([str(corpus)], str(tmp_path / "out"), Task(TokenizerFiles(tokenizer)), workers=2)
 
 
