@@ -14,6 +14,7 @@ import re
 import shutil
 import socket
 import time
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -213,12 +214,19 @@ def _moved_aside(folder: Path, weights: str) -> str:
             "before a new one starts; give another train.output_dir, or --resume to continue the earlier run"
         )
     target = next(path for number in range(1, 10**6) if not (path := real.with_name(f"{real.name}.{number}")).exists())
+    moved: list[Path] = []
     try:
         target.mkdir()
         # `last_checkpoint` first, so that it never names a checkpoint that was already moved.
         for entry in sorted(found, key=lambda entry: entry.name != LAST):
             os.rename(entry, target / entry.name)
+            moved.append(entry)
     except OSError as error:
+        # Otherwise, a later --resume would continue with the checkpoints that were not moved.
+        with suppress(OSError):
+            for entry in reversed(moved):
+                os.rename(target / entry.name, entry)
+            target.rmdir()
         raise ConfigError(
             f"train.output_dir {folder} has an earlier run, which cannot be moved to {target} ({error}); continue it "
             "with --resume, or give another train.output_dir"

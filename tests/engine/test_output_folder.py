@@ -146,6 +146,21 @@ def test_a_new_run_moves_what_an_earlier_one_left_aside_and_leaves_other_files_a
     assert sorted(path.name for path in used.parent.iterdir()) == ["run", "run.1", "run.2"]
 
 
+def test_a_run_of_which_a_part_cannot_be_moved_aside_stays_whole(used: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, rename = contents(used), os.rename
+
+    def move(source: Path, target: Path) -> None:
+        if Path(source).parent == used and Path(source).name.startswith("model_"):
+            raise OSError(errno.EBUSY, "a mount point")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", move)
+    with pytest.raises(ConfigError, match=r"has an earlier run, which cannot be moved to .*run.1 .*mount point"):
+        take_output_folder(str(used), resume=False)
+    release_output_folder(str(used))
+    assert contents(used) == before and not Path(f"{used}.1").exists()
+
+
 def test_what_was_moved_aside_can_be_resumed(used: Path) -> None:
     trained(tiny_config(str(used), train_iter=5))
     assert trained(tiny_config(f"{used}.1", train_iter=7), resume=True).start_iter == 5
