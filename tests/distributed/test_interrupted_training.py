@@ -200,7 +200,7 @@ def test_a_signal_to_one_rank_or_all_stops_all_before_the_same_step_with_a_check
         assert len(last) == 1
         step = int(last.pop())
         assert step < STEPS - 1
-        assert f"Stopped before step {step + 1}, on {name}; ends with exit code 85." in ended.output
+        assert f"Stopped before step {step + 1}, on {name}; the job ends with exit code 85." in ended.output
         assert (tmp_path / "last_checkpoint").read_text() == f"model_{step:07d}"
         assert [json.loads(line)["iteration"] for line in (tmp_path / "metrics.json").open()][-1] == step
     finish(tmp_path, "0")
