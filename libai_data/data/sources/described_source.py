@@ -98,20 +98,25 @@ class SampleShard:
         return [self._sample(row, int(starts[row]), int(starts[row + 1])) for row in rows]
 
     def _starts(self) -> np.ndarray:
-        """Where each sample begins, and the last one ends."""
-        end = 4 * self._count + 8
+        """The starts in `_table`, which are checked before their first use."""
         if not self._is_checked:
-            count = int.from_bytes(self._file.bytes[:4], "little")
-            if count != self._count:
-                raise FormatError(
-                    f"{self._file.source}, offset 0: it has {count} samples, where its index says {self._count}"
-                )
-        starts = self._file.array[4:end].view("<u4")
-        if not self._is_checked:
-            if starts[-1] != self._file.size or (starts[1:] < starts[:-1]).any() or starts[0] < end:
-                raise FormatError(f"{self._file.source}, offset 4: the places of its samples do not ascend to its end")
+            self._check()
             self._is_checked = True
-        return starts
+        return self._table()
+
+    def _table(self) -> np.ndarray:
+        """The start of each sample, and the end of the last one, uint32 [samples + 1]."""
+        return self._file.array[4 : 4 * self._count + 8].view("<u4")
+
+    def _check(self) -> None:
+        count = int.from_bytes(self._file.bytes[:4], "little")
+        if count != self._count:
+            raise FormatError(
+                f"{self._file.source}, offset 0: it has {count} samples, where its index says {self._count}"
+            )
+        starts = self._table()
+        if starts[-1] != self._file.size or (starts[1:] < starts[:-1]).any() or starts[0] < 4 * self._count + 8:
+            raise FormatError(f"{self._file.source}, offset 4: the places of its samples do not ascend to its end")
 
     def _sample(self, row: int, start: int, stop: int) -> dict[str, Any]:
         sample: dict[str, Any] = {}

@@ -89,11 +89,8 @@ class ChunkOfPackedSamples(Chunk):
 class ChunkOfBatches(Chunk):
     """A chunk in which batches of samples are compressed by zstd."""
 
-    def _starts(self) -> np.ndarray:
-        """Where each sample begins within all of them, and the last one ends."""
-        if not self._is_checked:
-            self._check()
-            self._is_checked = True
+    def _table(self) -> np.ndarray:
+        """The start of each sample in the decompressed batches, and the end of the last one, uint32 [samples + 1]."""
         return self._file.array[_HEAD.size : self._frames_begin].view("<u4")
 
     @property
@@ -112,7 +109,7 @@ class ChunkOfBatches(Chunk):
             raise FormatError(f"{file.source}, offset 0: it has no batches of {len(self)} samples, as its index says")
         if begin + _FRAME.itemsize * head[-1] > file.size:
             raise FormatError(f"{file.source}, offset {begin}: the places of its batches are cut short")
-        starts, frames = file.array[_HEAD.size : begin].view("<u4").astype(np.int64), self._frames()
+        starts, frames = self._table().astype(np.int64), self._frames()
         edges = np.append(frames["first"], len(self)).astype(np.int64)
         ascend = not (starts[0] or edges[0] or (np.diff(starts) < 0).any())
         if (
