@@ -1,7 +1,7 @@
 """Samples of shards that an `index.json` describes, by index.
 
-A shard has the number of its samples, and where each begins; then come the samples: the sizes of the values that have
-no fixed one, and all values.
+A shard begins with the number of its samples and the start of each sample. Then the samples follow. A sample has the
+sizes of its values without a fixed size, and then all values.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ Decode = Callable[[bytes], Any]
 
 
 class DescribedSource(ShardedSource):
-    """The samples of shards: dicts of a value for each column; see its subclasses.
+    """The samples of shards, as dicts with a value for each column; see the subclasses.
 
     Args:
         paths: folders with an `index.json`, or shards in such a folder; see `storage.listed`.
-        columns: names of those to read; by default all.
-        described: path -> what the index says of a shard, if it has been read; only for a single open shard.
+        columns: names of the columns to read; by default all.
+        described: path -> description of a shard, if the index has been read; only for a single open shard.
     """
 
     _format: str
     """A name of `shard_index.DESCRIBED`."""
     _decoder_of: Callable[[str, str], Decode]
-    """What makes a value of bytes, by its encoding, and in words what is encoded so."""
+    """Returns the decoder for an encoding; the second argument names the column in errors."""
 
     def __init__(
         self,
@@ -62,9 +62,9 @@ class SampleShard:
 
     Args:
         file: the shard.
-        described: what the index says of it.
-        columns: names of those to read; by default all.
-        decoder_of: what makes a value of bytes, by its encoding.
+        described: description of the shard in its index.
+        columns: names of the columns to read; by default all.
+        decoder_of: as `DescribedSource._decoder_of`.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class SampleShard:
                 place += size
             if place != len(content):
                 raise ValueError(f"{len(content) - place} bytes are left")
-        except Exception as error:  # decoders of JSON, text, numbers and images raise of many kinds
+        except Exception as error:  # decoders of JSON, text, numbers and images raise many kinds of errors
             what = f"column {name!r}" if name else "it"
             raise FormatError(
                 f"{self._file.source}, record {row}, offset {start}: {what} cannot be read: {error}"

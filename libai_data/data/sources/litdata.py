@@ -18,24 +18,24 @@ _CACHE_BYTES = 256 << 20
 class LitDataSource(DescribedSource):
     """The samples of LitData's chunks: dicts of a value for each leaf of the sample, in the order of `index.json`.
 
-    A leaf of a nested sample is named `outer.inner`, and those of a tuple or list are "0", "1" and so on; a sample that
-    is a single value is {"0": value}. Numbers and texts are Python's, arrays and tensors numpy's, raw images (`pil`)
-    arrays, and all that is encoded, such as images, sound and video, is bytes. Of chunks that were written for
-    `TokensLoader`, a sample is the tokens that were yielded at once.
+    A leaf of a nested sample is named `outer.inner`. The leaves of a tuple or list are named "0", "1" and so on. A
+    sample that is a single value becomes {"0": value}. Numbers and texts become Python objects. Arrays, tensors and raw
+    images (`pil`) become numpy arrays. Encoded values, such as images, sound and video, stay bytes. In chunks for
+    `TokensLoader`, a sample is the array of tokens that was yielded at once.
 
-    Chunks that are compressed by zstd are decompressed into the cache of this node (`storage.LocalFile`). Where batches
-    of samples are compressed, or are rows of Arrow, each process keeps those used last: 256 MiB of all chunks together.
-    Chunks hold no checksums.
+    Chunks that are compressed by zstd are decompressed into the cache of this node (`storage.LocalFile`). If batches of
+    samples are compressed, or are rows of Arrow, each process caches the last used batches: 256 MiB for all chunks
+    together. Chunks have no checksums.
 
     Args:
         paths: folders with an `index.json`, or chunks in such a folder; see `storage.listed`.
-        columns: names of those to read; by default all.
-        described: path -> what the index says of a chunk, if it has been read; only for a single open chunk.
+        columns: names of the leaves to read; by default all.
+        described: path -> description of a chunk, if the index has been read; only for a single open chunk.
 
     Raises:
         ConfigError: There is no such file or column, or no index of the chunks.
-        FormatError: A file is cut short or damaged, encrypted, compressed in another way, or has a column of pickled
-            objects, or of a dtype that numpy does not have.
+        FormatError: A file is cut short, damaged, encrypted or compressed in another way. Or a leaf has pickled
+            objects, or a dtype that numpy does not have.
     """
 
     _format = "litdata"

@@ -1,4 +1,4 @@
-"""The layouts of LitData's chunks, besides that of plain samples; since version 0.2.72.
+"""The layouts of LitData's chunks since version 0.2.72: Arrow tables, and compression inside of the chunk.
 
 Format: github.com/Lightning-AI/litData, `src/litdata/streaming/framed_zstd.py` and `append_arrow_row_footer` in
 `src/litdata/streaming/item_loader.py`.
@@ -25,10 +25,10 @@ _TABLE, _TABLE_END = b"LDARW01\0", 12
 
 
 class Chunk(SampleShard):
-    """The samples of a chunk: plain ones, or the rows of a table of Arrow that is its last part.
+    """The samples of a chunk: plain samples, or the rows of an Arrow table at the end of the chunk.
 
     Args:
-        kept: batches of samples that were decompressed or decoded last.
+        kept: cache of the last decompressed or decoded batches of samples.
     """
 
     def __init__(self, kept: LastUsed, *args: Any) -> None:
@@ -49,7 +49,7 @@ class Chunk(SampleShard):
         return super().read(rows) if self._rows is None else list(map(self._flat, self._rows.read(rows)))
 
     def _flat(self, row: Mapping[str, Any], outer: str = "") -> dict[str, Any]:
-        """The chosen values of a row, of which structs have more than one."""
+        """The chosen values of a row; the values of a struct are named `outer.inner`."""
         found: dict[str, Any] = {}
         for key, value in row.items():
             name = f"{outer}{key}"
@@ -61,7 +61,7 @@ class Chunk(SampleShard):
 
 
 class _Table:
-    """The table at the end of a chunk, for `ArrowShard`: a file in the place of a `MappedFile`."""
+    """The Arrow table at the end of a chunk, with the attributes of a `MappedFile` that `ArrowShard` uses."""
 
     def __init__(self, file: MappedFile) -> None:
         self._file, self.source = file, file.source
@@ -98,7 +98,7 @@ class ChunkOfBatches(Chunk):
         return _HEAD.size + 4 * (len(self) + 1)
 
     def _frames(self) -> np.ndarray:
-        """Where the batches are."""
+        """The headers of the batches, `_FRAME` [batches]."""
         size = _FRAME.itemsize * _HEAD.unpack(self._file.bytes[: _HEAD.size])[-1]
         return self._file.array[self._frames_begin : self._frames_begin + size].view(_FRAME)
 
@@ -127,7 +127,7 @@ class ChunkOfBatches(Chunk):
         return batch[start - first : stop - first]
 
     def _batch(self, frame: Any) -> tuple[bytes, int]:
-        """The samples of a batch, and their bytes."""
+        """The decompressed samples of a batch, and their number of bytes."""
         _, _, place, packed, size = frame.tolist()
         batch = _unpacked(self._file.bytes[place : place + packed], size + 1)
         if len(batch) != size:
@@ -136,7 +136,7 @@ class ChunkOfBatches(Chunk):
 
 
 def _unpacked(content: Any, size: int | None = None) -> bytes:
-    """What was compressed, or its first bytes."""
+    """The decompressed content, or its first `size` bytes."""
     pyarrow = import_pyarrow("a chunk of LitData that is compressed")
     unpacked: bytes = pyarrow.CompressedInputStream(pyarrow.BufferReader(content), "zstd").read(size)
     return unpacked

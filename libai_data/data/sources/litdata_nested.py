@@ -1,4 +1,4 @@
-"""Lists and dicts that are one value of a sample of LitData: JSON, or since version 0.2.72 in its own form.
+"""Lists and dicts that are a single value of a LitData sample: JSON, or since version 0.2.72 a binary form.
 
 Format: github.com/Lightning-AI/litData, `_nested_dumps` in `src/litdata/streaming/serializers.py`.
 """
@@ -16,7 +16,7 @@ _JSON, _TEXTS, _INTS, _FLOATS, _BOOLS, _DICT, _DICTS = range(7)
 
 
 def nested(data: bytes) -> Any:
-    """A value, from its bytes; a ValueError, IndexError or KeyError if they are none."""
+    """Decode a value; raises a ValueError, IndexError or KeyError if the bytes are malformed."""
     if data[0] >= _FIRST_OF_JSON:
         return json.loads(data)
     reader = _Reader(data)
@@ -27,13 +27,13 @@ def nested(data: bytes) -> Any:
 
 
 class _Reader:
-    """Values one behind the other."""
+    """Reads consecutive values from bytes."""
 
     def __init__(self, data: bytes) -> None:
         self._data, self.place = data, 0
 
     def value(self) -> Any:
-        """A value that begins with its kind."""
+        """Read a value, which begins with a byte for its kind."""
         kind = self._bytes(1)[0]
         if kind in _SINGLE:
             return _SINGLE[kind](self)
@@ -56,15 +56,15 @@ class _Reader:
         return [{name: _SINGLE[self._bytes(1)[0]](self) for name in names} for _ in range(count)]
 
     def text(self) -> str:
-        """A text behind its size."""
+        """Read a text, which begins with its size."""
         return str(self._bytes(self._count()), "utf-8")
 
     def number(self, kind: str) -> Any:
-        """A number of eight bytes."""
+        """Read a number of eight bytes."""
         return struct.unpack(kind, self._bytes(8))[0]
 
     def flag(self) -> bool:
-        """A bool of a byte."""
+        """Read a bool of one byte."""
         return self._bytes(1) != b"\0"
 
     def _count(self) -> int:
@@ -85,5 +85,5 @@ _KINDS: list[Callable[[_Reader], Any]] = [
     _Reader.flag,
     lambda reader: None,
 ]
-# By themselves, and in dicts that have the same names.
+# The numbers of these kinds differ between single values and dicts with equal names.
 _SINGLE = {**dict(enumerate(_KINDS, 7)), **dict(enumerate([_KINDS[-1], *_KINDS[:-1]], 0x10))}

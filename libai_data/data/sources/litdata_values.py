@@ -1,4 +1,4 @@
-"""The values of LitData's samples, from their bytes; the formats are of its `src/litdata/streaming/serializers.py`."""
+"""Decodes the values of LitData's samples; formats: `src/litdata/streaming/serializers.py` of LitData."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from libai_data.data.sources.litdata_nested import nested
 from libai_data.data.sources.mds_values import Decode, image, number, pickled, pieces
 from libai_data.errors import FormatError, nearest
 
-# By LitData's numbers; PyTorch has two names for some.
+# A dtype's place is its number in LitData; PyTorch has two names for some dtypes.
 _FLOATS = ("float32", "float32", "float64", "float64", "complex64", "complex64", "complex128", "complex128", "float16")
 _INTS = ("uint8", "int8", "int16", "int16", "int32", "int32", "int64", "int64", "bool", "uint16")
 _OF_TORCH = (*_FLOATS, "float16", "bfloat16", *_INTS)
@@ -22,11 +22,11 @@ _OF_NUMPY = (
 
 
 def decoder_of(encoding: str, what: str) -> Decode:
-    """What makes a value of bytes.
+    """The function that decodes a value.
 
     Args:
-        encoding: name, and what values have in common, such as "no_header_numpy:9".
-        what: is encoded so, for errors.
+        encoding: name, and details that all values have in common, such as "no_header_numpy:9".
+        what: name of the column in errors.
     """
     name, _, details = encoding.partition(":")
     if name in ("pickle", "graph"):
@@ -52,10 +52,11 @@ def _dtype(names: Sequence[str], place: int) -> np.dtype[Any]:
 
 
 def _arrays(names: Sequence[str]) -> Decode:
-    """What makes arrays that begin with their dtype, and the number and sizes of their dims."""
+    """The decoder of arrays that begin with their dtype, and the number and sizes of their dims."""
 
     def decode(data: bytes) -> np.ndarray:
-        # Newer versions write the numbers of tensors in this order, whose dtypes begin at 1.
+        # Newer versions write the header of tensors in big-endian order, so its first byte is 0. The first byte of the
+        # older header is the number of a dtype, which begins at 1.
         numbers = ">u4" if names is _OF_TORCH and not data[0] else "<u4"
         kind, count = np.frombuffer(data[:8], numbers).tolist()
         end = 8 + 4 * count

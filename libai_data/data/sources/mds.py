@@ -7,16 +7,16 @@ from libai_data.data.sources.mds_values import decoder_of
 
 
 class MDSSource(DescribedSource):
-    """The samples of MDS shards: dicts of a value for each column.
+    """The samples of MDS shards: dicts with a value for each column.
 
-    Numbers, texts, JSON and arrays are Python's and numpy's, encoded images are bytes, and raw images (`pil`) arrays.
-    Shards that are compressed by zstd are decompressed into the cache of this node (`storage.LocalFile`), and compared
-    with the digests that the index has. Others hold no checksums.
+    Numbers, texts and JSON become Python objects. Arrays and raw images (`pil`) become numpy arrays. Encoded images
+    stay bytes. Shards that are compressed by zstd are decompressed into the cache of this node (`storage.LocalFile`),
+    and compared with the digests in the index. Other shards have no checksums.
 
     Args:
         paths: folders with an `index.json`, or shards in such a folder; see `storage.listed`.
-        columns: names of those to read; by default all.
-        described: path -> what the index says of a shard, if it has been read; only for a single open shard.
+        columns: names of the columns to read; by default all.
+        described: path -> description of a shard, if the index has been read; only for a single open shard.
 
     Raises:
         ConfigError: There is no such file or column, or no index of the shards.

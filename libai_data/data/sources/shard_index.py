@@ -1,4 +1,4 @@
-"""What the `index.json` of a folder says of its shards: those of MDS, or the chunks of LitData.
+"""Reads the descriptions of shards in the `index.json` of a folder: shards of MDS, or chunks of LitData.
 
 Formats: github.com/mosaicml/streaming, `streaming/base/format/mds`; github.com/Lightning-AI/litData,
 `src/litdata/streaming/writer.py`, with samples as trees as in PyTorch's `torch/utils/_pytree.py`.
@@ -27,9 +27,9 @@ class Column(NamedTuple):
     """A value that each sample has.
 
     Args:
-        name: of the value in a record.
-        encoding: how it is stored.
-        size: bytes; 0 if they differ, and the sample says them; None if it is all of the sample.
+        name: name of the value in a record.
+        encoding: how the value is stored.
+        size: bytes; 0 if each sample stores the size of its value; None if the value is the whole sample.
     """
 
     name: str
@@ -38,18 +38,18 @@ class Column(NamedTuple):
 
 
 class DescribedShard(NamedTuple):
-    """What an index says of a shard.
+    """The description of a shard in an index.
 
     Args:
-        name: of the file, from the folder of the index.
-        size: of the file, in bytes.
-        slack: bytes that the file may have besides, all of them or none.
+        name: path of the file, relative to the folder of the index.
+        size: size of the file, in bytes.
+        slack: bytes that the file may have in addition to `size`, all of them or none.
         digests: algorithm -> hexadecimal digest of the file.
         packed: name of the compressed file; "" if there is none.
-        compression: of the compressed file.
+        compression: method with which the compressed file was compressed.
         samples: number of samples.
-        columns: in the order of their values.
-        compressed: what is compressed within the file: "batch" of samples, each "sample", or "".
+        columns: the columns, in the order of their values.
+        compressed: what is compressed inside of the file: each "batch" of samples, each "sample", or "" for nothing.
     """
 
     name: str
@@ -63,20 +63,22 @@ class DescribedShard(NamedTuple):
     compressed: str = ""
 
     def is_packed(self, path: str) -> bool:
-        """Whether a file is the compressed one."""
+        """Whether `path` is the compressed file of this shard."""
         return bool(self.packed) and path.endswith(self.packed)
 
 
 def described_shards(files: Sequence[str], format: str) -> dict[str, DescribedShard]:
-    """Path -> what the index says of a shard, in the order of the indices among the files, or else of the files.
+    """Path -> description of a shard.
+
+    The order is that of the indices, if `files` has indices, and otherwise that of the files.
 
     Args:
-        files: paths of shards, and of their indices; by default the indices beside them.
-        format: a name of `DESCRIBED`.
+        files: paths of shards and indices. Without indices, those in the folders of the shards are read.
+        format: a key of `DESCRIBED`.
 
     Raises:
-        ConfigError: A shard is in no index, or is not there.
-        FormatError: An index is none of this format.
+        ConfigError: A shard is in no index, or does not exist.
+        FormatError: An index does not have this format.
     """
     given = [path for path in files if path.rpartition("/")[2] == INDEX]
     indices = given or sorted({_beside(path, INDEX) for path in files})
@@ -85,7 +87,7 @@ def described_shards(files: Sequence[str], format: str) -> dict[str, DescribedSh
     for index in indices:
         for shard in _shards_of(index, format):
             paths = [_beside(index, name) for name in (shard.name, shard.packed) if name]
-            # Whoever keeps compressed files too has both.
+            # Both files exist if compressed files are kept.
             path = next((path for path in paths if path in there), "")
             if not path and given:
                 raise ConfigError(f"{index} lists {paths[-1]}, which is not there")
@@ -101,7 +103,7 @@ def described_shards(files: Sequence[str], format: str) -> dict[str, DescribedSh
 
 
 def is_raw(path: str) -> bool:
-    """Whether a shard is not compressed, by its name."""
+    """Whether the name of a shard is that of a file without compression."""
     name = path.rpartition("/")[2]
     return name.endswith(".mds") or (name.endswith(".bin") and ".zstd" not in name)
 
@@ -113,14 +115,14 @@ def decompressed(
     version: str = "",
     on_fetch: Callable[[], None] = lambda: None,
 ) -> DecompressedFile:
-    """A compressed shard, as it was before.
+    """The decompressed content of a compressed shard.
 
     Args:
         path: path or address of the compressed file.
-        shard: what the index says of it.
+        shard: description of the shard.
         storage: where copies are kept; by default as the environment sets it.
-        version: of an object in a store, which it must still have; by default any.
-        on_fetch: called when it was fetched, because the cache did not have it.
+        version: the version that an object in a store must have; by default any.
+        on_fetch: called after the shard was fetched, because the cache did not have the copy.
     """
     if shard.compression != "zstd":
         method = shard.compression or "an unknown method"
@@ -187,8 +189,8 @@ def _of_litdata(content: Any) -> list[DescribedShard]:
         name, samples, size = chunk["filename"], int(chunk["chunk_size"]), int(chunk["chunk_bytes"])
         raw = name.replace(f".{compression}", "") if compression else name
         packed, method = "" if raw == name else name, compression.partition(":")[0]
-        slack = 4 * samples + 8  # Before version 0.2.40, sizes are those of the samples alone.
-        # Samples of one value, without its size. Where no loader is named, only their chunks have a number of tokens.
+        slack = 4 * samples + 8  # Before version 0.2.40, sizes leave out the table of starts.
+        # A sample of tokens is one value without a size. If no loader is named, only chunks of tokens have a `dim`.
         is_tokens = config.get("item_loader") == "TokensLoader" or chunk.get("dim")
         if is_tokens and len(columns) != 1:
             raise ValueError(f"it has tokens, but {len(columns)} values in each sample")
@@ -212,7 +214,7 @@ def _litdata_columns(config: Any) -> tuple[Column, ...]:
 
 
 def _leaves(spec: Any, name: str = "") -> list[str]:
-    """The names of the values of a tree; nested ones are `outer.inner`, and those of lists and tuples numbers."""
+    """The names of the leaves of a tree: `outer.inner` for nested leaves, numbers for lists and tuples."""
     kind, children = spec["type"], spec["children_spec"]
     if kind is None:
         return [name or "0"]
@@ -229,4 +231,4 @@ DESCRIBED: dict[str, tuple[str, Callable[[Any], list[DescribedShard]]]] = {
     "mds": ("MDS shards", _of_mds),
     "litdata": ("LitData chunks", _of_litdata),
 }
-"""Formats whose index describes each shard -> what the index lists, and what reads it."""
+"""Formats whose index describes each shard -> name of the shards in errors, and the function that reads the index."""
