@@ -26,6 +26,8 @@ settings.load_profile("short")
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED_MEMORY = Path("/dev/shm")
+# With it, `print` writes a line and its end apart, so that lines of processes with a common pipe get mixed.
+os.environ.pop("PYTHONUNBUFFERED", None)
 # Every process that the tests start inherits it, so that it is found even when its parent has died.
 MARK = "LIBAI_DATA_TEST_SESSION"
 # They live as long as the Python process that uses multiprocessing: here, pytest itself.
