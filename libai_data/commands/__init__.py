@@ -58,7 +58,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     name = arguments[0] if arguments else ""
     try:
-        return _run(name, arguments)
+        try:
+            return _run(name, arguments)
+        finally:
+            # Here, where a closed pipe can still be handled, and not when Python exits.
+            if sys.stdout is not None:
+                sys.stdout.flush()
     except KeyboardInterrupt:
         print(f"libai-data {name}: interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
@@ -88,6 +93,4 @@ def _run(name: str, arguments: Sequence[str]) -> int:
     # argparse shows this as the program's name.
     sys.argv[0] = f"libai-data {name}"
     result = importlib.import_module(COMMANDS[name].module).main(arguments[1:])
-    if sys.stdout is not None:
-        sys.stdout.flush()
     return result if isinstance(result, int) else 0
