@@ -307,15 +307,15 @@ def test_a_state_in_lanes_has_a_beginning_for_each_lane() -> None:
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize(
     "options",
-    [{}, slowly({"cut": False}), slowly({"keep": [index % 3 > 0 for index in range(320)]}), {"keep": is_even}],
+    [{}, slowly({"cut": False}), slowly({"keep": [index % 3 > 0 for index in range(160)]}), {"keep": is_even}],
 )
 def test_ranks_read_their_own_shards_in_lanes(options: dict[str, Any], known: bool) -> None:
     """Also in later epochs, in which the lanes come apart, as their samples have other lengths; and after a resume."""
-    lengths = np.random.default_rng(0).integers(1, 9, 320)
+    lengths = np.random.default_rng(0).integers(1, 9, 160)
 
     def sampler_of(rank: int, ranks: int) -> CyclicSampler:
         documents: Any = Documents(lengths.tolist())
-        documents.shard_lengths = np.full(32, 10)
+        documents.shard_lengths = np.full(16, 10)
         packs = PackedDataset(documents, 16, lengths=lengths if known else None, **options)
         sampler = CyclicSampler(packs, 8 // ranks, True, 0, rank, ranks, seed=1, lanes=8, block=2)
         sampler.others_tell = ranks > 1
@@ -327,10 +327,10 @@ def test_ranks_read_their_own_shards_in_lanes(options: dict[str, Any], known: bo
         read: list[set[int]] = []
         for sampler in samplers:
             sampler.load_state_dict(state)
-            outputs(sampler, 40)
+            outputs(sampler, 20)
             read.append({index // 10 for index in sampler.dataset.dataset.reads})  # type: ignore[attr-defined]
-        assert set.union(*read) == set(range(32))
-        assert sum(map(len, read)) < 32 + ranks, "two ranks share a shard only at the ends of their spans"
+        assert set.union(*read) == set(range(16))
+        assert sum(map(len, read)) < 16 + ranks, "two ranks share a shard only at the ends of their spans"
         state, *others = exchange(samplers)
         assert others == [state] * (ranks - 1)
         assert len(json.dumps(state["start"])) <= 64 * 8
