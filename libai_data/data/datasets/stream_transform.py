@@ -12,7 +12,7 @@ window are made of its samples. Then the window and the number of the output in 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Callable, NamedTuple, Protocol, Union
 
@@ -340,9 +340,8 @@ class StreamTransform:
         stop = (place // size + 1) * size if self._in_rounds else 1 << _PLACE_BITS
         while place < stop:
             places = np.arange(place, min(place + _LOOKED_UP * lanes, stop), lanes)
-            if not len(self._given_order.locate(places)[1]):
+            if not (yield from self._inputs_at(places, {})):
                 return
-            yield from self._inputs_at(places, {})
             place += _LOOKED_UP * lanes
 
     def inputs_of(self, start: int) -> Iterator[tuple[int, Any, bool]]:
@@ -351,7 +350,8 @@ class StreamTransform:
         window = self.window_at(place)
         return self._inputs_at(window.outputs[number], window.samples)
 
-    def _inputs_at(self, places: np.ndarray, known: Mapping[int, Any]) -> Iterator[tuple[int, Any, bool]]:
+    def _inputs_at(self, places: np.ndarray, known: Mapping[int, Any]) -> Generator[tuple[int, Any, bool], None, int]:
+        """The kept samples at these places; returns the number of places that the order has."""
         reading = reading_now()
         epochs, indices = self._given_order.locate(places)
         for place, epoch, index in zip(places.tolist(), epochs.tolist(), indices.tolist()):
@@ -362,6 +362,7 @@ class StreamTransform:
                 reading.replaced = [*reading.replaced, (epoch, index, *replacement)]
             if sample is not LEFT_OUT:
                 yield index, sample, replacement is not None
+        return len(indices)
 
     def __getitem__(self, start: int) -> Any:
         raise NotImplementedError
