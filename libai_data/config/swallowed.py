@@ -9,9 +9,10 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
+from collections.abc import Iterator
 from functools import lru_cache
 from types import FunctionType
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple
 
 from omegaconf import DictConfig
 
@@ -25,27 +26,25 @@ def names_read(target: Callable[..., Any]) -> frozenset[str] | None:
     `**kwargs` is understood if it is never read, read by literal names (`kwargs.get("name")`), or passed on to
     `super().__init__`.
     """
-    return _names_read(target) if isinstance(target, (FunctionType, type)) else None
-
-
-@lru_cache(maxsize=256)
-def keys_read(target: Callable[..., Any], parameter: str) -> frozenset[str] | None:
-    """The keys that a callable reads of a section in the argument `parameter`; None if they cannot be determined."""
-    is_class = isinstance(target, type) and type(target).__call__ is type.__call__
-    init = inspect.getattr_static(target, "__init__") if is_class else target
-    if not isinstance(init, FunctionType) or parameter not in inspect.signature(init).parameters:
-        return None
-    uses = _uses_in(init, _UsesOfSection(parameter))
-    return None if uses is None or uses.are_unknown or uses.are_passed_on else uses.names
-
-
-@lru_cache(maxsize=256)
-def _names_read(target: FunctionType | type) -> frozenset[str] | None:
     if isinstance(target, FunctionType):
         return _names_of(target, ())
-    if type(target).__call__ is not type.__call__ or any("__new__" in vars(each) for each in target.__mro__[:-1]):
+    if not _has_plain_init(target) or any("__new__" in vars(each) for each in target.__mro__[:-1]):  # type: ignore[attr-defined]
         return None
-    return _names_of_next(target.__mro__)
+    return _names_of_next(target.__mro__)  # type: ignore[attr-defined]
+
+
+def keys_read(target: Callable[..., Any], parameter: str) -> frozenset[str] | None:
+    """The keys that a callable reads of a section in the argument `parameter`; None if they cannot be determined."""
+    init = inspect.getattr_static(target, "__init__") if _has_plain_init(target) else target
+    if not isinstance(init, FunctionType) or parameter not in inspect.signature(init).parameters:
+        return None
+    uses = _uses_in(init, parameter, is_section=True)
+    return None if uses is None or uses.are_passed_on else uses.names
+
+
+def _has_plain_init(target: Any) -> bool:
+    """Whether `target` is a class whose call runs `__init__` with the same arguments."""
+    return isinstance(target, type) and type(target).__call__ is type.__call__
 
 
 def _names_of_next(classes: tuple[type, ...]) -> frozenset[str] | None:
@@ -65,87 +64,68 @@ def _names_of(function: FunctionType, others: tuple[type, ...]) -> frozenset[str
     extra = next((each.name for each in parameters if each.kind is each.VAR_KEYWORD), None)
     if extra is None:
         return names
-    uses = _uses_in(function, _Uses(extra))
-    if uses is None:
-        return None
-    passed_on = _names_of_next(others) if uses.are_passed_on and others else frozenset()
-    return None if uses.are_unknown or passed_on is None else names | uses.names | passed_on
+    uses = _uses_in(function, extra)
+    passed_on = _names_of_next(others) if uses is not None and uses.are_passed_on and others else frozenset()
+    return None if uses is None or passed_on is None else names | uses.names | passed_on
 
 
-def _uses_in(function: FunctionType, uses: _Uses) -> _Uses | None:
-    """Analyse the source of a function; None if there is no source."""
+class _Uses(NamedTuple):
+    """How a function uses its `**kwargs`, or a section of the config."""
+
+    names: frozenset[str]
+    are_passed_on: bool  # to the next `__init__`
+
+
+@lru_cache(maxsize=256)
+def _uses_in(function: FunctionType, parameter: str, is_section: bool = False) -> _Uses | None:
+    """The uses in the source of a function; None if there is no source, or it has a use that is not understood."""
     if hasattr(function, "__wrapped__"):
         return None
     try:
-        uses.visit(ast.parse(textwrap.dedent(inspect.getsource(function))))
+        nodes = list(ast.walk(ast.parse(textwrap.dedent(inspect.getsource(function)))))
     except (OSError, TypeError, SyntaxError):
         return None
-    return uses
+    names: set[str] = set()
+    passed_on = [
+        each.value
+        for node in nodes
+        if _is_super_init(node)
+        for each in node.keywords
+        if each.arg is None  # type: ignore[attr-defined]
+    ]
+    understood: list[ast.AST] = list(passed_on)
+    for node in nodes:
+        for thing, key in _reads_of(node, is_section):
+            if _is_name(thing, parameter) and isinstance(key, ast.Constant) and isinstance(key.value, str):
+                names.add(key.value)
+                understood.append(thing)
+    for node in nodes:
+        word = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+        if word in _READS_ALL or (_is_name(node, parameter) and node not in understood):
+            return None
+    return _Uses(frozenset(names), any(_is_name(each, parameter) for each in passed_on))
 
 
-class _Uses(ast.NodeVisitor):
-    """How the body of a function uses its `**kwargs`."""
+def _reads_of(node: ast.AST, is_section: bool) -> Iterator[tuple[ast.AST, ast.AST]]:
+    """If a node reads a key, the object that has the key, and the key; attributes of a section are keys too."""
+    if isinstance(node, ast.Subscript):
+        yield node.value, node.slice
+    elif isinstance(node, ast.Compare) and len(node.ops) == 1 and isinstance(node.ops[0], (ast.In, ast.NotIn)):
+        yield node.comparators[0], node.left
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
+        if node.func.attr in _READS_ONE:
+            yield node.func.value, node.args[0]
+    elif is_section and isinstance(node, ast.Attribute) and not hasattr(DictConfig, node.attr):
+        yield node.value, ast.Constant(node.attr)
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self.names: frozenset[str] = frozenset()
-        self.are_passed_on = self.are_unknown = False
 
-    def visit_Name(self, node: ast.Name) -> None:
-        # The methods below handle all uses that are understood, and do not visit this name for them.
-        self.are_unknown |= node.id == self._name or node.id in _READS_ALL
+def _is_name(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
 
-    def visit_Attribute(self, node: ast.Attribute) -> None:
-        self.are_unknown |= node.attr in _READS_ALL
-        self.generic_visit(node)
 
-    def visit_Call(self, node: ast.Call) -> None:
-        function, arguments = node.func, node.args
-        reads_one = isinstance(function, ast.Attribute) and self._is_it(function.value) and function.attr in _READS_ONE
-        if reads_one and arguments and self._reads(arguments[0]):
-            for each in arguments[1:]:
-                self.visit(each)
-            return
-        if _is_super_init(function):
-            others = [each for each in node.keywords if each.arg is not None or not self._is_it(each.value)]
-            self.are_passed_on |= len(others) < len(node.keywords)
-            for argument in (*arguments, *(each.value for each in others)):
-                self.visit(argument)
-            return
-        self.generic_visit(node)
-
-    def visit_Subscript(self, node: ast.Subscript) -> None:
-        if not (self._is_it(node.value) and self._reads(node.slice)):
-            self.generic_visit(node)
-
-    def visit_Compare(self, node: ast.Compare) -> None:
-        is_search = len(node.ops) == 1 and isinstance(node.ops[0], (ast.In, ast.NotIn))
-        if not (is_search and self._is_it(node.comparators[0]) and self._reads(node.left)):
-            self.generic_visit(node)
-
-    def _is_it(self, node: ast.AST) -> bool:
-        return isinstance(node, ast.Name) and node.id == self._name
-
-    def _reads(self, node: ast.AST) -> bool:
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            self.names |= {node.value}
-            return True
+def _is_super_init(node: ast.AST) -> bool:
+    """Whether a node is the call `super().__init__(...)`."""
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "__init__"):
         return False
-
-
-class _UsesOfSection(_Uses):
-    """How the body of a function uses a section of the config; keys may also be read as attributes."""
-
-    def visit_Attribute(self, node: ast.Attribute) -> None:
-        if self._is_it(node.value) and not hasattr(DictConfig, node.attr):
-            self.names |= {node.attr}
-        else:
-            super().visit_Attribute(node)
-
-
-def _is_super_init(function: ast.AST) -> bool:
-    if not (isinstance(function, ast.Attribute) and function.attr == "__init__"):
-        return False
-    called = function.value
-    is_super = isinstance(called, ast.Call) and isinstance(called.func, ast.Name) and called.func.id == "super"
-    return is_super and not called.args  # type: ignore[attr-defined]
+    called = node.func.value
+    return isinstance(called, ast.Call) and _is_name(called.func, "super") and not called.args
