@@ -11,12 +11,12 @@ import dataclasses
 import enum
 import logging
 import pathlib
-import re
 from typing import Any
 
 import numpy as np
 import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf._utils import get_yaml_loader
 
 from libai_data.config.keys import join_path
 from libai_data.config.naming import describe, dotted_name, locate
@@ -26,15 +26,6 @@ from libai_data.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 _SCALARS = (str, bool, int, float, bytes, type(None))
-# PyYAML implements YAML 1.1, which reads 1e-4 as text and 2024-01-01 as a date. In configs, they are a number and text.
-_FLOAT = re.compile(
-    r"""^(?:[-+]?[0-9][0-9_]*\.[0-9_]*(?:[eE][-+]?[0-9]+)?
-        |[-+]?[0-9][0-9_]*(?:[eE][-+]?[0-9]+)
-        |\.[0-9][0-9_]*(?:[eE][-+]?[0-9]+)?
-        |[-+]?\.(?:inf|Inf|INF)
-        |\.(?:nan|NaN|NAN))$""",
-    re.VERBOSE,
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +61,7 @@ def from_yaml(text: str, origin: str) -> Any:
         ConfigError: The text is not valid YAML, or a name in it cannot be imported.
     """
     try:
-        return yaml.load(text, Loader=_Loader)  # derives from SafeLoader
+        return yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f", line {mark.line + 1}" if mark is not None else ""
@@ -146,35 +137,19 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-class _Loader(yaml.SafeLoader):
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: dict[Any, int] = {}
-        for key_node, _ in node.value:
-            key = (key_node.tag, key_node.value) if isinstance(key_node, yaml.ScalarNode) else None
-            if key in seen and key_node.tag != "tag:yaml.org,2002:merge":
-                raise yaml.constructor.ConstructorError(
-                    None,
-                    None,
-                    f"the key {key_node.value!r} is set twice; the first time in line {seen[key]}",
-                    key_node.start_mark,
-                )
-            if key is not None:
-                seen[key] = key_node.start_mark.line + 1
-        return super().construct_mapping(node, deep)
+# This SafeLoader refuses keys that are set twice. PyYAML's own loaders implement YAML 1.1, which reads 1e-4 as text and
+# 2024-01-01 as a date. In configs, they are a number and text.
+_Loader: Any = get_yaml_loader()
 
 
-def _construct_name(loader: _Loader, node: yaml.ScalarNode) -> Any:
+def _construct_name(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> Any:
     try:
         return locate(loader.construct_scalar(node))
     except ConfigError as error:
         raise yaml.constructor.ConstructorError(None, None, str(error), node.start_mark) from error
 
 
-def _construct_path(loader: _Loader, node: yaml.ScalarNode) -> pathlib.Path:
-    return pathlib.Path(loader.construct_scalar(node))
-
-
-def _construct_unsaved(loader: _Loader, node: yaml.ScalarNode) -> Any:
+def _construct_unsaved(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> Any:
     raise yaml.constructor.ConstructorError(
         None,
         None,
@@ -190,24 +165,11 @@ def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
-def _set_up_tags() -> None:
-    for cls in (_Dumper, _Loader):
-        cls.yaml_implicit_resolvers = {
-            first: [
-                (tag, regexp)
-                for tag, regexp in resolvers
-                if tag not in ("tag:yaml.org,2002:float", "tag:yaml.org,2002:timestamp")
-            ]
-            for first, resolvers in cls.yaml_implicit_resolvers.items()
-        }
-        cls.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
-    _Dumper.add_representer(str, _represent_text)
-    _Dumper.add_representer(_Named, lambda dumper, data: dumper.represent_scalar("!name", data.name))
-    _Dumper.add_representer(_Unsaved, lambda dumper, data: dumper.represent_scalar("!unsaved", data.text))
-    _Dumper.add_multi_representer(pathlib.PurePath, lambda dumper, data: dumper.represent_scalar("!path", str(data)))
-    _Loader.add_constructor("!name", _construct_name)
-    _Loader.add_constructor("!path", _construct_path)
-    _Loader.add_constructor("!unsaved", _construct_unsaved)
-
-
-_set_up_tags()
+_Dumper.yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
+_Dumper.add_representer(str, _represent_text)
+_Dumper.add_representer(_Named, lambda dumper, data: dumper.represent_scalar("!name", data.name))
+_Dumper.add_representer(_Unsaved, lambda dumper, data: dumper.represent_scalar("!unsaved", data.text))
+_Dumper.add_multi_representer(pathlib.PurePath, lambda dumper, data: dumper.represent_scalar("!path", str(data)))
+_Loader.add_constructor("!name", _construct_name)
+_Loader.add_constructor("!path", lambda loader, node: pathlib.Path(loader.construct_scalar(node)))
+_Loader.add_constructor("!unsaved", _construct_unsaved)

@@ -254,7 +254,7 @@ def test_yaml_is_read_as_configs_mean_it(write: Write) -> None:
     ("text", "message"),
     [
         ("a: [1, 2\nb: 3\n", "line 2"),
-        ("a: 1\nb: 2\na: 3\n", "line 3: the key 'a' is set twice; the first time in line 1"),
+        ("a: 1\nb: 2\na: 3\n", "line 3: found duplicate key a"),
         ("a: !!python/object/apply:os.getcwd []\n", "line 1: could not determine a constructor"),
         ("a:\n  b: !name collections.OrderedDic\n", "line 2: .*Did you mean 'OrderedDict'"),
         ("a: !unsaved a lambda\n", "line 1: this value could not be saved .a lambda."),
