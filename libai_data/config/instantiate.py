@@ -17,9 +17,7 @@ from libai_data.config.signatures import (
     RECURSIVE,
     SPECIAL_KEYS,
     TARGET,
-    check_keywords,
-    check_sections,
-    check_written,
+    check_arguments,
     parameters_of,
     resolve_target,
 )
@@ -147,9 +145,7 @@ def _call(cfg: Any, args: tuple[Any, ...], extra: dict[str, Any], recursive: boo
     written = {str(key): cfg[key] for key in cfg if key not in SPECIAL_KEYS and key not in filled_in}
     given = dict(written)
     given.update({key: _merged(given.get(key), value) for key, value in extra.items()})
-    check_keywords(target, given, path)
-    check_written(target, written, path)
-    check_sections(target, written, path)
+    check_arguments(target, given, written, path)
     _check_required(target, args, given, path)
     built = {key: _build(value, recursive, join_path(path, key)) for key, value in given.items()}
     check_types(target, built, path)

@@ -64,41 +64,40 @@ def resolve_target(target: Any, path: str) -> Callable[..., Any]:
     return target
 
 
-def check_keywords(target: Callable[..., Any], keywords: Collection[str], path: str) -> None:
-    """Rejects keywords that the target does not accept."""
+def check_arguments(
+    target: Callable[..., Any], keywords: Collection[str], written: Mapping[str, Any], path: str
+) -> None:
+    """Rejects arguments of a call that have no effect.
+
+    Args:
+        keywords: the names of all arguments; the target must accept them.
+        written: the arguments that the config has, with their values. The target must read them, and the keys of those
+            that are sections. A target may accept a name by `**kwargs`, and never read it.
+        path: the key of the call in the config.
+    """
     parameters = parameters_of(target)
     for name in keywords:
         if not parameters.accepts(str(name)):
-            raise ConfigError(
-                f"{join_path(path, name)}: {describe(target)} has no argument {str(name)!r}."
-                + (nearest(name, parameters.names) or f" It has: {', '.join(sorted(parameters.names)) or 'none'}.")
-            )
-
-
-def check_written(target: Callable[..., Any], keys: Collection[str], path: str) -> None:
-    """Rejects keys of a config that the target accepts by `**kwargs`, but never reads."""
-    read = names_read(target) if parameters_of(target).takes_any else None
-    for name in keys:
+            raise _has_no_effect(path, name, target, f"has no argument {str(name)!r}", parameters.names, "has")
+    read = names_read(target) if parameters.takes_any else None
+    for name, value in written.items():
         if read is not None and name not in read:
-            raise ConfigError(
-                f"{join_path(path, name)}: {describe(target)} accepts the argument {str(name)!r}, but never reads it."
-                + (nearest(name, read) or f" It reads: {', '.join(sorted(read - {'self'})) or 'none'}.")
+            raise _has_no_effect(
+                path, name, target, f"accepts the argument {str(name)!r}, but never reads it", read - {"self"}, "reads"
             )
+        is_section = isinstance(value, DictConfig) and TARGET not in value and value._metadata.object_type is dict
+        keys = keys_read(target, name) if is_section else None
+        for key in value if keys is not None else ():
+            if key not in keys:
+                what = f"never reads the key {str(key)!r} of its argument {name!r}"
+                raise _has_no_effect(join_path(path, name), key, target, what, keys, "reads")
 
 
-def check_sections(target: Callable[..., Any], values: Mapping[str, Any], path: str) -> None:
-    """Rejects keys of plain sections if the target gets the section, but never reads the key."""
-    for name, section in values.items():
-        if not isinstance(section, DictConfig) or TARGET in section or section._metadata.object_type is not dict:
-            continue
-        read = keys_read(target, name)
-        for key in section:
-            if read is not None and key not in read:
-                raise ConfigError(
-                    f"{join_path(join_path(path, name), key)}: {describe(target)} never reads the key {str(key)!r} of "
-                    f"its argument {name!r}."
-                    + (nearest(str(key), read) or f" It reads: {', '.join(sorted(read)) or 'none'}.")
-                )
+def _has_no_effect(
+    path: str, name: str, target: Callable[..., Any], what: str, known: Collection[str], verb: str
+) -> ConfigError:
+    hint = nearest(str(name), known) or f" It {verb}: {', '.join(sorted(known)) or 'none'}."
+    return ConfigError(f"{join_path(path, name)}: {describe(target)} {what}.{hint}")
 
 
 def check_targets(cfg: Any) -> None:
@@ -117,12 +116,12 @@ def check_targets(cfg: Any) -> None:
         if not isinstance(target, DictConfig):
             target = resolve_target(target, where)
             keys = [key for key in section if key not in SPECIAL_KEYS]
-            check_keywords(target, keys, where)
-            check_written(target, keys, where)
-            set_now = [key for key in keys if not OmegaConf.is_interpolation(section, key)]
-            values = {key: section[key] for key in set_now if not OmegaConf.is_missing(section, key)}
-            check_sections(target, values, where)
-            check_types(target, values, where)
+            open_keys = [
+                key for key in keys if OmegaConf.is_interpolation(section, key) or OmegaConf.is_missing(section, key)
+            ]
+            values = {key: None if key in open_keys else section[key] for key in keys}
+            check_arguments(target, keys, values, where)
+            check_types(target, {key: value for key, value in values.items() if key not in open_keys}, where)
 
 
 def check_is_call(section: Any, path: str) -> None:
