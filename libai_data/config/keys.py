@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import abc
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -53,7 +53,8 @@ def check_keys(cfg: Mapping[str, Any], reference: Mapping[str, Any], path: str =
     Raises:
         ConfigError: there are unknown keys; the message names each, with the nearest known key.
     """
-    problems = list(_KeyCheck(reference, path, frozenset(also)).problems(cfg, reference))
+    known = [dotted for dotted, _ in every_key(DictConfig(reference, flags={"allow_objects": True}), path)]
+    problems = list(_problems(cfg, reference, path, known, {join_path(path, key) for key in also}))
     if problems:
         raise ConfigError("\n".join(problems))
 
@@ -81,47 +82,30 @@ def path_of(node: Any) -> str:
     return ".".join(parts)
 
 
-class _KeyCheck:
-    """Compares a section with its reference; `inside` is a dotted key relative to this section."""
-
-    def __init__(self, reference: Mapping[str, Any], root: str, also: frozenset[str]) -> None:
-        self._root, self._also = root, also
-        self._places: dict[str, list[str]] = {}
-        for dotted, last in _dotted_keys(reference, ""):
-            self._places.setdefault(last, []).append(dotted)
-
-    def problems(self, cfg: Mapping[str, Any], reference: Mapping[str, Any], inside: str = "") -> Iterator[str]:
-        path = join_path(self._root, inside) if inside else self._root
-        if not isinstance(cfg, (abc.Mapping, DictConfig)):
-            yield f"{path} must be a section with the keys {_listing(reference)}; found {cfg!r}."
-            return
-        for key in cfg:
-            relative = join_path(inside, key)
-            if relative in self._also:
-                continue
-            if key not in reference:
-                yield f"Unknown key {join_path(path, key)}.{self._hint(str(key), reference, inside)}"
-            elif _is_plain_section(reference[key]) and not (
-                isinstance(cfg, DictConfig) and OmegaConf.is_interpolation(cfg, key)
-            ):
-                yield from self.problems(cfg[key], reference[key], relative)
-
-    def _hint(self, key: str, reference: Mapping[str, Any], inside: str) -> str:
-        elsewhere = self._places.get(key, [])
-        if 1 <= len(elsewhere) <= 2:  # keys such as 'enabled' are in many sections, so a hint would not help
-            return f" It belongs at {' or '.join(join_path(self._root, place) for place in elsewhere)}."
-        prefix = f"{inside}." if inside else ""
-        siblings = [str(k) for k in reference] + [k[len(prefix) :] for k in self._also if k.startswith(prefix)]
-        return nearest(key, siblings) or f" Known keys here: {_listing(reference)}."
-
-
-def _dotted_keys(section: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
-    """Each key below a section: (dotted key, its last part)."""
-    for key, value in section.items():
-        dotted = join_path(prefix, key)
-        yield dotted, str(key)
-        if _is_plain_section(value):
-            yield from _dotted_keys(value, dotted)
+def _problems(cfg: Any, reference: Mapping[str, Any], path: str, known: Sequence[str], also: Set[str]) -> Iterator[str]:
+    """What is wrong with a section; `known` are all keys of the whole reference, and `also` more keys from the top."""
+    if not isinstance(cfg, (abc.Mapping, DictConfig)):
+        yield f"{path} must be a section with the keys {_listing(reference)}; found {cfg!r}."
+        return
+    for key in cfg:
+        where = join_path(path, key)
+        if where in also:
+            continue
+        if key not in reference:
+            elsewhere = [dotted for dotted in known if dotted.split(".")[-1] == key]
+            if 1 <= len(elsewhere) <= 2:  # keys such as 'enabled' are in many sections, so a hint would not help
+                hint = f" It belongs at {' or '.join(elsewhere)}."
+            else:
+                siblings = [
+                    *map(str, reference),
+                    *(name[len(path) + 1 :] for name in also if name.startswith(f"{path}.")),
+                ]
+                hint = nearest(str(key), siblings) or f" Known keys here: {_listing(reference)}."
+            yield f"Unknown key {where}.{hint}"
+        elif _is_plain_section(reference[key]) and not (
+            isinstance(cfg, DictConfig) and OmegaConf.is_interpolation(cfg, key)
+        ):
+            yield from _problems(cfg[key], reference[key], where, known, also)
 
 
 def _is_plain_section(value: Any) -> bool:
