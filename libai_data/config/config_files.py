@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import builtins
 import copy
-import difflib
 import itertools
 import os
 import sys
@@ -54,18 +53,10 @@ def as_config(value: Any) -> Any:
 def files_near(path: str, suffixes: tuple[str, ...] = (".py", ".yaml", ".yml")) -> str:
     """A sentence for the message about a file that does not exist: similar or other files in its folder."""
     folder = os.path.dirname(os.path.abspath(path))
-    if not os.path.isdir(folder):
-        while not os.path.isdir(folder):
-            missing, folder = os.path.basename(folder), os.path.dirname(folder)
-        folders = [name for name in os.listdir(folder) if os.path.isdir(os.path.join(folder, name))]
-        return f" There is no folder {missing!r} in {folder}.{nearest(missing, folders)}"
-    names = sorted(name for name in os.listdir(folder) if name.endswith(suffixes) and not name.startswith("_"))
-    if not names:
-        return f" There are no config files in {folder}."
-    close = difflib.get_close_matches(os.path.basename(path), names, n=3, cutoff=0.5)
-    if close:
-        return f" Did you mean {' or '.join(repr(name) for name in close)}?"
-    return f" In {folder} there is: {', '.join(names[:10])}{', ...' if len(names) > 10 else ''}."
+    found = os.listdir(folder) if os.path.isdir(folder) else []
+    names = sorted(name for name in found if name.endswith(suffixes) and not name.startswith("_"))
+    listed = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
+    return nearest(os.path.basename(path), names) or f" Config files in {folder}: {listed or 'none'}."
 
 
 def _located(error: Exception, frames: Sequence[tuple[types.FrameType, int]], path: str) -> ConfigError:
@@ -157,29 +148,17 @@ def _import_relative(
     module = types.ModuleType(name) if file is None or is_running_folder else _run(file, importers)
     for wanted in _public_names(module) if "*" in fromlist else fromlist:
         if not hasattr(module, wanted):
-            setattr(module, wanted, _neighbour(base, wanted, module, path, importers, statement))
+            neighbour = _module_file(os.path.join(base, wanted)) if os.path.isdir(base) else None
+            if neighbour is None:
+                hint = nearest(wanted, _public_names(module))
+                if os.path.isdir(base):
+                    hint = hint or files_near(os.path.join(base, wanted), (".py",))
+                raise ConfigImportError(f"{path} says `{statement}`, but {file or base} defines no {wanted!r}.{hint}")
+            found = _run(neighbour, importers)
+            found.__dict__.update({name: as_config(getattr(found, name)) for name in _public_names(found)})
+            setattr(module, wanted, found)
         setattr(module, wanted, as_config(getattr(module, wanted)))
     return module
-
-
-def _neighbour(
-    base: str, wanted: str, module: types.ModuleType, path: str, importers: tuple[str, ...], statement: str
-) -> types.ModuleType:
-    """The module of the file `wanted` in the folder that is imported from."""
-    file = _module_file(os.path.join(base, wanted)) if os.path.isdir(base) else None
-    if file is not None:
-        found = _run(file, importers)
-        found.__dict__.update({name: as_config(getattr(found, name)) for name in _public_names(found)})
-        return found
-    source = _module_file(base)
-    if source is None or not vars(module).get("__file__"):
-        raise ConfigImportError(
-            f"{path} says `{statement}`, but there is no {os.path.join(base, wanted)}.py."
-            + files_near(os.path.join(base, f"{wanted}.py"), (".py",))
-        )
-    raise ConfigImportError(
-        f"{path} says `{statement}`, but {source} defines no {wanted!r}.{nearest(wanted, _public_names(module))}"
-    )
 
 
 def _module_file(base: str) -> str | None:

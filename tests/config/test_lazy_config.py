@@ -124,7 +124,10 @@ def test_loading_leaves_imports_and_modules_as_they_were(write: Write) -> None:
             {"train.py": "train = dict()\n", "c.py": "from .train import trian\n"},
             r"train\.py defines no 'trian'\. Did you mean 'train'\?",
         ),
-        ({"folder/a.py": "", "c.py": "from .folder import b\n"}, r"there is no .*folder/b\.py"),
+        (
+            {"folder/a.py": "", "c.py": "from .folder import b\n"},
+            r"folder defines no 'b'\. Config files in .*folder: a\.py\.",
+        ),
         (
             {"a.py": "from .c import x\n", "c.py": "from .a import x\n"},
             r"in a circle: .*c\.py imports .*a\.py imports .*c\.py",
@@ -188,10 +191,8 @@ def test_a_missing_config_names_the_path_and_its_neighbours(write: Write, tmp_pa
     write("vit_digits.py", "")
     with pytest.raises(ConfigError, match=r"tried .*vit_digit\.py\. Did you mean 'vit_digits\.py'\?"):
         LazyConfig.load(str(tmp_path / "vit_digit.py"))
-    with pytest.raises(ConfigError, match=r"In .* there is: vit_digits\.py"):
+    with pytest.raises(ConfigError, match=r"Config files in .*: vit_digits\.py\."):
         LazyConfig.load(str(tmp_path / "zzz.py"))
-    with pytest.raises(ConfigError, match=r"There is no folder 'confgs'"):
-        LazyConfig.load(str(tmp_path / "confgs" / "x.py"))
     with pytest.raises(ConfigError, match=r"must end in \.py, \.yaml or \.yml"):
         LazyConfig.load(str(tmp_path / "vit_digits"))
     with pytest.raises(ConfigError, match="is a folder"):
