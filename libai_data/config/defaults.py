@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from omegaconf import DictConfig, ListConfig
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from libai_data.config.signatures import TARGET
 from libai_data.errors.argument_rules import FLAG, OUTPUT, TEXT, Rule, list_of, one_of, or_none, real, whole
@@ -278,12 +278,8 @@ def default_graph() -> DictConfig:
 
 
 def _section(keys: dict[str, Key]) -> DictConfig:
-    nested: dict[str, Any] = {}
+    section = DictConfig({}, flags={"allow_objects": True})
     for name, key in keys.items():
         if not key.is_computed:
-            *above, last = name.split(".")
-            section = nested
-            for part in above:
-                section = section.setdefault(part, {})
-            section[last] = key.default
-    return DictConfig(nested, flags={"allow_objects": True})
+            OmegaConf.update(section, name, key.default, force_add=True)
+    return section
