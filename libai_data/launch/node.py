@@ -16,11 +16,10 @@ import signal
 import socket
 import threading
 import time
-from contextlib import suppress
-from pathlib import Path
 
 from libai_data.launch.launcher import parse_args
 from libai_data.launch.output import STDERR, say
+from libai_data.launch.ports import process_at
 from libai_data.launch.ranks import Ranks
 
 SECONDS_OF_SILENCE = 20.0
@@ -84,37 +83,27 @@ def wait_for_predecessor(job: str) -> socket.socket:
     Raises:
         TimeoutError: The earlier run has not ended after two minutes.
     """
-    name = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    name = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     # With the user's id, so that jobs of the same name of two users do not wait for each other.
-    wanted = f"libai_data.launch/{os.getuid()}/{job}"
+    wanted = f"\0libai_data.launch/{os.getuid()}/{job}"
     deadline, has_told = time.monotonic() + _SECONDS_FOR_PREDECESSOR, False
     while True:
         try:
-            name.bind(f"\0{wanted}")
+            name.bind(wanted)
+            name.listen()
             return name
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
             is_late = time.monotonic() > deadline
             if is_late or not has_told:
-                held = f"the socket name @{wanted}, which {_holder(wanted)} uses"
+                held = f"process {process_at(wanted) or 'unknown'} uses the socket name @{wanted[1:]}"
             if is_late:
                 raise TimeoutError(f"an earlier run of this job has not ended on this machine ({held})") from error
             if not has_told:
                 say(f"waiting up to {_SECONDS_FOR_PREDECESSOR:.0f} s for an earlier run of this job to end ({held})")
             has_told = True
             time.sleep(0.05)
-
-
-def _holder(name: str) -> str:
-    """The process that has bound an abstract socket name, in words."""
-    with open("/proc/net/unix", encoding="utf-8", errors="replace") as table:
-        inodes = [words[6] for line in table if (words := line.split(maxsplit=7))[7:] == [f"@{name}\n"]]
-    for entry in Path("/proc").glob("[0-9]*/fd/*"):
-        with suppress(OSError):  # The process has ended, or belongs to another user.
-            if os.readlink(entry) in [f"socket:[{inode}]" for inode in inodes]:
-                return f"process {entry.parts[2]}"
-    return "a process of another user, or of another container,"
 
 
 def main() -> int:

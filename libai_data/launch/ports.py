@@ -98,10 +98,15 @@ def reserve_port(port: int, holder: str = "launcher") -> socket.socket:
 
 def process_with_port(port: int, holder: str) -> int | None:
     """The id of the process that has reserved a port; None if there is none, and 0 if it is in another container."""
+    return process_at(_reservation(port, holder))
+
+
+def process_at(address: str) -> int | None:
+    """The id of the process that listens at the address of a Unix socket; None and 0 as for `process_with_port`."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
         caller.setblocking(False)
         try:
-            caller.connect(_reservation(port, holder))
+            caller.connect(address)
         except OSError:
             return None
         return process_and_user_of(caller)[0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import threading
 from typing import Any
 
@@ -32,13 +31,14 @@ def test_who_holds_the_name_of_the_job_is_said_at_once_and_waited_for(monkeypatc
     thread.join()
     found[0].close()
     (line,) = said
-    assert f"libai_data.launch/{os.getuid()}/{job}, which process {os.getpid()} uses" in line
+    assert f"(process {os.getpid()} uses the socket name @libai_data.launch/{os.getuid()}/{job})" in line
 
 
 def test_a_name_that_is_not_given_back_is_an_error_that_names_its_holder(monkeypatch: pytest.MonkeyPatch) -> None:
     job = f"test-{os.getpid()}"
     monkeypatch.setattr(node, "_SECONDS_FOR_PREDECESSOR", 0.0)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as squatter:
-        squatter.bind(f"\0libai_data.launch/{os.getuid()}/{job}")
-        with pytest.raises(TimeoutError, match=f"{job}, which process {os.getpid()} uses"):
-            node.wait_for_predecessor(job)
+    with (
+        node.wait_for_predecessor(job),
+        pytest.raises(TimeoutError, match=rf"\(process {os.getpid()} uses the socket name @.*/{job}\)"),
+    ):
+        node.wait_for_predecessor(job)
