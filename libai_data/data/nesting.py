@@ -137,6 +137,13 @@ def put_together(skeleton: Any, value_of: Callable[[Leaf], Any]) -> Any:
     return parts if isinstance(skeleton, list) else tuple(parts)
 
 
+def with_leaves(name: str, value: Any, change: Callable[[str, Any], Any]) -> Any:
+    """The nested value of a field, with `change(path, leaf)` in the place of each leaf."""
+    leaves: dict[str, Any] = {}
+    skeleton = taken_apart({name: value}, leaves)
+    return put_together(skeleton[name], lambda leaf: change(leaf.path, leaves[leaf.path]))
+
+
 def is_flat(skeleton: Mapping[str, Any]) -> bool:
     """Whether the batch is a dict of tensors, so that leaves and fields are the same."""
     return not isinstance(skeleton, TupleFields) and all(

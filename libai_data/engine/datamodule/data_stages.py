@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from libai_data.data.attributes import call_if_there, has_attribute
-from libai_data.data.items import ArgumentNames, array_in, as_leaf, named
-from libai_data.data.nesting import is_texts, put_together, taken_apart
+from libai_data.data.items import ArgumentNames, array_in, as_leaf, laid_out_like, named
+from libai_data.data.nesting import is_texts, taken_apart, with_leaves
 from libai_data.data.samplers.stream_state import Keys, check_state
 from libai_data.delivery import to_global
 from libai_data.delivery.gather import gather_words
 from libai_data.delivery.read_plan import ReadPlan
 from libai_data.delivery.shared_loader import SharedLoader
-from libai_data.errors import CheckpointError, ConfigError, PeerError, error_text, nearest
+from libai_data.errors import CheckpointError, ConfigError, PeerError, error_text
 from libai_data.errors.argument_rules import BATCH_SIZE, TEXT, check, list_of, one_of, or_none
 from libai_data.iterables.combined import CombinedLoader
 from libai_data.iterables.from_iterable import from_iterable
@@ -93,8 +93,7 @@ class DataStages:
             ConfigError: There is no such stage.
             PeerError: `prepare_data` failed on another rank.
         """
-        if stage not in STAGES:
-            raise ConfigError(f"stage is {stage!r}; known are {STAGES}.{nearest(str(stage), STAGES)}")
+        check({"stage": one_of(*STAGES)}, stage=stage)
         if not self._is_prepared:
             self._prepare()
             self._is_prepared = True
@@ -146,34 +145,31 @@ class DataStages:
         check({"kind": one_of("train", "val", "test", "predict")}, kind=kind)
         if kind not in self._loaders:
             made = self._call_dataloader_method(f"{kind}_dataloader")
-            if kind == "train" and isinstance(made, abc.Mapping):
-                self._loaders[kind] = [self._combined(made, None)]
-                return self._loaders[kind]
-            several = list(made) if isinstance(made, (list, tuple)) else [] if made is None else [made]
+            several = list(made) if isinstance(made, (list, tuple)) else [made]
             # The training builders return None for validation and test loaders that they have not built.
             several = [loader for loader in several if loader is not None]
-            if kind == "train" and not several:
-                raise ConfigError(f"train_dataloader of {type(self.datamodule).__name__} returned no loader")
-            if kind == "train" and len(several) > 1:
-                self._loaders[kind] = [self._combined(self._by_argument(several), list)]
+            if kind == "train":
+                self._loaders[kind] = [self._training_loader(made if isinstance(made, abc.Mapping) else several)]
             else:
                 self._loaders[kind] = [self._wrapped(loader, kind) for loader in several]
         return self._loaders[kind]
 
-    def _combined(self, loaders: Mapping[str, Any], unnamed: type | None) -> CombinedLoader:
+    def _training_loader(self, loaders: Mapping[str, Any] | Sequence[Any]) -> Any:
+        name, count = f"train_dataloader of {type(self.datamodule).__name__}", len(loaders)
         if not loaders:
-            raise ConfigError(f"train_dataloader of {type(self.datamodule).__name__} returned no loader")
-        return CombinedLoader({name: self._wrapped(each, "train") for name, each in loaders.items()}, unnamed)
-
-    def _by_argument(self, loaders: Sequence[Any]) -> dict[str, Any]:
+            raise ConfigError(f"{name} returned no loader")
+        if isinstance(loaders, abc.Mapping):
+            return CombinedLoader({each: self._wrapped(loader, "train") for each, loader in loaders.items()})
+        if count == 1:
+            return self._wrapped(loaders[0], "train")
         names = self._names or ()
-        if len(loaders) > len(names):
+        if count > len(names):
             raise ConfigError(
-                f"train_dataloader of {type(self.datamodule).__name__} returned a list of {len(loaders)} loaders, but "
-                f"the model's forward has {len(names)} argument(s) known by name: {list(names)}; return a dict, from "
-                "each argument to the loader of what it is given, or one loader, over a blend of the datasets"
+                f"{name} returned a list of {count} loaders, but the model's forward has {len(names)} argument(s) "
+                f"known by name: {list(names)}; return a dict, from each argument to the loader of what it is given, "
+                "or one loader, over a blend of the datasets"
             )
-        return dict(zip(names, loaders))
+        return CombinedLoader({each: self._wrapped(loader, "train") for each, loader in zip(names, loaders)}, list)
 
     def _call_dataloader_method(self, method: str) -> Any:
         """What a method of the module returns; None if the module has only Lightning's own method, which raises."""
@@ -290,7 +286,7 @@ def changed_by_hooks(datamodule: Any, batch: Instance, dataloader_idx: int, name
 
 def _torch_form(batch: Instance) -> Any:
     fields = {
-        name: _torch_form(value) if isinstance(value, Instance) else _torch_value(value)
+        name: _torch_form(value) if isinstance(value, Instance) else with_leaves(name, value, _torch_leaf)
         for name, value in batch.get_fields().items()
     }
     if batch._unnamed is None:
@@ -299,39 +295,30 @@ def _torch_form(batch: Instance) -> Any:
     return batch._unnamed(values) if issubclass(batch._unnamed, (tuple, list)) else values[0]
 
 
-def _torch_value(value: Any) -> Any:
+def _torch_leaf(path: str, leaf: Any) -> Any:
     import torch
 
-    leaves: dict[str, Any] = {}
-    skeleton = taken_apart({"": value}, leaves)
-    tensors = {
-        path: leaf if is_texts(leaf) else torch.from_numpy(np.require(as_leaf(array_in(leaf), path), requirements="W"))
-        for path, leaf in leaves.items()
-    }
-    return put_together(skeleton[""], lambda leaf: tensors[leaf.path])
+    if is_texts(leaf):
+        return leaf
+    return torch.from_numpy(np.require(as_leaf(array_in(leaf), path), requirements="W"))
 
 
 def _own_form(made: Any, before: Instance, names: ArgumentNames | None) -> Instance:
     """The hooks' result as a batch of OneFlow tensors, with the layouts of the batch `before`."""
+    olds = before.get_fields()
     layouts: dict[str, Any] = {}
-    taken_apart(
-        {name: value for name, value in before.get_fields().items() if not isinstance(value, Instance)}, layouts
-    )
+    taken_apart({name: value for name, value in olds.items() if not isinstance(value, Instance)}, layouts)
+
+    def own_leaf(path: str, leaf: Any) -> Any:
+        if is_texts(leaf):
+            return leaf
+        tensor, old = as_flow_tensor(as_leaf(leaf, path)), layouts.get(path)
+        return laid_out_like(tensor, old) if isinstance(old, DistTensorData) else tensor
+
     batch = copy.copy(before)
     batch._fields = {}
     for name, value in named(made, names).items():
-        old = before.get_fields().get(name)
-        batch.set(name, _own_form(value, old, names) if isinstance(old, Instance) else _own_value(name, value, layouts))
+        old = olds.get(name)
+        own = _own_form(value, old, names) if isinstance(old, Instance) else with_leaves(name, value, own_leaf)
+        batch.set(name, own)
     return batch
-
-
-def _own_value(name: str, value: Any, layouts: Mapping[str, Any]) -> Any:
-    leaves: dict[str, Any] = {}
-    skeleton = taken_apart({name: value}, leaves)
-    for path, leaf in leaves.items():
-        if not is_texts(leaf):
-            leaves[path] = as_flow_tensor(as_leaf(leaf, path))
-            layout = layouts.get(path)
-            if isinstance(layout, DistTensorData):
-                leaves[path] = DistTensorData(leaves[path], layout.sbp_list, layout.placement_idx)
-    return put_together(skeleton[name], lambda leaf: leaves[leaf.path])

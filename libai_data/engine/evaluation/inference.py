@@ -15,7 +15,7 @@ from typing import Any, Callable, Union
 import numpy as np
 
 from libai_data.data.attributes import attribute_of
-from libai_data.data.nesting import is_texts, put_together, taken_apart
+from libai_data.data.nesting import is_texts, taken_apart, with_leaves
 from libai_data.data.samplers.sampler import StreamSampler
 from libai_data.delivery.gather import gather_words
 from libai_data.delivery.shared_loader import SharedLoader
@@ -228,21 +228,17 @@ def _on_rank0(tensors: dict[str, Any], without_padding: Callable[[str, Any], Any
 
     Strings are left out, because each rank has only its own strings.
     """
-    leaves: dict[str, Any] = {}
-    skeleton = taken_apart(tensors, leaves)
-    whole: dict[str, Any] = {}
-    for name, tensor in leaves.items():
+
+    def brought(name: str, tensor: Any) -> Any:
         if is_texts(tensor):
-            continue
+            return None
         if get_world_size() > 1 and not tensor.is_global:
             raise SchemaError(
                 f"'{name}' is a local tensor, so the parts of the other ranks would be lost; evaluate global tensors "
                 "(to_global makes them of a batch)"
             )
         local = tensor_to_rank0(tensor, device="cpu", to_local=True)
-        if is_main_process():
-            whole[name] = without_padding(name, local)
-    if not is_main_process():
-        return {}
-    together = {name: put_together(part, lambda leaf: whole.get(leaf.path)) for name, part in skeleton.items()}
-    return {name: value for name, value in together.items() if value is not None}
+        return without_padding(name, local) if is_main_process() else None
+
+    whole = {name: with_leaves(name, value, brought) for name, value in tensors.items()}
+    return {name: value for name, value in whole.items() if value is not None} if is_main_process() else {}
