@@ -43,14 +43,21 @@ def restore(step: int, file: TensorFile, model: Any, optimizer: Any, graph: Any 
 
     Raises CheckpointError if the graph has run already, or the state does not fit the parameters.
     """
+    import oneflow as flow
+
     parameters = dict(model.named_parameters())
     slots = [name for name in file.names() if not name.startswith(_SYSTEM)]
     for name in slots:
         _check(name, file, parameters)
+    found: dict[str, Any] = {}
+    for name in slots:
+        with flow.no_grad():
+            found[name] = flow.zeros_like(parameters[name.partition("/")[2]])
+        fill(found[name], file, name)
     if graph is not None:
-        _restore_graph(step, file, slots, parameters, graph)
+        _restore_graph(step, file, found, parameters, graph)
     else:
-        _restore_eager(step, file, slots, parameters, optimizer)
+        _restore_eager(step, found, parameters, optimizer)
 
 
 def _collect_eager(model: Any, optimizer: Any) -> tuple[int, dict[str, Any]]:
@@ -97,35 +104,24 @@ def _check(name: str, file: TensorFile, parameters: dict[str, Any]) -> None:
         )
 
 
-def _restore_eager(step: int, file: TensorFile, slots: list[str], parameters: dict[str, Any], optimizer: Any) -> None:
-    import oneflow as flow
-
+def _restore_eager(step: int, found: dict[str, Any], parameters: dict[str, Any], optimizer: Any) -> None:
     optimized = {parameter for group in optimizer.param_groups for parameter in group.parameters}
     optimizer._state["step"] = step
-    for name in slots:
-        slot, _, parameter_name = name.partition("/")
-        parameter = parameters[parameter_name]
-        if parameter not in optimized:
+    for name, state in found.items():
+        slot, _, parameter = name.partition("/")
+        if parameters[parameter] in optimized:
+            optimizer._state.setdefault(parameters[parameter], {})[slot] = state
+        else:
             logger.info("Optimizer state '%s' is not used: the parameter is not trained now.", name)
-            continue
-        with flow.no_grad():
-            state = flow.zeros_like(parameter)
-        fill(state, file, name)
-        optimizer._state.setdefault(parameter, {})[slot] = state
 
 
-def _restore_graph(step: int, file: TensorFile, slots: list[str], parameters: dict[str, Any], graph: Any) -> None:
-    import oneflow as flow
-
+def _restore_graph(step: int, file: TensorFile, found: dict[str, Any], parameters: dict[str, Any], graph: Any) -> None:
     if graph.is_compiled:
         raise CheckpointError("a graph's optimizer state can be loaded only before its first step")
     states: dict[str, Any] = {}
-    for name in slots:
-        slot, _, parameter_name = name.partition("/")
-        with flow.no_grad():
-            state = flow.zeros_like(parameters[parameter_name])
-        fill(state, file, name)
-        states[f"{_GRAPH_PREFIX}{parameter_name}-{_GRAPH_SLOT.get(slot, slot)}"] = state
+    for name, state in found.items():
+        slot, _, parameter = name.partition("/")
+        states[f"{_GRAPH_PREFIX}{parameter}-{_GRAPH_SLOT.get(slot, slot)}"] = state
     any_parameter = next(iter(parameters.values()))
     for name in file.names():
         if name.startswith(_SYSTEM):
