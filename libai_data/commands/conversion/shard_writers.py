@@ -1,4 +1,8 @@
-"""Writers of shards: a writer writes records to a file, and returns what a source must read from the file."""
+"""Writers of shards: a writer writes records to a file, and returns what a source must read from the file.
+
+A writer is made with a path and the result of `schema_of`. `write(records, first)` writes records, from index `first`
+on, and returns them as a source of the format must read them; it raises SchemaError if the format cannot store one.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import json
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Callable, NamedTuple, Protocol
+from typing import Any, Callable, NamedTuple, Union
 
 import numpy as np
 
@@ -21,22 +25,6 @@ from libai_data.errors import SchemaError
 _ROW_GROUP = 4096
 # WebDataset decodes files with these endings as integers.
 _WHOLE_NUMBERS = ("cls", "cls2", "class", "count", "index", "inx", "id")
-
-
-class ShardWriter(Protocol):
-    """Writes one shard; `schema` is the result of `schema_of`."""
-
-    def __init__(self, path: Path, schema: Any) -> None: ...
-
-    def write(self, records: Sequence[Any], first: int) -> list[Any]:
-        """Write records, from index `first` on; returns the records as a source of the format must read them.
-
-        Raises:
-            SchemaError: The format cannot store a record.
-        """
-        ...
-
-    def close(self) -> None: ...
 
 
 class _ArrayRecord:
@@ -173,7 +161,7 @@ class ShardFormat(NamedTuple):
     """A format of shards: the ending of its files, their writer, and the source that reads them."""
 
     ending: str
-    writer: type[ShardWriter]
+    writer: type[Union[_ArrayRecord, _WebDataset, _Parquet]]
     source: Any
 
 
