@@ -136,14 +136,12 @@ def _counted(values: Sequence[float] | np.ndarray, whole: bool) -> Bars:
     """Count each value if there are few, else ranges of equal width; integers that do not occur count as 0."""
     array = np.asarray(values)
     low, high = array.min(), array.max()
-    if whole and high - low < _MOST_BARS:
-        return [(str(each), int((array == each).sum())) for each in range(int(low), int(high) + 1)]
-    if low == high:
-        return [(f"{low:g}", len(array))]
     if whole:
         step = -(-(int(high) - int(low) + 1) // _MOST_BARS)
         edges = np.arange(int(low), int(high) + step + 1, step)
-        bars, _ = np.histogram(array, edges)
-        return [(f"{edge} to {edge + step - 1}", int(count)) for edge, count in zip(edges.tolist(), bars.tolist())]
+        names = [str(edge) if step == 1 else f"{edge} to {edge + step - 1}" for edge in edges[:-1].tolist()]
+        return list(zip(names, np.histogram(array, edges)[0].tolist()))
+    if low == high:
+        return [(f"{low:g}", len(array))]
     bars, limits = np.histogram(array, _MOST_BARS)
     return [(f"{edge:.3g}", int(count)) for edge, count in zip(limits.tolist(), bars.tolist())]
