@@ -33,9 +33,6 @@ class ScalarHistory:
         self._values.append((value, iteration))
         self.count += 1
 
-    def latest(self) -> float:
-        return self._values[-1][0]
-
     def values(self) -> list[tuple[float, int]]:
         """All values that are kept, as (value, iteration), oldest first."""
         return list(self._values)

@@ -35,11 +35,6 @@ class Pass:
     states: list[list[Any] | None] = field(default_factory=list)
     ended: list[int | None] = field(default_factory=list)
 
-    @property
-    def samples(self) -> int:
-        """Number of indices of all ranks and steps, without padding."""
-        return sum(len(indices) for step in self.steps for indices in step)
-
 
 @dataclass(frozen=True)
 class Factory:
