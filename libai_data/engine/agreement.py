@@ -10,7 +10,6 @@ import importlib.metadata
 import json
 import platform
 import re
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -84,20 +83,18 @@ def hash_of_values(values: Mapping[str, str]) -> str:
     return f"{digest_of(json.dumps(values, sort_keys=True).encode()):016x}"
 
 
-def check_same_start(cfg: Any) -> float:
-    """Compare versions and config between all ranks; returns the seconds that this took. Collective.
+def check_same_start(cfg: Any) -> None:
+    """Compare versions and config between all ranks. Collective.
 
     Raises:
         ConfigError: Versions or config differ between ranks.
     """
-    mesh = get_mesh()
-    start = time.perf_counter()
-    if mesh.world_size > 1:
+    world_size = get_mesh().world_size
+    if world_size > 1:
         own = {"version": needed_versions(), "config": config_values(cfg)}
         digest = digest_of(json.dumps(own, sort_keys=True).encode())
         if len(np.unique(gather_words(np.array([digest])))) > 1:
-            raise ConfigError(_problem([broadcast_py_object(own, src=rank) for rank in range(mesh.world_size)]))
-    return time.perf_counter() - start
+            raise ConfigError(_problem([broadcast_py_object(own, src=rank) for rank in range(world_size)]))
 
 
 def _problem(of_each_rank: Sequence[Mapping[str, Mapping[str, str]]]) -> str:

@@ -59,7 +59,7 @@ def default_setup(cfg: Any, args: Any = None) -> None:
     output_dir = str(cfg.train.output_dir)
     mesh = setup_dist_util(cfg.train.dist)
     watch_over_ranks()
-    compared = check_same_start(cfg)
+    check_same_start(cfg)
     check_device(cfg, mesh.device_type)
     complete_train_config(cfg)
     if mesh.device_type == "cpu":
@@ -78,7 +78,7 @@ def default_setup(cfg: Any, args: Any = None) -> None:
         )
     logger.info("Mesh: data %d x tensor %d x pipeline %d, %d rank(s) on %d node(s), %s.", *_described(mesh))
     if mesh.world_size > 1:
-        logger.info("All ranks have the same versions and config (found out in %.0f ms).", 1e3 * compared)
+        logger.info("All ranks have the same versions and config.")
     for warning in mesh_warnings(mesh):
         logger.warning(warning)
     if args is not None:
