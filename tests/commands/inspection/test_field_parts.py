@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +9,6 @@ from hypothesis import strategies as st
 from libai_data.commands.inspection.fields import in_words, part_of, spread, whole_shape
 from libai_data.loader.schema import Layout
 from libai_data.mesh.parallel_mesh import ParallelMesh
-from tests.distributed.launcher import launch_ranks
 
 SBP = ("broadcast", "split_0", "split_1")
 MESHES = st.builds(ParallelMesh, st.integers(1, 3), st.integers(1, 3), st.integers(1, 2))
@@ -42,14 +38,3 @@ def test_parts_are_written_as_one_would_index_them() -> None:
     assert in_words((slice(0, 4), slice(0, 3)), (4, 3)) == "all"
     assert in_words((slice(0, 2), slice(0, 3)), (4, 3)) == "[0:2]"
     assert in_words((slice(0, 4), slice(1, 2)), (4, 3)) == "[:, 1:2]"
-
-
-def test_each_of_four_ranks_holds_what_is_drawn(tmp_path: Path) -> None:
-    script = Path(__file__).parent / "scripts" / "hold_parts.py"
-    result = launch_ranks(script, 4, str(tmp_path))
-    assert result.returncode == 0, result.output
-    for rank in range(4):
-        found = json.loads((tmp_path / f"{rank}.json").read_text())
-        assert len(found) == 27
-        for case, (drawn, held) in found.items():
-            assert drawn == held, f"rank {rank}, {case}"
