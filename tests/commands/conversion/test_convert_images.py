@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 from pathlib import Path
 from typing import Any, Callable
 
@@ -76,23 +75,6 @@ def test_an_image_that_lies_in_a_file_is_taken_as_it_is(tmp_path: Path) -> None:
     source = ImageFolderSource(tmp_path)
     for index, record in enumerate(open_source(tmp_path, "image_folder")):
         assert record["png"] == source[index][0].read_bytes()
-
-
-def test_the_shard_of_an_image_that_was_corrected_is_written_again(tmp_path: Path) -> None:
-    photographs(tmp_path / "images")
-
-    def again() -> Any:
-        paths = [str(tmp_path / "images")]
-        return convert(Conversion(paths, "webdataset", tmp_path / "out", format="image_folder", records_per_shard=2))
-
-    assert again().kept == 0 and again().kept == 3
-    path = tmp_path / "images/dog/a.1.png"
-    content = bytearray(path.read_bytes())
-    content[-15] ^= 1
-    path.write_bytes(content)
-    os.utime(path, ns=(1, 1))
-    assert again().kept == 2
-    assert open_source(tmp_path / "out")[4]["png"] == bytes(content)
 
 
 def test_images_of_several_folders_are_refused(tmp_path: Path) -> None:
