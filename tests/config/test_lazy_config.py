@@ -1,9 +1,7 @@
 from __future__ import annotations
 
 import builtins
-import functools
 import itertools
-import os
 import pathlib
 import sys
 import threading
@@ -269,21 +267,6 @@ def test_malformed_yaml_is_refused_with_its_line(write: Write, text: str, messag
     assert "c.yaml" in str(raised.value)
 
 
-def test_saving_is_whole_or_not_at_all(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "new" / "config.yaml"
-    LazyConfig.save({"a": 1}, file)
-    assert LazyConfig.load(file) == {"a": 1}
-
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
-        LazyConfig.save({"a": 2}, file)
-    assert LazyConfig.load(file) == {"a": 1}
-    assert [path.name for path in file.parent.iterdir()] == ["config.yaml"]
-
-
 def test_a_saved_config_builds_the_same(write: Write, tmp_path: pathlib.Path) -> None:
     write("common/train.py", "train = dict(lr=1e-4, sizes=(1, 2), collate=len)\n")
     file = write(
@@ -297,13 +280,6 @@ def test_a_saved_config_builds_the_same(write: Write, tmp_path: pathlib.Path) ->
     assert loaded.train == cfg.train and loaded.train.collate is len
     assert instantiate(loaded.thing) == instantiate(cfg.thing) == {"a": 1e-8, "b": {"x": None, "y": 1e-4}}
     assert loaded.thing._target_ == "collections.OrderedDict"
-
-
-def test_partial_targets_are_noted_as_unsaved(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
-    LazyConfig.save({"a": LazyCall(functools.partial(dict))(x=1)}, tmp_path / "c.yaml")
-    assert "a._target_" in caplog.text
-    with pytest.raises(ConfigError, match="could not be saved"):
-        LazyConfig.load(tmp_path / "c.yaml")
 
 
 def test_a_config_is_shown_as_the_statements_that_make_it() -> None:

@@ -84,13 +84,6 @@ def test_the_default_sections_come_back_equal() -> None:
         assert there_and_back(section) == section
 
 
-def test_floats_tuples_and_null_survive() -> None:
-    cfg = DictConfig({"lr": 1e-4, "eps": 1e-08, "big": 1e30, "inf": math.inf, "betas": (0.9, 0.999), "none": None})
-    loaded = there_and_back(cfg)
-    assert loaded == cfg and type(loaded.eps) is float and loaded.betas == [0.9, 0.999]
-    assert math.isnan(there_and_back({"x": math.nan}).x)
-
-
 class Colour(enum.Enum):
     RED = 1
 
