@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 import oneflow as flow
@@ -22,16 +22,18 @@ STEPS = 8
 
 
 class OneRank(TrainerBase):
-    """Runs an inner trainer with our `to_global`."""
+    """Runs an inner trainer."""
 
-    def __init__(self, inner: Any, optimizer: Any, lr_scheduler: Any, period: int = 1) -> None:
+    def __init__(
+        self, inner: Any, optimizer: Any, lr_scheduler: Any, period: int = 1, get_batch: Any = to_global
+    ) -> None:
         super().__init__()
-        self.inner, self.optimizer, self.lr_scheduler = inner, optimizer, lr_scheduler
+        self.inner, self.optimizer, self.lr_scheduler, self.get_batch = inner, optimizer, lr_scheduler, get_batch
         inner.losses.period = period
 
     def run_step(self) -> None:
         self.inner.iter, self.inner.max_iter = self.iter, self.max_iter
-        self.inner.run_step(to_global, "cpu")
+        self.inner.run_step(self.get_batch, "cpu")
 
 
 def losses_of(
@@ -115,43 +117,39 @@ def test_all_outputs_called_loss_are_summed() -> None:
     assert total_loss({"lm_loss": 2.0, "loss_b": 3.0, "accuracy": 5.0}) == 5.0
 
 
+class Scaled(nn.Module):
+    """Returns what a function makes of its scaled input."""
+
+    def __init__(self, losses: Callable[[Any], dict[str, Any]]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(flow.ones(1))
+        self.losses = losses
+
+    def forward(self, x: Any) -> dict[str, Any]:
+        return self.losses((self.weight * x).mean())
+
+
+def trained(losses: Callable[[Any], dict[str, Any]], steps: int, accumulate: int, check_inputs: Any = None) -> OneRank:
+    """A trainer after so many steps, each of batches of two ones."""
+    model = Scaled(losses)
+    inner = EagerTrainer(model, [flow.ones(2)], flow.optim.SGD(model.parameters(), lr=0.0), accumulate, check_inputs)
+    trainer = OneRank(inner, inner.optimizer, None, get_batch=lambda data: {"x": data})
+    trainer.train(0, steps)
+    return trainer
+
+
 def test_a_models_several_losses_are_each_shown() -> None:
-    class TwoLosses(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(flow.ones(1))
-
-        def forward(self, x: Any) -> dict[str, Any]:
-            return {"a_loss": (self.weight * x).mean(), "b_loss": 2 * (self.weight * x).mean()}
-
-    model = TwoLosses()
-    optimizer = flow.optim.SGD(model.parameters(), lr=0.0)
-    trainer = OneRank(EagerTrainer(model, [flow.ones(2)], optimizer, 2), optimizer, None)
-    trainer.run_step = lambda: _step(trainer)  # type: ignore[method-assign]
-    trainer.train(0, 1)
+    trainer = trained(lambda mean: {"a_loss": mean, "b_loss": 2 * mean}, 1, 2)
     latest = {name: value for name, (value, _) in trainer.storage.latest().items() if "loss" in name}
     assert latest == {"total_loss": 3.0, "a_loss": 1.0, "b_loss": 2.0}
 
 
-def _step(trainer: OneRank) -> None:
-    trainer.inner.iter, trainer.inner.max_iter = trainer.iter, trainer.max_iter
-    trainer.inner.run_step(lambda data: {"x": data}, "cpu")
-
-
 def test_inputs_are_checked_once_before_the_model_sees_them() -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(flow.ones(1))
+    checked: list[Any] = []
 
-        def forward(self, x: Any) -> dict[str, Any]:
-            assert checked
-            return {"loss": (self.weight * x).mean()}
+    def loss(mean: Any) -> dict[str, Any]:
+        assert checked
+        return {"loss": mean}
 
-    checked: list[dict[str, Any]] = []
-    model = Model()
-    optimizer = flow.optim.SGD(model.parameters(), lr=0.0)
-    trainer = OneRank(EagerTrainer(model, [flow.ones(2)], optimizer, 1, checked.append), optimizer, None)
-    trainer.run_step = lambda: _step(trainer)  # type: ignore[method-assign]
-    trainer.train(0, 3)
+    trained(loss, 3, 1, checked.append)
     assert len(checked) == 1
