@@ -38,16 +38,6 @@ def test_get_batch_must_return_a_dict() -> None:
         call_get_batch(lambda data: [data], "d", "cpu")  # type: ignore[arg-type, return-value]
 
 
-def test_a_loader_that_ends_is_started_again() -> None:
-    feed = StepInputs(["a", "b"])
-    assert [feed.next() for _ in range(5)] == ["a", "b", "a", "b", "a"]
-
-
-def test_a_loader_may_yield_none() -> None:
-    feed = StepInputs([None, None])
-    assert [feed.next() for _ in range(3)] == [None] * 3
-
-
 def test_a_loader_without_batches_is_named() -> None:
     with pytest.raises(ConfigError, match=r"train loader \(list\) yields no batch"):
         StepInputs([]).next()

@@ -11,9 +11,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from libai_data.commands.train import evaluate
-from libai_data.config import LazyCall, default_argument_parser
+from libai_data.config import LazyCall
 from libai_data.delivery.build import build_image_test_loader, build_image_train_loader
-from libai_data.engine import DefaultTrainer, default_setup
+from libai_data.engine import DefaultTrainer
 from libai_data.engine.datamodule.datamodule import DataModule
 from libai_data.errors import ConfigError
 from libai_data.iterables import from_iterable
@@ -111,13 +111,6 @@ def test_it_validates_tests_and_predicts(tmp_path: Path) -> None:
     cfg.datamodule = LazyCall(TinyModule)()
     cfg.train.load_weight = str(tmp_path / "model_final")
     assert evaluate(cfg, DefaultTrainer, resume=False) == results
-
-
-def test_what_is_no_module_is_refused(tmp_path: Path) -> None:
-    cfg = config(tmp_path)
-    default_setup(cfg, default_argument_parser().parse_args([]))
-    with pytest.raises(ConfigError, match="datamodule is a dict, which has no prepare_data"):
-        DefaultTrainer(cfg, datamodule={"train": 1})
 
 
 def lightning_module() -> Any:
