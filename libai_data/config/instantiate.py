@@ -18,7 +18,6 @@ from libai_data.config.signatures import (
     SPECIAL_KEYS,
     TARGET,
     check_arguments,
-    parameters_of,
     resolve_target,
 )
 from libai_data.errors import ConfigError, DataPipelineError, comes_from_signal_handler, error_text
@@ -146,7 +145,6 @@ def _call(cfg: Any, args: tuple[Any, ...], extra: dict[str, Any], recursive: boo
     given = dict(written)
     given.update({key: _merged(given.get(key), value) for key, value in extra.items()})
     check_arguments(target, given, written, path)
-    _check_required(target, args, given, path)
     built = {key: _build(value, recursive, join_path(path, key)) for key, value in given.items()}
     check_types(target, built, path)
     try:
@@ -158,19 +156,6 @@ def _call(cfg: Any, args: tuple[Any, ...], extra: dict[str, Any], recursive: boo
         if isinstance(error, SystemExit) and comes_from_signal_handler(error):
             raise
         raise _named(error, target, path, built) from error
-
-
-def _check_required(target: Callable[..., Any], args: tuple[Any, ...], given: dict[str, Any], path: str) -> None:
-    parameters = parameters_of(target)
-    by_place = parameters.positional[: len(args)]
-    missing = [name for name in parameters.positional if name in parameters.required]
-    missing += sorted(parameters.required - set(missing))
-    missing = [name for name in missing if name not in given and name not in by_place]
-    if missing:
-        raise ConfigError(
-            f"{path or 'The config'}: {describe(target)} needs the argument{'s' * (len(missing) > 1)} "
-            f"{', '.join(missing)}, which the config does not give."
-        )
 
 
 def _named(

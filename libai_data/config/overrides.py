@@ -25,7 +25,7 @@ from libai_data.errors import ConfigError, ConfigKeyError, nearest
 _SECTIONS = ("train", "dataloader", "datamodule", "model", "optim", "graph", "tokenization")
 _HAS_OVERRIDES = "has_overrides"
 _INDEX = re.compile(r"\[(\d+)\]")
-_NO_PARAMETERS = Parameters((), frozenset(), frozenset(), takes_any=False)
+_NO_PARAMETERS = Parameters(frozenset(), takes_any=False)
 
 
 def apply_overrides(cfg: DictConfig, overrides: list[str]) -> DictConfig:

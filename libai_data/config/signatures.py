@@ -26,9 +26,7 @@ SPECIAL_KEYS = frozenset({TARGET, RECURSIVE})
 class Parameters:
     """The arguments of a target that can be given by name."""
 
-    positional: tuple[str, ...]  # arguments that can also be given by position, in order
     names: frozenset[str]
-    required: frozenset[str]
     takes_any: bool  # whether the target has `**kwargs`, or its arguments are unknown
 
     def accepts(self, name: str) -> bool:
@@ -42,13 +40,11 @@ def parameters_of(target: Callable[..., Any]) -> Parameters:
         # Use the signature of a wrapper, not of the wrapped function: the wrapper may have other arguments.
         signature = inspect.signature(target, follow_wrapped=False)
     except (TypeError, ValueError):
-        return Parameters((), frozenset(), frozenset(), takes_any=True)
-    named = [p for p in signature.parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        return Parameters(frozenset(), takes_any=True)
+    parameters = signature.parameters.values()
     return Parameters(
-        positional=tuple(p.name for p in named if p.kind is p.POSITIONAL_OR_KEYWORD),
-        names=frozenset(p.name for p in named),
-        required=frozenset(p.name for p in named if p.default is p.empty),
-        takes_any=any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()),
+        frozenset(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)),
+        takes_any=any(p.kind is p.VAR_KEYWORD for p in parameters),
     )
 
 

@@ -170,8 +170,8 @@ def test_an_unknown_keyword_is_refused_before_the_call() -> None:
         instantiate(cfg.dataloader.train)
 
 
-def test_a_missing_argument_is_refused_before_the_call() -> None:
-    with pytest.raises(ConfigError, match=r"Reader.* needs the argument root"):
+def test_a_missing_argument_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"Reader failed: .* missing .* argument: 'root'"):
         instantiate(LazyCall(Reader)(transform=1))
     assert instantiate(LazyCall(Reader)(), "root by place").root == "root by place"
 
