@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 import pickle
-import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,8 +16,8 @@ from libai_data.data.sources.sharded import checked_indices
 from libai_data.errors import ConfigError
 from libai_data.errors.argument_rules import TEXT, check
 
-_HEAD = struct.Struct("<QQ")
-_BYTES, _PICKLED = 0, 1
+_VERSION = 2
+"""Version of the memory's content: processes of another version of this package must not share it."""
 _READ_AT_ONCE = 256
 
 
@@ -50,12 +49,13 @@ class InMemorySource:
             )
         fingerprint = attribute_of(source, "fingerprint")
         own_fingerprint = fingerprint() if callable(fingerprint) else ""
-        self.identity = key_of(name, type(source).__qualname__, len(source), own_fingerprint, identity_within(source))
+        kind = type(source).__qualname__
+        self.identity = key_of(_VERSION, name, kind, len(source), own_fingerprint, identity_within(source))
         self._source = source
         self._attach()
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._ends) - 1
 
     def __getitem__(self, index: int) -> Any:
         """The record at an index; negative indices count from the end.
@@ -71,49 +71,31 @@ class InMemorySource:
         Raises:
             IndexError: There is no such record.
         """
-        checked = checked_indices(indices, self._count, "records in memory")
-        content = self._content
-        pieces = [
-            content[start:stop] for start, stop in zip(self._ends[checked].tolist(), self._ends[checked + 1].tolist())
-        ]
-        return [bytes(piece) for piece in pieces] if self._kind == _BYTES else [pickle.loads(piece) for piece in pieces]
+        checked = checked_indices(indices, len(self), "records in memory")
+        places = zip(self._ends[checked].tolist(), self._ends[checked + 1].tolist())
+        return [pickle.loads(self._content[start:stop]) for start, stop in places]
 
     # The method by which loaders fetch samples.
     __getitems__ = read_many
 
     def _attach(self) -> None:
         self._memory = memory = shared_memory(self.identity, self._fill)
-        self._kind, self._count = _HEAD.unpack_from(memory.array.data)
-        ends = _HEAD.size + 8 * (self._count + 1)
-        self._ends = memory.array[_HEAD.size : ends].view(np.int64)
+        ends = 8 * (len(self._source) + 1)
+        self._ends = memory.array[:ends].view(np.int64)
         self._content = memory.array.data[ends:]
 
     def _fill(self, descriptor: int) -> None:
-        """Write the kind and number of the records, the end of each record, and the records."""
+        """Write the end of each record, and the pickled records."""
         count = len(self._source)
         ends = np.zeros(count + 1, np.int64)
-        start, kind = _HEAD.size + ends.nbytes, _BYTES
         with open(descriptor, "wb", closefd=False) as file:
-            file.seek(start)
+            file.seek(ends.nbytes)
             for first in range(0, count, _READ_AT_ONCE):
                 records = _read(self._source, range(first, min(first + _READ_AT_ONCE, count)))
-                if not first:
-                    kind = _BYTES if all(type(record) is bytes for record in records) else _PICKLED
                 for number, record in enumerate(records, first):
-                    ends[number + 1] = ends[number] + file.write(self._packed(record, kind, number))
+                    ends[number + 1] = ends[number] + file.write(pickle.dumps(record, protocol=5))
             file.seek(0)
-            file.write(_HEAD.pack(kind, count))
             file.write(ends.data)
-
-    def _packed(self, record: Any, kind: int, number: int) -> bytes:
-        if kind == _PICKLED:
-            return pickle.dumps(record, protocol=5)
-        if type(record) is not bytes:
-            raise ConfigError(
-                f"record {number} of {type(self._source).__name__} is of type {type(record).__name__}, but the records "
-                "before it are bytes; let the source return records of one kind"
-            )
-        return record
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_source": self._source, "identity": self.identity}
