@@ -90,8 +90,8 @@ def find_samples(source: Any, rule: SentenceRule) -> SentenceSamples:
         )
     if not kept.all():
         logger.warning("%d of %d documents are skipped: they have too few sentences.", (~kept).sum(), len(kept))
-    firsts, stops = documents[:-1][kept], documents[1:][kept]
-    first, stop, start, target = repeated(lambda epoch: _one_epoch(places, firsts, stops, rule, epoch), rule)
+    firsts, ends = documents[:-1][kept], np.repeat(documents[1:], lengths)
+    first, stop, start, target = repeated(lambda epoch: _one_epoch(places, firsts, ends, rule, epoch), rule)
     used = np.minimum(places[stop] - start, target).sum(keepdims=True)
     return SentenceSamples(full[first], full[stop - 1] + 1, start, target, used)
 
@@ -107,14 +107,11 @@ def repeated(find_epoch: Callable[[int], Sequence[np.ndarray]], rule: SentenceRu
 
 
 def _one_epoch(
-    places: np.ndarray, firsts: np.ndarray, stops: np.ndarray, rule: SentenceRule, epoch: int
+    places: np.ndarray, firsts: np.ndarray, ends: np.ndarray, rule: SentenceRule, epoch: int
 ) -> Sequence[np.ndarray]:
     count = len(places) - 1
     targets = targets_of(np.arange(count), rule, epoch)
     # For each sentence, where a sample that begins with this sentence ends. `ends` is the end of its document.
-    ends = np.full(count, count, np.int64)
-    ends[firsts] = stops
-    ends = _carried(ends, firsts, stops)
     stop = np.searchsorted(places, places[:-1] + targets).astype(np.int64)
     np.maximum(stop, np.arange(count) + rule.min_sentences, out=stop)
     # If only the document's last sentence would be left, it is added to the sample.
@@ -132,16 +129,6 @@ def _one_epoch(
         last = last[last]
     starts = np.sort(starts)
     return starts, stop[starts], places[starts], targets[starts]
-
-
-def _carried(ends: np.ndarray, firsts: np.ndarray, stops: np.ndarray) -> np.ndarray:
-    """For each sentence, the end of its document."""
-    lengths = stops - firsts
-    inside = (
-        np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths) + np.repeat(firsts, lengths)
-    )
-    ends[inside] = np.repeat(stops, lengths)
-    return ends
 
 
 def targets_of(begins: np.ndarray, rule: SentenceRule, epoch: int) -> np.ndarray:
