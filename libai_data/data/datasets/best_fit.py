@@ -12,7 +12,7 @@ _LEAST, _MOST, _SAMPLES = 1 << 10, 1 << 16, 128
 _WINDOWS_AT_ONCE = 256
 
 
-def best_fit(lengths: np.ndarray, room: int, window: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def best_fit(lengths: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
     """Choose the pieces of each sample.
 
     Each piece is put into the sample of its window in which it leaves the least room, or else into a new sample.
@@ -20,14 +20,13 @@ def best_fit(lengths: np.ndarray, room: int, window: int = 0) -> tuple[np.ndarra
     Args:
         lengths: int64 [pieces], lengths of the pieces, from 1 to `room`.
         room: length of a sample.
-        window: pieces of a window; by default enough that samples are nearly full.
 
     Returns:
         int64 [pieces], the pieces in the order of the samples; and int64 [samples + 1], where samples begin in it.
     """
     count = len(lengths)
     mean = max(1.0, float(lengths.mean())) if count else 1.0
-    window = window or min(max(int(_SAMPLES * room / mean), _LEAST), _MOST)
+    window = min(max(int(_SAMPLES * room / mean), _LEAST), _MOST)
     samples = np.empty(count, np.int64)
     before = 0
     for first in range(0, count, window * _WINDOWS_AT_ONCE):
