@@ -102,24 +102,14 @@ def rotate(pixels: np.ndarray, degrees: float) -> np.ndarray:
     return _warped(pixels, (cosine, -sine, x - cosine * x + sine * y), (sine, cosine, y - sine * x - cosine * y))
 
 
-def shear_x(pixels: np.ndarray, amount: float) -> np.ndarray:
-    """Take each pixel from the place that is `amount` times its row number further right."""
-    return _warped(pixels, (1.0, amount, 0.0), (0.0, 1.0, 0.0))
+def shear(pixels: np.ndarray, x: float = 0.0, y: float = 0.0) -> np.ndarray:
+    """Take each pixel from the place that is `x` times its row further right, and `y` times its column further down."""
+    return _warped(pixels, (1.0, x, 0.0), (y, 1.0, 0.0))
 
 
-def shear_y(pixels: np.ndarray, amount: float) -> np.ndarray:
-    """Take each pixel from the place that is `amount` times its column number further down."""
-    return _warped(pixels, (1.0, 0.0, 0.0), (amount, 1.0, 0.0))
-
-
-def translate_x(pixels: np.ndarray, part: float) -> np.ndarray:
-    """Take each pixel from the place that is the fraction `part` of the width further right."""
-    return _warped(pixels, (1.0, 0.0, part * pixels.shape[1]), (0.0, 1.0, 0.0))
-
-
-def translate_y(pixels: np.ndarray, part: float) -> np.ndarray:
-    """Take each pixel from the place that is the fraction `part` of the height further down."""
-    return _warped(pixels, (1.0, 0.0, 0.0), (0.0, 1.0, part * pixels.shape[0]))
+def translate(pixels: np.ndarray, x: float = 0.0, y: float = 0.0) -> np.ndarray:
+    """Take each pixel from the place that is `x` times the width further right, and `y` times the height below."""
+    return _warped(pixels, (1.0, 0.0, x * pixels.shape[1]), (0.0, 1.0, y * pixels.shape[0]))
 
 
 Row = tuple[float, float, float]

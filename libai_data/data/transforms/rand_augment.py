@@ -25,10 +25,10 @@ OPERATIONS: dict[str, Operation] = {
     "Contrast": lambda pixels, strength, sign: operations.contrast(pixels, 1 + 0.9 * strength * sign),
     "Brightness": lambda pixels, strength, sign: operations.brightness(pixels, 1 + 0.9 * strength * sign),
     "Sharpness": lambda pixels, strength, sign: operations.sharpness(pixels, 1 + 0.9 * strength * sign),
-    "ShearX": lambda pixels, strength, sign: operations.shear_x(pixels, 0.3 * strength * sign),
-    "ShearY": lambda pixels, strength, sign: operations.shear_y(pixels, 0.3 * strength * sign),
-    "TranslateX": lambda pixels, strength, sign: operations.translate_x(pixels, 150 / 331 * strength * sign),
-    "TranslateY": lambda pixels, strength, sign: operations.translate_y(pixels, 150 / 331 * strength * sign),
+    "ShearX": lambda pixels, strength, sign: operations.shear(pixels, x=0.3 * strength * sign),
+    "ShearY": lambda pixels, strength, sign: operations.shear(pixels, y=0.3 * strength * sign),
+    "TranslateX": lambda pixels, strength, sign: operations.translate(pixels, x=150 / 331 * strength * sign),
+    "TranslateY": lambda pixels, strength, sign: operations.translate(pixels, y=150 / 331 * strength * sign),
 }
 """The 14 operations of the paper. Each is a function of an image, a strength from 0 to 1, and a sign (1 or -1).
 

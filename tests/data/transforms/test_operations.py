@@ -65,19 +65,17 @@ def test_hues_are_those_of_flowvision_within_three_levels_on_the_average(turn: f
 @pytest.mark.parametrize(
     ("operation", "amount", "matrix"),
     [
-        (operations.shear_x, 0.3, (1, 0.3, 0, 0, 1, 0)),
-        (operations.shear_y, -0.2, (1, 0, 0, -0.2, 1, 0)),
-        (operations.translate_x, 0.25, (1, 0, 160, 0, 1, 0)),
-        (operations.translate_y, -0.5, (1, 0, 0, 0, 1, -213.5)),
+        (operations.shear, {"x": 0.3}, (1, 0.3, 0, 0, 1, 0)),
+        (operations.shear, {"y": -0.2}, (1, 0, 0, -0.2, 1, 0)),
+        (operations.translate, {"x": 0.25}, (1, 0, 160, 0, 1, 0)),
+        (operations.translate, {"y": -0.5}, (1, 0, 0, 0, 1, -213.5)),
     ],
 )
-def test_shapes_are_those_of_pillow_within_two_levels(
-    operation: Callable[..., Any], amount: float, matrix: Any
-) -> None:
+def test_shapes_are_those_of_pillow_within_two_levels(operation: Any, amount: dict[str, float], matrix: Any) -> None:
     expected = IMAGE.transform(
         IMAGE.size, Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR, fillcolor=operations.FILL
     )
-    _check_shape(operation(photograph(), amount), expected)
+    _check_shape(operation(photograph(), **amount), expected)
 
 
 @pytest.mark.parametrize("degrees", [-30, 10, 90])
