@@ -38,11 +38,12 @@ class ImageToFloat:
             np.broadcast_to(((levels[:, None] - self.mean) / self.std).T, (channels, 256))
         )
 
-    def __call__(self, image: Any) -> np.ndarray:
+    def __call__(self, image: Any, out: np.ndarray | None = None) -> np.ndarray:
         """Transform an image.
 
         Args:
             image: a Pillow image or a uint8 array, [H, W] or [H, W, C].
+            out: an array for the result, which is used if the result fits.
 
         Returns:
             float32 [C, H, W].
@@ -51,18 +52,9 @@ class ImageToFloat:
             SchemaError: The image does not have 8 bits a channel, or mean and std are of another number of channels.
         """
         pixels = self._checked(image)
-        return self._filled(pixels, np.empty(_channels_first(pixels), np.float32))
-
-    def write(self, image: Any, out: np.ndarray) -> np.ndarray:
-        """Transform an image directly into `out`, and return `out`; if the result does not fit, return a new array.
-
-        Args:
-            image: see `__call__`.
-            out: float32 [C, H, W].
-        """
-        pixels = self._checked(image)
-        fits = out.shape == _channels_first(pixels) and out.dtype == np.float32
-        return self._filled(pixels, out if fits else np.empty(_channels_first(pixels), np.float32))
+        if out is None or out.shape != _channels_first(pixels) or out.dtype != np.float32:
+            out = np.empty(_channels_first(pixels), np.float32)
+        return self._filled(pixels, out)
 
     def _checked(self, image: Any) -> np.ndarray:
         """The pixels, uint8 [H, W] or [H, W, C]."""

@@ -85,7 +85,7 @@ class Compose:
             if generator is not None and _draws(part):
                 image = part.apply(image, generator)
             elif out is not None and part is self._writer:
-                image = part.write(image, out)
+                image = part(image, out)
             else:
                 image = part(image)
         return image
