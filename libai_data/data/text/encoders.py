@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from libai_data.data.sources.storage import cache_home
 from libai_data.errors import ConfigError
@@ -18,24 +18,24 @@ _UNKNOWN = "[UNK]"
 _STRETCHES = re.compile(r"[^\u4E00-\u9FD5a-zA-Z0-9+#&._%\-]*[\u4E00-\u9FD5a-zA-Z0-9+#&._%\-]{0,1024}")
 
 
-class Encoder(Protocol):
-    """Turns texts into tokens, without special tokens at the ends of a text."""
+class Encoder:
+    """Base of the encoders. They turn texts into tokens, without special tokens at the ends of a text."""
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """The tokens of each text."""
-        ...
+        raise NotImplementedError
 
     def vocabulary(self) -> dict[str, int]:
         """Token -> id."""
-        ...
+        raise NotImplementedError
 
     def roles(self) -> dict[str, str]:
         """Role of a special token, such as "eos" -> the token, for the roles that the file names."""
-        ...
+        return {}
 
     def marked_as_special(self) -> set[str] | None:
         """The tokens that the file marks as special, or None if it marks none."""
-        ...
+        return None
 
 
 def open_encoder(files: Sequence[Path], lower_case: bool, chinese_words: bool, escape_special: bool = False) -> Encoder:
@@ -47,8 +47,8 @@ def open_encoder(files: Sequence[Path], lower_case: bool, chinese_words: bool, e
         from tokenizers import Tokenizer, models
 
         if path.suffix == ".txt":
-            encoder = FastEncoder(as_bert(Tokenizer(_wordpiece(path)), lower_case))
-            return ChineseWordEncoder(encoder) if chinese_words else encoder
+            kind = ChineseWordEncoder if chinese_words else FastEncoder
+            return kind(as_bert(Tokenizer(_wordpiece(path)), lower_case))
         if len(files) == 2:
             return FastEncoder(as_gpt2(Tokenizer(models.BPE.from_file(*map(str, files)))))
         tokenizer = Tokenizer.from_file(str(path))
@@ -92,7 +92,7 @@ def as_gpt2(tokenizer: Any) -> Any:
     return tokenizer
 
 
-class FastEncoder:
+class FastEncoder(Encoder):
     """Hugging Face's `tokenizers.Tokenizer`, without the tokens that its post-processor adds at the ends of a text."""
 
     def __init__(self, tokenizer: Any) -> None:
@@ -117,18 +117,14 @@ class FastEncoder:
     def vocabulary(self) -> dict[str, int]:
         return dict(self.tokenizer.get_vocab(with_added_tokens=True))
 
-    def roles(self) -> dict[str, str]:
-        """Nothing, because the file names no roles."""
-        return {}
-
     def marked_as_special(self) -> set[str] | None:
         """The added tokens that are special."""
         marked = {str(token.content) for token in self.tokenizer.get_added_tokens_decoder().values() if token.special}
         return marked or None
 
 
-class SentencePieceEncoder:
-    """A model of sentencepiece."""
+class SentencePieceEncoder(Encoder):
+    """A model of sentencepiece. It marks no tokens: user-defined symbols may be special or not."""
 
     def __init__(self, path: Path) -> None:
         from sentencepiece import SentencePieceProcessor
@@ -147,19 +143,16 @@ class SentencePieceEncoder:
         idents = {"bos": self.model.bos_id(), "eos": self.model.eos_id(), "pad": self.model.pad_id()}
         return {role: str(self.model.id_to_piece(ident)) for role, ident in idents.items() if ident >= 0}
 
-    def marked_as_special(self) -> set[str] | None:
-        """None, because user-defined symbols may be special or not."""
-        return None
 
-
-class ChineseWordEncoder:
+class ChineseWordEncoder(FastEncoder):
     """BERT's WordPiece with the marks of LiBai's `do_chinese_wwm`. In each Chinese word that jieba finds, characters
     behind the first one become "##" + character, if the vocabulary has this token.
     """
 
-    def __init__(self, encoder: FastEncoder) -> None:
+    def __init__(self, tokenizer: Any) -> None:
         import jieba
 
+        super().__init__(tokenizer)
         jieba.setLogLevel(logging.WARNING)
         # jieba caches its dictionary here; its default is the temporary folder, where any user may have put one.
         folder = cache_home()
@@ -167,8 +160,7 @@ class ChineseWordEncoder:
             folder.mkdir(parents=True, exist_ok=True)
         jieba.dt.tmp_dir = str(folder)
         self._cut = jieba.cut
-        self._encoder = encoder
-        vocabulary = encoder.vocabulary()
+        vocabulary = self.vocabulary()
         self._marked = {
             ident: vocabulary["##" + token]
             for token, ident in vocabulary.items()
@@ -178,17 +170,8 @@ class ChineseWordEncoder:
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         # Not `encode_batch_fast`, because `_mark` needs the places of the tokens.
-        encoded = self._encoder.tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        encoded = self.tokenizer.encode_batch(list(texts), add_special_tokens=False)
         return [self._mark(text, encoding) for text, encoding in zip(texts, encoded)]
-
-    def vocabulary(self) -> dict[str, int]:
-        return self._encoder.vocabulary()
-
-    def roles(self) -> dict[str, str]:
-        return self._encoder.roles()
-
-    def marked_as_special(self) -> set[str] | None:
-        return self._encoder.marked_as_special()
 
     def _mark(self, text: str, encoding: Any) -> list[int]:
         ids: list[int] = list(encoding.ids)

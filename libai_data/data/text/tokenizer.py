@@ -71,7 +71,7 @@ class TextTokenizer:
         Raises:
             ConfigError: The tokenizer is not from a `tokenizer.json`, or escapes special tokens.
         """
-        if not isinstance(self._encoder, FastEncoder):
+        if type(self._encoder) is not FastEncoder:
             raise ConfigError(
                 "only a tokenizer.json gives the places of tokens in a text; pass one, or a folder with one"
             )
