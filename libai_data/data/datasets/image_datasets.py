@@ -24,7 +24,7 @@ class ImageFolderDataset(LabelledImages):
     Args:
         root: the folder.
         transform: function from an image to an array; see `LabelledImages`.
-        mode: "RGB", "L" for greyscale, or another of Pillow's modes; images are converted to it.
+        mode: "RGB", or "L" for greyscale; images are converted to it.
         cache_dir: folder for the list of a large folder's files; see `ImageFolderSource`.
         target_transform: function from a class number to the label; see `LabelledImages`.
         nested: "error" or "merge", for folders within the folder of a class; see `ImageFolderSource`.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Callable, Protocol
@@ -17,7 +16,7 @@ from libai_data.data.transforms.image import ImageToFloat
 from libai_data.data.transforms.pipeline import transform_into, transform_stages
 from libai_data.data.transforms.timing import transform_time
 from libai_data.errors import FormatError, SampleError
-from libai_data.errors.argument_rules import FUNCTION, TEXT, check, or_none
+from libai_data.errors.argument_rules import FUNCTION, check, one_of, or_none
 from libai_data.structures import DistTensorData, Instance
 
 Transform = Callable[[Any], Any]
@@ -49,11 +48,11 @@ class LabelledImages:
         transform: function from an image to an array; by default to float32 [C, H, W] from 0 to 1. The image is a
             Pillow image. If `transform` has `takes_encoded = True`, the image is an `EncodedImage`, or uint8 [H, W, 3]
             or [H, W]. Random transforms may use `sample_generator`, or the global generators, as in any dataset.
-        mode: "RGB", "L" for greyscale, or another of Pillow's modes; images are converted to it.
+        mode: "RGB", or "L" for greyscale; images are converted to it.
         target_transform: function from a class number to the label, a number or an array; by default the class number.
 
     Raises:
-        ConfigError: `transform` or `target_transform` is no function.
+        ConfigError: `transform` or `target_transform` is no function, or there is no such mode.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class LabelledImages:
         target_transform: Transform | None = None,
     ) -> None:
         function = or_none(FUNCTION)
-        rules = {"transform": function, "target_transform": function, "mode": TEXT}
+        rules = {"transform": function, "target_transform": function, "mode": one_of(*MODES)}
         check(rules, transform=transform, target_transform=target_transform, mode=mode)
         self.source = source
         self.transform = ImageToFloat() if transform is None else transform
@@ -132,7 +131,7 @@ class LabelledImages:
             raise SampleError(f"{self.source.name(index)} cannot be read: {error}") from error
 
     def _as_taken(self, image: bytes | np.ndarray) -> Any:
-        if self.mode not in MODES or not attribute_of(self.transform, "takes_encoded", False):
+        if not attribute_of(self.transform, "takes_encoded", False):
             return self._as_pillow(image)
         if isinstance(image, bytes):
             return EncodedImage(image, self.mode)
@@ -141,13 +140,7 @@ class LabelledImages:
     def _as_pillow(self, image: bytes | np.ndarray) -> Image.Image:
         if isinstance(image, np.ndarray):
             return Image.fromarray(image).convert(self.mode)
-        if self.mode in MODES:
-            return Image.fromarray(EncodedImage(image, self.mode).decode())
-        try:
-            with Image.open(io.BytesIO(image)) as opened:
-                return opened.convert(self.mode)
-        except Exception as error:  # for a broken file, Pillow's decoders raise exceptions of many kinds
-            raise FormatError(f"it cannot be decoded: {error}") from error
+        return Image.fromarray(EncodedImage(image, self.mode).decode())
 
     @contextmanager
     def _transforming(self, index: int) -> Iterator[None]:

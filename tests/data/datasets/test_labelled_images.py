@@ -74,16 +74,8 @@ def test_a_transform_is_given_what_it_takes_with_the_same_pixels(mode: str, inde
     assert isinstance(recorders[False].given[0], Image.Image)
 
 
-def test_a_mode_that_only_pillow_knows_gives_pillow_images() -> None:
-    recorder = Recorder(True)
-    for index in range(3):
-        assert LabelledImages(Source(), recorder, "RGBA")[index].images.tensor.shape == (4, 5, 4)
-    assert all(isinstance(image, Image.Image) for image in recorder.given)
-
-
-@pytest.mark.parametrize("mode", ["RGB", "RGBA"])
-def test_images_that_cannot_be_read_are_named(mode: str) -> None:
-    dataset = LabelledImages(Source(), mode=mode)
+def test_images_that_cannot_be_read_are_named() -> None:
+    dataset = LabelledImages(Source())
     for read in (dataset.__getitem__, dataset.stages):
         with pytest.raises(FormatError, match="number 3 cannot be read as an image"):
             read(3)
