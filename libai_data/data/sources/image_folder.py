@@ -21,11 +21,10 @@ from libai_data.data.sources.paths import checked_path, why_missing
 from libai_data.data.sources.record_index import index_folder
 from libai_data.data.sources.remote import is_remote
 from libai_data.errors import ConfigError, FormatError
-from libai_data.errors.argument_rules import OUTPUT, check, list_of, one_of, or_none
+from libai_data.errors.argument_rules import OUTPUT, check, one_of, or_none
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
 _RULES = {
-    "suffixes": list_of(str, "endings, such as '.png'", 1),
     "cache_dir": or_none(OUTPUT),
     "nested": one_of("error", "merge"),
 }
@@ -45,7 +44,6 @@ class ImageFolderSource:
 
     Args:
         root: the folder.
-        suffixes: endings of the names of image files, in lower case.
         cache_dir: folder for the list; by default `indices` in the folder that LIBAI_DATA_CACHE_DIR names.
         nested: if the folder of a class has folders with images, "error" raises an error, and "merge" gives these
             images to the class.
@@ -62,7 +60,6 @@ class ImageFolderSource:
     def __init__(
         self,
         root: str | Path,
-        suffixes: Sequence[str] = IMAGE_SUFFIXES,
         cache_dir: str | Path | None = None,
         nested: str = "error",
     ) -> None:
@@ -71,7 +68,7 @@ class ImageFolderSource:
                 f"{root} is a folder of a store, where each image would need its own request; write the images into "
                 "shards"
             )
-        check(_RULES, suffixes=suffixes, cache_dir=cache_dir or None, nested=nested)
+        check(_RULES, cache_dir=cache_dir or None, nested=nested)
         self.root = checked_path("root", root)
         if not os.path.isdir(self.root):
             why = why_missing(self.root)
@@ -79,13 +76,14 @@ class ImageFolderSource:
         with _listing_errors(self.root), os.scandir(self.root) as entries:
             self.classes = sorted(each.name for each in entries if not each.name.startswith(".") and each.is_dir())
         # A cached list is checked by the folders' times only; with identities by content, list the folders again.
-        listing = _listing(self.root, self.classes, tuple(suffixes), None if by_content() else _FEW_FILES)
+        listing = _listing(self.root, self.classes, None if by_content() else _FEW_FILES)
         if listing is None:
-            listing = self._kept_listing(tuple(suffixes), index_folder(cache_dir, None, ""))
+            listing = self._kept_listing(index_folder(cache_dir, None, ""))
         self._ends, self._names = listing[0], PackedNames.from_numbers(*listing[1:3])
         if not len(self):
+            suffixes = ", ".join(IMAGE_SUFFIXES)
             raise ConfigError(
-                f"the image folder {self.root} has no images ({', '.join(suffixes)}) in sub-folders, one for each class"
+                f"the image folder {self.root} has no images ({suffixes}) in sub-folders, one for each class"
             )
         inner = self._names.first_with("/")
         if nested == "error" and inner is not None:
@@ -151,9 +149,9 @@ class ImageFolderSource:
             digest.update(numbers.tobytes())
         return {"images": len(self), "names": digest.hexdigest()}
 
-    def _kept_listing(self, suffixes: tuple[str, ...], folder: Path) -> list[np.ndarray]:
+    def _kept_listing(self, folder: Path) -> list[np.ndarray]:
         def build() -> list[np.ndarray]:
-            return _listing(self.root, self.classes, suffixes) or []
+            return _listing(self.root, self.classes) or []
 
         def is_current(listing: list[np.ndarray]) -> bool:
             times, folders = listing[3], PackedNames.from_numbers(*listing[4:])
@@ -162,14 +160,11 @@ class ImageFolderSource:
             except FileNotFoundError:
                 return False
 
-        return cached_arrays(
-            folder, key_of("folder", os.path.realpath(self.root), suffixes), build, is_current=is_current
-        )
+        key = key_of("folder", os.path.realpath(self.root), IMAGE_SUFFIXES)
+        return cached_arrays(folder, key, build, is_current=is_current)
 
 
-def _listing(
-    root: Path, classes: Sequence[str], suffixes: tuple[str, ...], at_most: int | None = None
-) -> list[np.ndarray] | None:
+def _listing(root: Path, classes: Sequence[str], at_most: int | None = None) -> list[np.ndarray] | None:
     """List the files of all classes, and all folders; without `at_most`, with a progress bar on a terminal.
 
     Returns:
@@ -200,7 +195,7 @@ def _listing(
                     path = os.path.join(folder, entry.name)
                     if entry.is_dir():
                         inner.append(path)
-                    elif path.lower().endswith(suffixes):
+                    elif path.lower().endswith(IMAGE_SUFFIXES):
                         yield path
         for path in sorted(inner):
             real = os.path.realpath(root / path)
