@@ -61,27 +61,14 @@ class IndexedSource:
         return len(self._index.sizes)
 
     def __getitem__(self, number: int) -> np.ndarray:
-        """The tokens of a sequence: a view of the memory map."""
-        return self.get(number)
-
-    def get(self, number: int, offset: int = 0, length: Any = None) -> np.ndarray:
-        """Some tokens of a sequence, as a view of the memory map.
-
-        Args:
-            number: number of the sequence; negative numbers count from the end.
-            offset: the first token.
-            length: number of tokens; by default up to the end of the sequence.
+        """The tokens of a sequence, as a view of the memory map; negative numbers count from the end.
 
         Raises:
-            IndexError: There is no such sequence, or the sequence does not have these tokens.
+            IndexError: There is no such sequence.
         """
         number = _checked(number, len(self), "sequences", self.prefix)
-        size = int(self._index.sizes[number])
-        length = size - offset if length is None else length
-        if offset < 0 or length < 0 or offset + length > size:
-            raise IndexError(f"tokens {offset} to {offset + length} of sequence {number}, which has {size} tokens")
-        start = int(self._index.pointers[number]) // self.dtype.itemsize + offset
-        return self.tokens[start : start + length]
+        start = int(self._index.pointers[number]) // self.dtype.itemsize
+        return self.tokens[start : start + int(self._index.sizes[number])]
 
     def document(self, number: int) -> np.ndarray:
         """The tokens of all sequences of a document, as a view of the memory map.

@@ -97,14 +97,12 @@ def test_reading_copies_nothing_and_a_pickle_holds_no_tokens(tmp_path: Path) -> 
     assert read(pickle.loads(packed)) == read(source)
 
 
-def test_a_part_of_a_sequence_is_read_as_libai_reads_it(tmp_path: Path) -> None:
+def test_numbers_outside_are_refused_and_negative_ones_count_from_the_end(tmp_path: Path) -> None:
     source = write(tmp_path / "a", [[[1, 2, 3], [4, 5]]])
-    assert source.get(0, offset=1).tolist() == [2, 3]
-    assert source.get(-1, length=1).tolist() == [4]
-    assert source.get(0, offset=1, length=1).tolist() == [2]
-    for arguments in ((2,), (-3,), (0, 2, 2), (0, -1), (1, 0, 3)):
-        with pytest.raises(IndexError):
-            source.get(*arguments)
+    assert source[-1].tolist() == [4, 5]
+    for number in (2, -3):
+        with pytest.raises(IndexError, match="2 sequences"):
+            source[number]
     with pytest.raises(IndexError, match="1 documents"):
         source.document(1)
 
