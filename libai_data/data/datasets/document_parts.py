@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from copy import copy
-from typing import Any, Optional, Protocol, TypeVar
+from typing import Any, Optional
 
 from libai_data.data.attributes import attribute_of, has_attribute
 from libai_data.data.datasets.mapped import Map
@@ -15,33 +15,7 @@ from libai_data.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 _MUCH = 0.9
-Dataset = TypeVar("Dataset", bound="DocumentDataset")
 Parts = Optional[list[Optional[Any]]]
-
-
-class DocumentDataset(Protocol):
-    """A dataset whose samples are made of a corpus's documents.
-
-    Attributes:
-        source: the corpus.
-        repeated_by: the argument that repeats documents in several samples, such as "num_epochs=2", or "".
-    """
-
-    source: IndexedSource
-
-    @property
-    def repeated_by(self) -> str: ...
-
-    def read_source(self, source: IndexedSource, share: float = 1.0) -> None:
-        """Find the samples of a corpus, which replace the samples of an earlier corpus.
-
-        Args:
-            source: the corpus.
-            share: if the dataset has a given number of samples, use this share of the number.
-
-        Raises:
-            ConfigError: The documents are too few for one sample.
-        """
 
 
 def split_documents(dataset: Any, proportions: Sequence[float]) -> Parts:
@@ -84,7 +58,7 @@ def _mapped(dataset: Map, part: Any) -> Map:
     return mapped
 
 
-def _part(dataset: Dataset, source: IndexedSource, share: float) -> Dataset | None:
+def _part(dataset: Any, source: IndexedSource, share: float) -> Any:
     if not share or not len(source.tokens):
         return None
     part = copy(dataset)

@@ -113,7 +113,11 @@ class GPTDataset:
         self.read_source(source)
 
     def read_source(self, source: IndexedSource, share: float = 1.0) -> None:
-        """Find the samples of a corpus; see `DocumentDataset`."""
+        """Find the samples of a corpus, which replace the samples of an earlier corpus; `share` has no effect.
+
+        Raises:
+            ConfigError: The documents are too few for one sample.
+        """
         self.source = source
         self._depends_on: dict[str, Any] = {
             "version": list(gpt_index.INDEX_VERSION),
