@@ -70,15 +70,6 @@ class _Shard:
         module = array_record_module(self._file.source)
         reader = module.ArrayRecordReader(str(self._file.path), options="readahead_buffer_size:0")
         if not reader.ok():
-            raise FormatError(f"{self._file.source} is not an ArrayRecord file, or it is cut short: {_trouble(reader)}")
+            raise FormatError(f"{self._file.source} is not an ArrayRecord file, or it is cut short or damaged")
         self._file.check_current()
         return reader, 1
-
-
-def _trouble(reader: Any) -> str:
-    """The reason why a file could not be opened; the package gives it only when the file is read."""
-    try:
-        reader.read()
-    except (RuntimeError, ValueError, IndexError) as error:
-        return str(error)
-    return "the package array_record gives no reason"
