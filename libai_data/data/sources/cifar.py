@@ -22,7 +22,6 @@ from libai_data.data.sources.paths import is_file, text_of, why_missing
 from libai_data.data.sources.published import PublishedImages, downloaded
 from libai_data.data.sources.sharded import checked_indices
 from libai_data.errors import ConfigError, FormatError
-from libai_data.errors.argument_rules import Rule
 
 SIDE = 32
 _PIXELS = 3 * SIDE * SIDE
@@ -81,8 +80,6 @@ CIFAR100 = CIFARKind(
 
 class CIFARSource(PublishedImages):
     """Images of CIFAR, in `cifar-10-batches-bin` or `cifar-100-binary`; `kind` is `CIFAR10` or `CIFAR100`."""
-
-    _kinds = Rule("CIFAR10 or CIFAR100", lambda value: isinstance(value, CIFARKind))
 
     def _is_there(self) -> bool:
         kind = self.kind

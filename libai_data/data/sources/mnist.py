@@ -22,7 +22,6 @@ from libai_data.data.files.file_map import FileMap
 from libai_data.data.sources.paths import is_file, why_missing
 from libai_data.data.sources.published import PublishedImages, downloaded
 from libai_data.errors import ConfigError, FormatError
-from libai_data.errors.argument_rules import Rule
 
 _BYTES = 8
 # No IDX file of such data is larger, but a damaged gzip file could decompress to more bytes.
@@ -46,37 +45,26 @@ class MNISTKind:
     classes: tuple[str, ...]
 
 
-_NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 MNIST = MNISTKind(
     folder="MNIST/raw",
     mirrors=("https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/"),
-    md5=dict(
-        zip(
-            _NAMES,
-            (
-                "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-                "d53e105ee54ea40749a09fcbcd1e9432",
-                "9fb629c4189551a2d022fa330f9573f3",
-                "ec29112dd5afa0611ce80d1b7f02629c",
-            ),
-        )
-    ),
+    md5={
+        "train-images-idx3-ubyte": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+        "train-labels-idx1-ubyte": "d53e105ee54ea40749a09fcbcd1e9432",
+        "t10k-images-idx3-ubyte": "9fb629c4189551a2d022fa330f9573f3",
+        "t10k-labels-idx1-ubyte": "ec29112dd5afa0611ce80d1b7f02629c",
+    },
     classes=tuple("0123456789"),
 )
 FASHION_MNIST = MNISTKind(
     folder="FashionMNIST/raw",
     mirrors=("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
-    md5=dict(
-        zip(
-            _NAMES,
-            (
-                "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-                "25c81989df183df01b3e8a0aad5dffbe",
-                "bef4ecab320f06d8554ea6380940ec79",
-                "bb300cfdad3c16e7a12a480ee83cd310",
-            ),
-        )
-    ),
+    md5={
+        "train-images-idx3-ubyte": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+        "train-labels-idx1-ubyte": "25c81989df183df01b3e8a0aad5dffbe",
+        "t10k-images-idx3-ubyte": "bef4ecab320f06d8554ea6380940ec79",
+        "t10k-labels-idx1-ubyte": "bb300cfdad3c16e7a12a480ee83cd310",
+    },
     classes=(
         *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
         *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
@@ -91,8 +79,6 @@ class MNISTSource(PublishedImages):
     and ends with "/".
     """
 
-    _kinds = Rule("MNIST or FASHION_MNIST", lambda value: isinstance(value, MNISTKind))
-
     def _is_there(self) -> bool:
         return all(_found(self.folder, name) for name in self.kind.md5)
 
@@ -105,7 +91,7 @@ class MNISTSource(PublishedImages):
 
     def _open(self, root: Path, train: bool) -> None:
         self.classes = self.kind.classes
-        names = _NAMES[:2] if train else _NAMES[2:]
+        names = sorted(name for name in self.kind.md5 if name.startswith("train-") == train)  # images, then labels
         self._paths = [_found(self.folder, name) or _found(root, name) or self.folder / name for name in names]
         for path in self._paths:
             if not is_file(path):

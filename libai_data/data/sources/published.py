@@ -13,7 +13,7 @@ from libai_data.data.sources.paths import checked_path
 from libai_data.data.sources.remote import md5_of
 from libai_data.data.sources.storage import LocalFile
 from libai_data.errors import DataPipelineError, StorageError
-from libai_data.errors.argument_rules import FLAG, TEXT, Rule, check, or_none
+from libai_data.errors.argument_rules import FLAG, TEXT, check, or_none
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,6 @@ class PublishedImages:
 
     classes: tuple[str, ...]
     _paths: list[Path]
-    _kinds: Rule
 
     def __init__(
         self,
@@ -39,8 +38,8 @@ class PublishedImages:
         download: bool = False,
         source_url: str | None = None,
     ) -> None:
-        rules = {"kind": self._kinds, "train": FLAG, "download": FLAG, "source_url": or_none(TEXT)}
-        check(rules, kind=kind, train=train, download=download, source_url=source_url)
+        rules = {"train": FLAG, "download": FLAG, "source_url": or_none(TEXT)}
+        check(rules, train=train, download=download, source_url=source_url)
         self.kind = kind
         root = checked_path("root", root)
         self.folder = root / kind.folder
