@@ -49,7 +49,7 @@ def done_by_processes(work: Work[Job, Report], jobs: Iterable[Job], workers: int
     """Do jobs in `workers` processes.
 
     Returns:
-        Each job with its report, as soon as it is finished.
+        Each job with its report, in the order of the jobs.
 
     Raises:
         WorkError: A job failed, or several processes died while they did the same job.
@@ -62,24 +62,15 @@ def done_by_processes(work: Work[Job, Report], jobs: Iterable[Job], workers: int
             for job in jobs:
                 pending.append((job, threads.submit(pool.do, job)))
                 if len(pending) >= workers * _JOBS_AHEAD:
-                    yield from _finished(pending)
+                    done, report = pending.popleft()
+                    yield done, report.result()
             while pending:
-                yield from _finished(pending)
+                done, report = pending.popleft()
+                yield done, report.result()
         finally:
             for _, future in pending:
                 future.cancel()
             pool.close()
-
-
-def _finished(pending: deque[tuple[Job, Future[Report]]]) -> Iterator[tuple[Job, Report]]:
-    """The first pending job, once it is finished, and others that are finished by then."""
-    job, future = pending.popleft()
-    yield job, future.result()
-    done = [entry for entry in pending if entry[1].done()]
-    for entry in done:
-        pending.remove(entry)
-    for job, future in done:
-        yield job, future.result()
 
 
 class ProcessPool(Generic[Job, Report]):
