@@ -60,7 +60,7 @@ IMAGES = ["opencv-python-headless<4.12", "simplejpeg"]
 RECORDS = ["pyarrow", 'array_record==0.8.1; python_version >= "3.10"']
 REMOTE = ["s3fs"]
 # What preprocesses text on many machines.
-CLUSTER = ["ray[data]"]
+CLUSTER = ["ray"]
 # What LiBai 0.1.1 and flowvision 0.1.0, which it names, are built with and import. tools/setup.sh installs these two
 # afterwards: they build with the setuptools of the environment only, and LiBai names versions that nobody needs.
 LIBAI = [

@@ -16,7 +16,7 @@ from libai_data.data.shard_work.work_folder import keep_to_plan, own_folder
 from libai_data.data.sources.indexed_writer import IndexedWriter, dtype_for
 from libai_data.data.text.files import find_inputs
 from libai_data.data.text.parts import Cutting, Part, cut_into_parts
-from libai_data.data.text.ray_data import tokenize_on_ray
+from libai_data.data.text.ray_tasks import tokenize_on_ray
 from libai_data.data.text.shards import ShardReport, Task, finished_shard, shard_prefix, tokenize_parts
 from libai_data.errors import ConfigError, DataPipelineError
 from libai_data.errors.argument_rules import OUTPUT, check, one_of, whole

@@ -8,16 +8,17 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from libai_data.commands.preprocess import main
-from libai_data.data.text import ray_data
+from libai_data.data.text import ray_tasks
 from libai_data.data.text.parts import Cutting, Part, cut_into_parts
 from libai_data.data.text.preprocessing import preprocess
-from libai_data.data.text.shards import ShardReport, Task, TokenizingError
+from libai_data.data.text.shards import Task, TokenizingError
 from libai_data.data.text.tokenizer import TokenizerFiles
 from libai_data.errors import ConfigError
 from tests.conftest import REPOSITORY
@@ -31,7 +32,6 @@ pytestmark = pytest.mark.slow
 def local_ray() -> Iterator[Any]:
     """A Ray of this machine alone, of which nothing is left."""
     ray = pytest.importorskip("ray")
-    pytest.importorskip("ray.data")
     # The paths of its sockets must be short.
     folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")
     before, environment = {*os.listdir("/tmp")}, dict(os.environ)
@@ -62,11 +62,7 @@ def corpus_of_three(folder: Path) -> list[str]:
     return [str(path) for path in sorted(folder.glob("*.jsonl*"))]
 
 
-def test_on_ray_the_bytes_are_those_of_a_local_run(
-    local_ray: Any, tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # So little that Ray gets the compressed file in several runs.
-    monkeypatch.setattr(ray_data, "_TEXT_AT_ONCE", 1000)
+def test_on_ray_the_bytes_are_those_of_a_local_run(local_ray: Any, tmp_path: Path, tokenizer: str) -> None:
     inputs, task, cutting = corpus_of_three(tmp_path), Task(TokenizerFiles(tokenizer)), Cutting(part_bytes=1500)
     local = preprocess(inputs, str(tmp_path / "local"), task, cutting=cutting)
     on_ray = preprocess(inputs, str(tmp_path / "ray"), task, cutting=cutting, workers=2, cluster="ray")
@@ -94,36 +90,29 @@ def test_the_command_goes_on_on_ray_with_shards_that_were_finished_without(
     assert content("out/x_text_document") == content(local.prefixes["text"])
 
 
-def test_a_process_of_ray_that_is_killed_is_replaced(local_ray: Any, tmp_path: Path, tokenizer: str) -> None:
-    corpus = write_json_lines(tmp_path / "corpus.jsonl", texts(600))
-    task, cutting = Task(TokenizerFiles(tokenizer)), Cutting(part_bytes=2000)
-    killed: list[int] = []
-
-    def kill_one(done: int, total: int, report: ShardReport) -> None:
-        if not killed:
-            for folder in Path("/proc").glob("[0-9]*"):
-                try:
-                    command = (folder / "cmdline").read_bytes()
-                    mine = f"PYTHONPATH={REPOSITORY}".encode() in (folder / "environ").read_bytes()
-                except OSError:
-                    continue
-                if b"ray::" in command and b"Tokenizing" in command and mine:
-                    killed.append(int(folder.name))
-                    os.kill(killed[-1], signal.SIGKILL)
-
-    result = preprocess(
-        [str(corpus)], str(tmp_path / "ray"), task, cutting=cutting, workers=1, cluster="ray", progress=kill_one
-    )
-    assert killed
-    local = preprocess([str(corpus)], str(tmp_path / "local"), task)
-    assert content(result.prefixes["text"]) == content(local.prefixes["text"])
-
-
+@dataclass(frozen=True)
 class Deadly(Part):
-    """A part that ends each process which is to tokenize it."""
+    """A part that kills each process which is to tokenize it, or only the first one, which makes the file `once`."""
+
+    once: str = ""
 
     def __reduce__(self) -> Any:
-        return os._exit, (1,)
+        return _kill_or_make, (self.once, self.pieces)
+
+
+def _kill_or_make(once: str, pieces: Any) -> Part:
+    if not once or not os.path.exists(once):
+        if once:
+            Path(once).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return Part(0, pieces)
+
+
+def test_a_process_of_ray_that_is_killed_is_replaced(local_ray: Any, tmp_path: Path, tokenizer: str) -> None:
+    (part,) = cut_into_parts([write_json_lines(tmp_path / "corpus.jsonl", texts(60))], Cutting())
+    deadly, task = Deadly(0, part.pieces, str(tmp_path / "killed")), Task(TokenizerFiles(tokenizer))
+    [(_, report)] = ray_tasks.tokenize_on_ray(tmp_path, [deadly], task, 1)
+    assert report.documents == 60 and (tmp_path / "killed").exists()
 
 
 def test_what_fails_is_told_with_its_part_and_what_to_do(
@@ -136,13 +125,13 @@ def test_what_fails_is_told_with_its_part_and_what_to_do(
     (tmp_path / "missing.json").unlink()
     told = rf"(?s)part 0 \(.*corpus.jsonl\) failed on {os.uname().nodename}.*missing.json"
     with pytest.raises(TokenizingError, match=told):
-        list(ray_data.tokenize_on_ray(tmp_path, parts, missing, 1))
+        list(ray_tasks.tokenize_on_ray(tmp_path, parts, missing, 1))
     with pytest.raises(TokenizingError, match="Ray gave up"):
-        list(ray_data.tokenize_on_ray(tmp_path, [Deadly(0, parts[0].pieces)], Task(TokenizerFiles(tokenizer)), 1))
-    monkeypatch.setattr(ray_data, "finished_shard", lambda folder, number: None)
-    monkeypatch.setattr(ray_data, "_SECONDS_TO_APPEAR", 0.0)
+        list(ray_tasks.tokenize_on_ray(tmp_path, [Deadly(0, parts[0].pieces)], Task(TokenizerFiles(tokenizer)), 1))
+    monkeypatch.setattr(ray_tasks, "finished_shard", lambda folder, number: None)
+    monkeypatch.setattr(ray_tasks, "_SECONDS_TO_APPEAR", 0.0)
     with pytest.raises(TokenizingError, match="let --output-prefix be on a file system that all machines share"):
-        list(ray_data.tokenize_on_ray(tmp_path, parts, Task(TokenizerFiles(tokenizer)), 1))
+        list(ray_tasks.tokenize_on_ray(tmp_path, parts, Task(TokenizerFiles(tokenizer)), 1))
 
 
 def test_a_cluster_of_another_kind_is_refused(tmp_path: Path, tokenizer: str) -> None:
