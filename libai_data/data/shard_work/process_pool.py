@@ -94,9 +94,9 @@ class ProcessPool(Generic[Job, Report]):
         while True:
             process = self._process()
             try:
-                pickle.dump(job, _pipe(process.stdin))
-                _pipe(process.stdin).flush()
-                done, answer = pickle.load(_pipe(process.stdout))
+                pickle.dump(job, process.stdin)
+                process.stdin.flush()
+                done, answer = pickle.load(process.stdout)
             except (EOFError, OSError, pickle.UnpicklingError) as error:
                 code = self._end(process)
                 self._own.process = None
@@ -124,8 +124,9 @@ class ProcessPool(Generic[Job, Report]):
             self._end(process)
         self._parent_pipe.close()
 
-    def _process(self) -> subprocess.Popen[bytes]:
-        found: subprocess.Popen[bytes] | None = getattr(self._own, "process", None)
+    def _process(self) -> Any:
+        """The process of this thread, a `subprocess.Popen` with pipes."""
+        found: Any = getattr(self._own, "process", None)
         if found is None:
             with self._guard:
                 if self._closed:
@@ -133,17 +134,17 @@ class ProcessPool(Generic[Job, Report]):
                 found = _start(self._parent_pipe)
                 self._all.append(found)
             self._own.process = found
-            pickle.dump(self._work.do, _pipe(found.stdin))
+            pickle.dump(self._work.do, found.stdin)
         return found
 
     @staticmethod
-    def _end(process: subprocess.Popen[bytes]) -> int:
+    def _end(process: Any) -> int:
         process.kill()
-        code = process.wait()
+        code: int = process.wait()
         for pipe in (process.stdin, process.stdout):
             # Closing a pipe sends what it has buffered, but the process has ended.
             with contextlib.suppress(OSError):
-                _pipe(pipe).close()
+                pipe.close()
         return code
 
 
@@ -162,10 +163,6 @@ def _start(parent_pipe: ParentPipe) -> subprocess.Popen[bytes]:
         env=environment,
         start_new_session=True,
     )
-
-
-def _pipe(pipe: Any) -> Any:
-    return pipe
 
 
 def serve(parent_pipe: int) -> None:
