@@ -82,7 +82,7 @@ def parse_index(content: np.ndarray, bin_bytes: int, name: str) -> SequenceIndex
         FormatError: The index is truncated, of another format, or does not fit the `.bin` file.
     """
     if len(content) < _HEADER.size:
-        _refuse_short(content, name)
+        raise FormatError(f"{name} has {len(content)} bytes, but the header of a .idx file alone has {_HEADER.size}")
     magic, version, code, count, document_entries = _HEADER.unpack(content[: _HEADER.size].tobytes())
     if magic != MAGIC:
         raise FormatError(f"{name} begins with {magic!r}, but a .idx file of this format has {MAGIC!r} at offset 0")
@@ -113,13 +113,6 @@ def parse_index(content: np.ndarray, bin_bytes: int, name: str) -> SequenceIndex
 def index_header(dtype: Any, sequences: int, document_entries: int) -> bytes:
     """The first 34 bytes of an `.idx` file."""
     return _HEADER.pack(MAGIC, VERSION, code_of(dtype), sequences, document_entries)
-
-
-def _refuse_short(content: np.ndarray, name: str) -> None:
-    begins = content[: len(MAGIC)].tobytes()
-    if not MAGIC.startswith(begins):
-        raise FormatError(f"{name} begins with {begins!r}, but a .idx file of this format has {MAGIC!r} at offset 0")
-    raise FormatError(f"{name} ends at offset {len(content)}; its header alone has {_HEADER.size} bytes")
 
 
 def _check_sequences(index: SequenceIndex, bin_bytes: int, name: str) -> None:

@@ -295,6 +295,6 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
         whole = path.read_bytes()
         for length in range(len(whole)):
             path.write_bytes(whole[:length])
-            with pytest.raises(FormatError, match=f"{length} bytes|offset {length}|begins with b''"):
+            with pytest.raises(FormatError, match=f"has {length} bytes"):
                 IndexedSource(tmp_path / "a")
         path.write_bytes(whole)
