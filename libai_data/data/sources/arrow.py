@@ -135,7 +135,9 @@ def _open(file: MappedFile) -> tuple[_Batches, int]:
                 lambda number: pyarrow.ipc.read_record_batch(messages[number + 1], schema),
             )
             size = 0
-        _check_end(file, found.total)
+        # Without the mark of the end, eight bytes, batches may be missing.
+        if file.bytes[-8:] != b"\xff\xff\xff\xff\0\0\0\0":
+            raise ValueError(f"the stream of {found.total} batches ends at {file.size} without the mark of its end")
         return found, size + _OBJECTS * (1 + found.total)
 
 
@@ -144,9 +146,3 @@ def _own_bytes(batches: Sequence[Any], file: MappedFile) -> int:
     begin = file.array.__array_interface__["data"][0]
     buffers = [buffer for batch in batches for column in batch.columns for buffer in column.buffers() if buffer]
     return sum(buffer.size for buffer in buffers if not begin <= buffer.address < begin + file.size)
-
-
-def _check_end(file: MappedFile, count: int) -> None:
-    """Raise a ValueError if the stream lacks its end mark of eight bytes, because batches may be missing."""
-    if file.bytes[-8:] != b"\xff\xff\xff\xff\0\0\0\0":
-        raise ValueError(f"the stream of {count} batches ends at {file.size} without the mark of its end")
