@@ -31,6 +31,7 @@ from libai_data.data.samplers import CyclicSampler
 from libai_data.data.sources import IndexedWriter
 from libai_data.errors import DataPipelineError
 from libai_data.loader import DataLoader
+from tests.data.datasets.sentence_corpora import Tokenizer
 from tests.engine.tiny import TinyDataset
 
 ODD: list[Any] = [
@@ -38,14 +39,6 @@ ODD: list[Any] = [
     *([], [0.5], [1, 2], [[1, 2]], (None,), {"a": 1}, {1: 2}, np.int64(3), np.array([1, 2]), lambda *arguments: 1),
 ]
 DATASET = TinyDataset(20)
-
-
-class Tokenizer:
-    cls_token_id, sep_token_id, mask_token_id, pad_token_id, bos_token_id, eos_token_id = range(20, 26)
-    additional_special_tokens_ids = tuple(range(30, 60))
-
-    def get_vocab(self) -> dict[str, int]:
-        return {str(number): number for number in range(64)}
 
 
 class Pictures:

@@ -80,22 +80,14 @@ def test_samples_that_a_subclass_makes_are_read_by_it(folder: Path) -> None:
     assert [batch.number.tensor.numpy().tolist() for batch in islice(iter(loader), 2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
-def broken_folder(root: Path, name: str, content: bytes) -> ImageFolderDataset:
-    (root / "cat").mkdir()
+def test_a_truncated_image_is_named_with_its_index_and_file_or_skipped_if_asked(tmp_path: Path) -> None:
+    (tmp_path / "cat").mkdir()
     for number in range(8):
-        Image.fromarray(photograph()).save(root / "cat" / f"{number}.jpg")
-    (root / "cat" / name).write_bytes(content)
-    return ImageFolderDataset(root, FLOATS)
-
-
-def test_a_truncated_image_is_named_with_its_index_and_file(tmp_path: Path) -> None:
-    dataset = broken_folder(tmp_path, "5.jpg", encoded(photograph())[:5000])
+        Image.fromarray(photograph()).save(tmp_path / "cat" / f"{number}.jpg")
+    (tmp_path / "cat" / "5.jpg").write_bytes(encoded(photograph())[:5000])
+    dataset = ImageFolderDataset(tmp_path, FLOATS)
     with pytest.raises(SampleError, match=r"(?s)sample 5 of ImageFolderDataset: .*5\.jpg cannot be read .*truncated"):
         stream(dataset, batches=2, num_workers=2)
-
-
-def test_unreadable_images_are_skipped_if_asked(tmp_path: Path) -> None:
-    dataset = broken_folder(tmp_path, "5.jpg", b"junk")
     loader = DataLoader(dataset, CyclicSampler(dataset, 4), on_error="skip")
     assert len(list(islice(iter(loader), 2))) == 2
     assert loader.stats()["skipped_samples"] == 1

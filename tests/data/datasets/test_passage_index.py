@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from libai_data.data.datasets import BertDataset, RobertaDataset, T5Dataset, passage_index
 from libai_data.data.datasets.passage_index import find_passages
 from libai_data.data.datasets.sentence_index import SentenceRule
-from libai_data.data.random.sample_random import reading_samples
 from libai_data.errors import ConfigError
 from tests.data.datasets.sentence_corpora import FIRST, Tokenizer, of_sizes, write_corpus
 
@@ -120,12 +119,3 @@ def test_samples_of_a_long_corpus_are_found_in_seconds() -> None:
         found = find_passages(of_sizes(documents), SentenceRule(100, 1), True)
         assert time.process_time() - start < 4
         assert found.used[0] == 6_000_000
-
-
-def test_t5s_passages_cross_documents_and_have_no_separator(tmp_path: Path) -> None:
-    source = write_corpus(tmp_path / "short", [[[FIRST + number] * 20] for number in range(10)])
-    dataset = T5Dataset("x", Tokenizer(), source, max_seq_length=102)
-    assert len(dataset) == 2
-    with reading_samples([(1, 0, 0)]):
-        sample = dataset[0]
-    assert sample.encoder_attn_mask.tensor[0].sum() > 80

@@ -36,15 +36,6 @@ def test_a_users_lists_are_taken_as_they_are_round_after_round_and_all_rows_coun
     assert len(stream) == 3
 
 
-def test_batches_are_those_of_the_epoch_at_which_the_stream_stands() -> None:
-    stream = as_stream([[3, 1], [2]])
-    stream.set_epoch(1)
-    assert [batch.epoch for batch in stream.batches(0)] == [1, 1]
-    resumed = as_stream([[3, 1], [2]])
-    resumed.load_state_dict({"position": 2, "epoch": 1})
-    assert [batch.epochs.tolist() for batch in resumed.batches(2)] == [[1]]
-
-
 def test_a_users_sampler_is_told_the_epoch() -> None:
     class Rotated(list):
         def set_epoch(self, epoch: int) -> None:
@@ -52,7 +43,7 @@ def test_a_users_sampler_is_told_the_epoch() -> None:
 
     stream = as_stream(Rotated())
     stream.set_epoch(5)
-    assert [batch.indices.tolist() for batch in stream.batches(0)] == [[5], [6]]
+    assert [(batch.epoch, batch.indices.tolist()) for batch in stream.batches(0)] == [(5, [5]), (5, [6])]
 
 
 def test_rows_are_counted_over_all_data_parallel_ranks(two_data_parallel_ranks: None) -> None:
