@@ -96,18 +96,9 @@ class T5Dataset(SentenceDataset):
         tokens = np.concatenate(self._passage(index))
         spans = draw_spans(len(tokens), self._probability, self._mean, random)
         encoder, targets = corrupt(tokens, spans, self._sentinels)
-        length, decoded = len(encoder), len(targets) + 1
-        encoder_mask, cross_mask, decoder_mask = (
-            np.zeros(shape, bool)
-            for shape in (
-                (self.max_seq_length, self.max_seq_length),
-                (self.max_seq_length_dec, self.max_seq_length),
-                (self.max_seq_length_dec, self.max_seq_length_dec),
-            )
-        )
-        encoder_mask[:length, :length] = True
-        cross_mask[:decoded, :length] = True
-        decoder_mask[:decoded, :decoded] = self._history[:decoded, :decoded]
+        decoded = len(targets) + 1
+        is_encoded = np.arange(self.max_seq_length) < len(encoder)
+        is_decoded = np.arange(self.max_seq_length_dec) < decoded
         decoder = np.full(self.max_seq_length_dec, self._pad, np.int64)
         labels = np.full(self.max_seq_length_dec, _NO_LABEL, np.int64)
         decoder[0], decoder[1:decoded] = self._bos, targets
@@ -115,11 +106,11 @@ class T5Dataset(SentenceDataset):
         return Instance(
             encoder_input_ids=DistTensorData(padded(encoder, self.max_seq_length, self._pad)),
             decoder_input_ids=DistTensorData(decoder),
-            encoder_attn_mask=DistTensorData(encoder_mask),
-            decoder_attn_mask=DistTensorData(decoder_mask),
-            encoder_decoder_attn_mask=DistTensorData(cross_mask),
+            encoder_attn_mask=DistTensorData(is_encoded[:, None] & is_encoded),
+            decoder_attn_mask=DistTensorData(is_decoded[:, None] & is_decoded & self._history),
+            encoder_decoder_attn_mask=DistTensorData(is_decoded[:, None] & is_encoded),
             lm_labels=DistTensorData(labels, placement_idx=-1),
-            loss_mask=DistTensorData(np.arange(self.max_seq_length_dec) < decoded, placement_idx=-1),
+            loss_mask=DistTensorData(is_decoded, placement_idx=-1),
         )
 
     def _check_room(self, tokens: int) -> None:
