@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from itertools import chain
 from os import PathLike
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -23,13 +23,6 @@ from libai_data.structures import DistTensorData, Instance
 
 REFUSE, CUT_END, CUT_START = "refuse", "cut_end", "cut_start"
 _RULES = {"max_seq_length": whole(1, 1 << 22), "too_long": one_of(REFUSE, CUT_END, CUT_START), "pad": FLAG}
-
-
-class _Tokens(NamedTuple):
-    """The tokens of a conversation."""
-
-    ids: np.ndarray  # int64 [n]
-    loss: np.ndarray  # bool [n], whether the model must predict a token
 
 
 class ChatDataset:
@@ -120,10 +113,10 @@ class ChatDataset:
 
     def _fields(self, item: Any) -> dict[str, DistTensorData]:
         messages, tools = messages_of(item)
-        return self._sample(self._tokens(messages, tools, 0))
+        return self._sample(messages, tools, 0, "")
 
-    def _tokens(self, messages: Sequence[Message], tools: Any, first: int) -> _Tokens:
-        """The tokens of all messages; only messages from number `first` on may carry loss."""
+    def _sample(self, messages: Sequence[Message], tools: Any, first: int, prefix: str) -> dict[str, DistTensorData]:
+        """The fields of a conversation; only messages from number `first` on may carry loss."""
         wanted = [number for number in range(first, len(messages)) if self._carries_loss(number, messages[number])]
         if not wanted:
             roles = [message["role"] for message in messages[first:]]
@@ -134,12 +127,12 @@ class ChatDataset:
         text, spans = self._template.with_spans(messages, wanted, tools)
         ids, places = self._tokenizer.encode_with_places(text)
         starts, stops = np.fromiter(chain.from_iterable(places), np.int64, 2 * len(places)).reshape(-1, 2).T
-        loss = np.zeros(len(ids), bool)
+        carries_loss = np.zeros(len(ids), bool)
         for span in spans:
             # With a template that marks spans, a partly marked token counts, as for Hugging Face.
             begins = stops > span.start if self._template.marks else starts >= span.start
-            loss |= begins & (starts < span.stop)
-        return _Tokens(np.array(ids, np.int64), loss)
+            carries_loss |= begins & (starts < span.stop)
+        return self._laid_out(np.array(ids, np.int64), carries_loss, prefix)
 
     def _carries_loss(self, number: int, message: Message) -> bool:
         weight = message.get("weight")
@@ -148,8 +141,8 @@ class ChatDataset:
             raise FormatError(f"message {number} has the weight {weight!r:.100}; it must be 0 or 1")
         return message["role"] in self._loss_roles if weight is None else bool(weight)
 
-    def _sample(self, tokens: _Tokens, prefix: str = "") -> dict[str, DistTensorData]:
-        inputs, labels, loss = tokens.ids[:-1], tokens.ids[1:], tokens.loss[1:].astype(np.float32)
+    def _laid_out(self, tokens: np.ndarray, carries_loss: np.ndarray, prefix: str) -> dict[str, DistTensorData]:
+        inputs, labels, loss = tokens[:-1], tokens[1:], carries_loss[1:].astype(np.float32)
         longest, count = self.max_seq_length, len(inputs)
         if count > longest:
             if self._too_long == REFUSE:
@@ -193,7 +186,5 @@ class PreferenceDataset(ChatDataset):
         shared = next(differs, min(len(chosen), len(rejected)))
         if shared == len(chosen) == len(rejected):
             raise FormatError("its 'chosen' and 'rejected' are the same; a pair needs two answers")
-        fields: dict[str, DistTensorData] = {}
-        for name, messages in (("chosen_", chosen), ("rejected_", rejected)):
-            fields.update(self._sample(self._tokens(messages, tools, shared), name))
-        return fields
+        preferred = self._sample(chosen, tools, shared, "chosen_")
+        return {**preferred, **self._sample(rejected, tools, shared, "rejected_")}
