@@ -142,14 +142,12 @@ def _images_of(fields: dict[str, np.ndarray]) -> np.ndarray:
     if IMAGES not in fields:
         raise SchemaError(f"to mix images, samples need a field '{IMAGES}'; they have {list(fields)}")
     images = fields[IMAGES]
-    if images.dtype == np.float32 and images.ndim == 4:
-        return images
-    if images.dtype == np.uint8 and images.ndim in (3, 4):
-        return images
-    raise SchemaError(
-        f"field '{IMAGES}' is {images.dtype} {list(images.shape[1:])}; to be mixed, images must be float32 [C, H, W] "
-        "or uint8 [H, W, C]"
-    )
+    if (images.dtype, images.ndim) not in ((np.float32, 4), (np.uint8, 3), (np.uint8, 4)):
+        raise SchemaError(
+            f"field '{IMAGES}' is {images.dtype} {list(images.shape[1:])}; to be mixed, images must be float32 "
+            "[C, H, W] or uint8 [H, W, C]"
+        )
+    return images
 
 
 def _mix_pair(images: np.ndarray, labels: np.ndarray, mixes: Sequence[_Mix]) -> None:
