@@ -141,7 +141,7 @@ def test_a_name_does_not_make_other_sources_equal(tmp_path: Path) -> None:
     assert (int(first[0].labels.tensor), int(second[0].labels.tensor)) == (0, 1)
 
 
-def test_indices_lie_where_the_environment_says_or_beside_the_shards(
+def test_indices_lie_where_the_user_or_the_environment_says_or_beside_the_shards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("a", "b"):
@@ -156,6 +156,9 @@ def test_indices_lie_where_the_environment_says_or_beside_the_shards(
     monkeypatch.delenv("LIBAI_DATA_CACHE_DIR")
     JsonLinesSource(tmp_path / "a/same.jsonl")
     assert len(list((tmp_path / "a/.libai_data_index").glob("*.npy"))) == 1
+    assert len(JsonLinesSource(tmp_path / "a")) == 5, "indices are no shards"
+    JsonLinesSource(tmp_path / "a/same.jsonl", cache_dir=tmp_path / "chosen")
+    assert len(list((tmp_path / "chosen").glob("same.jsonl-*.npy"))) == 1
     # One that is beside the file already is used.
     monkeypatch.setenv("LIBAI_DATA_CACHE_DIR", str(tmp_path / "another"))
     JsonLinesSource(tmp_path / "a/same.jsonl")

@@ -1,4 +1,4 @@
-"""Chunks of LitData, raw and compressed, of all formats; other sources of records share their tests with them."""
+"""Chunks of LitData of all formats; other sources of records, and `test_mds`, share their tests with them."""
 
 from __future__ import annotations
 
@@ -175,29 +175,17 @@ def test_an_index_of_another_format_is_refused(tmp_path: Path) -> None:
         LitDataSource(tmp_path / "mds")
 
 
-def test_compressed_chunks_are_those_that_are_not(tmp_path: Path, cache: Path) -> None:
+def test_chunks_that_litdata_keeps_decompressed_in_its_cache_are_read(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
-    expected: list[Any] = []
-    for kind in ("raw", "zstd"):
-        (tmp_path / kind).mkdir()
-        for number in range(3):
-            path = tmp_path / kind / f"chunk-0-{number}.bin"
-            records = WRITERS["litdata"](path, texts(20, number), kind == "zstd")
-            expected += records if kind == "raw" else []
-    source, packed = open_source(tmp_path / "raw"), open_source(tmp_path / "zstd")
-    assert same(list(source), expected) and same(list(packed), expected)
-    assert source.shard_lengths.tolist() == packed.shard_lengths.tolist() == [20, 20, 20]
-    assert same(pickle.loads(pickle.dumps(packed))[59], expected[59])
-    assert len(list(cache.glob("*chunk-0-*.bin"))) == 3, "decompressed once for all processes of a node"
-    chosen = LitDataSource(tmp_path / "zstd", columns=["place.0", "text"])
-    assert same(chosen[7], {name: expected[7][name] for name in ("text", "place.0")})
-    assert chosen.identity != packed.identity
-    with pytest.raises(ConfigError, match=r"no column 'place'.*; there are .*'place.number'"):
-        LitDataSource(tmp_path / "zstd", columns=["place"])
-    # LitData keeps chunks decompressed in its own cache, with the index of the compressed ones.
-    (tmp_path / "zstd" / "chunk-0-1.bin").write_bytes((tmp_path / "raw" / "chunk-0-1.bin").read_bytes())
-    (tmp_path / "zstd" / "chunk-0-1.zstd.bin").unlink()
-    assert same(list(open_source(tmp_path / "zstd")), expected)
+    expected = WRITERS["litdata"](tmp_path / "chunk-0-0.bin", texts(20), True)
+    (tmp_path / "raw").mkdir()
+    WRITERS["litdata"](tmp_path / "raw" / "chunk-0-0.bin", texts(20))
+    (tmp_path / "chunk-0-0.bin").write_bytes((tmp_path / "raw" / "chunk-0-0.bin").read_bytes())
+    (tmp_path / "chunk-0-0.zstd.bin").unlink()
+    # The index is that of the compressed chunks.
+    assert same(list(open_source(tmp_path / "*.bin")), expected)
+    names = ["place.0", "text"]
+    assert same(LitDataSource(tmp_path / "*.bin", columns=names)[7], {name: expected[7][name] for name in names})
 
 
 def test_pickled_values_are_left_out_by_columns(tmp_path: Path) -> None:
@@ -270,18 +258,6 @@ def test_sizes_without_the_head_are_those_of_versions_before_0_2_40(tmp_path: Pa
         FormatError, match=rf"chunk-0-0.* has {size} bytes(, where| when decompressed; there should be)"
     ):
         LitDataSource(folder)
-
-
-def test_chunks_of_a_store_are_read(tmp_path: Path, object_store: ObjectStore) -> None:
-    pytest.importorskip("pyarrow")
-    (tmp_path / "chunks").mkdir()
-    expected = WRITERS["litdata"](tmp_path / "chunks" / "chunk-0-0.bin", texts(9), True)
-    for path in (tmp_path / "chunks").iterdir():
-        object_store.put(f"shards/{path.name}", path.read_bytes())
-    source = open_source(f"s3://{BUCKET}/shards")
-    assert same(list(source), expected)
-    assert same(list(pickle.loads(pickle.dumps(source))), expected)
-    assert len(object_store.gets) == 2, "each object is fetched once"
 
 
 WRITTEN = {**dict.fromkeys(("plain", "chunk", "batch", "sample"), sample_of), "table": row_of, "tokens": tokens_of}

@@ -1,4 +1,4 @@
-"""MDS shards, raw and compressed, of all encodings; other sources of records share their tests with them."""
+"""MDS shards of all encodings; and compressed shards of MDS and LitData. Other sources share tests with them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from libai_data.data.sources import MDSSource, open_source
+from libai_data.data.sources import LitDataSource, MDSSource, open_source
 from libai_data.data.sources.mds_values import decoder_of
 from libai_data.errors import ConfigError, FormatError, StorageError
 from tests.data.sources.object_store import BUCKET, ObjectStore
-from tests.data.sources.record_files import WRITERS, same, texts, write_mds
+from tests.data.sources.record_files import ENDINGS, WRITERS, same, texts, write_mds
 
 
 @pytest.fixture(autouse=True)
@@ -65,23 +65,28 @@ def test_all_encodings_are_decoded() -> None:
         assert same(decoder_of(encoding, "a column")(data), expected), encoding
 
 
-def test_compressed_shards_are_those_that_are_not(tmp_path: Path, cache: Path) -> None:
+@pytest.mark.parametrize(
+    ("source", "kind", "name"), [(MDSSource, "mds", "shard.0000{}.mds"), (LitDataSource, "litdata", "chunk-0-{}.bin")]
+)
+def test_compressed_shards_are_those_that_are_not(
+    tmp_path: Path, cache: Path, source: Any, kind: str, name: str
+) -> None:
     pytest.importorskip("pyarrow")
-    (tmp_path / "raw").mkdir()
-    (tmp_path / "zstd").mkdir()
     expected: list[Any] = []
-    for number in range(3):
-        expected += WRITERS["mds"](tmp_path / "raw" / f"shard.{number:05}.mds", texts(20, number))
-        WRITERS["mds"](tmp_path / "zstd" / f"shard.{number:05}.mds", texts(20, number), True)
-    source = open_source(tmp_path / "raw")
-    packed = open_source(tmp_path / "zstd")
-    assert same(list(source), expected) and same(list(packed), expected)
-    assert source.shard_lengths.tolist() == packed.shard_lengths.tolist() == [20, 20, 20]
+    for form in ("raw", "zstd"):
+        (tmp_path / form).mkdir()
+        for number in range(3):
+            records = WRITERS[kind](tmp_path / form / name.format(number), texts(20, number), form == "zstd")
+            expected += records if form == "raw" else []
+    raw, packed = open_source(tmp_path / "raw"), open_source(tmp_path / "zstd")
+    assert same(list(raw), expected) and same(list(packed), expected)
+    assert raw.shard_lengths.tolist() == packed.shard_lengths.tolist() == [20, 20, 20]
     assert same(pickle.loads(pickle.dumps(packed))[59], expected[59])
-    assert len(list(cache.glob("*shard.*.mds"))) == 3, "decompressed once for all processes of a node"
-    assert same(MDSSource(tmp_path / "zstd", columns=["text"])[7], {"text": expected[7]["text"]})
+    assert len(list(cache.glob(f"*{name.format('*')}"))) == 3, "decompressed once for all processes of a node"
+    chosen = source(tmp_path / "zstd", columns=["text"])
+    assert same(chosen[7], {"text": expected[7]["text"]}) and chosen.identity != packed.identity
     with pytest.raises(ConfigError, match=r"no column 'txt'.*Did you mean 'text'"):
-        MDSSource(tmp_path / "zstd", columns=["txt"])
+        source(tmp_path / "zstd", columns=["txt"])
 
 
 def compressed(folder: Path) -> Path:
@@ -179,12 +184,15 @@ def test_images_stay_encoded(tmp_path: Path) -> None:
     assert MDSSource(tmp_path)[0] == {"image": buffer.getvalue()}
 
 
-def test_shards_of_a_store_are_read(tmp_path: Path, object_store: ObjectStore) -> None:
+@pytest.mark.parametrize(("kind", "forms"), [("mds", (False, True)), ("litdata", (True, True))])
+def test_shards_of_a_store_are_read(
+    tmp_path: Path, object_store: ObjectStore, kind: str, forms: tuple[bool, bool]
+) -> None:
     pytest.importorskip("pyarrow")
+    (tmp_path / "shards").mkdir()
     expected = []
-    for number, compress in enumerate((False, True)):
-        (tmp_path / "shards").mkdir(exist_ok=True)
-        expected += WRITERS["mds"](tmp_path / "shards" / f"shard.{number:05}.mds", texts(9, number), compress)
+    for number, compress in enumerate(forms):
+        expected += WRITERS[kind](tmp_path / "shards" / f"{number}.{ENDINGS[kind]}", texts(9, number), compress)
     for path in (tmp_path / "shards").iterdir():
         object_store.put(f"shards/{path.name}", path.read_bytes())
     source = open_source(f"s3://{BUCKET}/shards")

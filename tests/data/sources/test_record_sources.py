@@ -23,7 +23,6 @@ from libai_data.data.sources import (
     JsonLinesSource,
     NumpySource,
     ParquetSource,
-    WebDatasetSource,
     open_source,
 )
 from libai_data.errors import ConfigError, FormatError, SchemaError
@@ -154,16 +153,6 @@ def test_arrays_that_do_not_fit_are_refused_with_their_shapes(tmp_path: Path) ->
         NumpySource(tmp_path / "objects.npy")
 
 
-def test_a_source_notices_that_its_file_was_replaced(tmp_path: Path) -> None:
-    write("jsonl", tmp_path / "a.jsonl", texts(9))
-    packed = pickle.dumps(JsonLinesSource(tmp_path / "a.jsonl"))
-    expected = write("jsonl", tmp_path / "a.jsonl", texts(5, seed=3))
-    with pytest.raises(FormatError, match=r"a.jsonl has changed since it was opened"):
-        pickle.loads(packed)[0]
-    # And the index of the file as it was is not taken for that of the new one.
-    assert list(JsonLinesSource(tmp_path / "a.jsonl")) == expected
-
-
 def test_json_that_is_no_object_is_refused_with_record_and_offset(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"a": 1}\n[2]\n{"a": \n')
     source = JsonLinesSource(tmp_path / "a.jsonl")
@@ -185,19 +174,6 @@ def test_formats_that_names_do_not_tell_must_be_named(tmp_path: Path) -> None:
         open_source(tmp_path / "records", "json")
     assert list(open_source(tmp_path / "records", "jsonl")) == expected
     assert list(open_source((tmp_path / "records").rename(tmp_path / "RECORDS.JSONL"))) == expected
-
-
-def test_indices_are_kept_where_the_user_says_or_beside_the_shards(tmp_path: Path) -> None:
-    available("webdataset")
-    expected = write("webdataset", tmp_path / "a.tar", texts(3))
-    write("jsonl", tmp_path / "a.jsonl", texts(3))
-    WebDatasetSource(tmp_path / "a.tar", cache_dir=tmp_path / "elsewhere")
-    assert len(list((tmp_path / "elsewhere").glob("a.tar-*.npy"))) == 1
-    assert not (tmp_path / ".libai_data_index").exists()
-    JsonLinesSource(tmp_path / "a.jsonl")
-    assert len(list((tmp_path / ".libai_data_index").glob("a.jsonl-*.npy"))) == 1
-    # The folder of indices is no part of a folder of shards.
-    assert same(list(WebDatasetSource([tmp_path / "*.tar"])), expected)
 
 
 class Lengths:
