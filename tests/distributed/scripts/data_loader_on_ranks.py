@@ -9,6 +9,7 @@ import json
 import random
 import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Callable
 
 import oneflow as flow
@@ -55,22 +56,17 @@ def filtered() -> FilteredDataset:
     return FilteredDataset(samples(), lambda sample: sample[0] % 5 > 0)
 
 
+def in_each_mode(name: str, make: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
+    """A case in each read mode."""
+    modes = {name: "every_rank", f"{name} by node": "node", f"{name} by rank 0": "rank0"}
+    return {case: partial(make, readers=readers) for case, readers in modes.items()}
+
+
 CASES: dict[str, Callable[..., Any]] = {
-    "shuffled": lambda **more: DataLoader(samples(), shuffle=True, seed=3, **more),
-    "by node": lambda **more: DataLoader(samples(), shuffle=True, seed=3, readers="node", **more),
-    "by rank 0": lambda **more: DataLoader(samples(), shuffle=True, seed=3, readers="rank0", **more),
-    "weighted": lambda **more: DataLoader(samples(), weights=WEIGHTS, seed=3, **more),
-    "weighted by node": lambda **more: DataLoader(samples(), weights=WEIGHTS, seed=3, readers="node", **more),
-    "lanes": lambda **more: DataLoader(Shards(), shuffle=True, seed=3, lanes=4, block=2, **more),
-    "lanes by node": lambda **more: DataLoader(
-        Shards(), shuffle=True, seed=3, lanes=4, block=2, readers="node", **more
-    ),
-    "lanes by rank 0": lambda **more: DataLoader(
-        Shards(), shuffle=True, seed=3, lanes=4, block=2, readers="rank0", **more
-    ),
-    "filtered": lambda **more: DataLoader(filtered(), shuffle=True, seed=3, **more),
-    "filtered by node": lambda **more: DataLoader(filtered(), shuffle=True, seed=3, readers="node", **more),
-    "filtered by rank 0": lambda **more: DataLoader(filtered(), shuffle=True, seed=3, readers="rank0", **more),
+    **in_each_mode("shuffled", lambda **more: DataLoader(samples(), shuffle=True, seed=3, **more)),
+    **in_each_mode("weighted", lambda **more: DataLoader(samples(), weights=WEIGHTS, seed=3, **more)),
+    **in_each_mode("lanes", lambda **more: DataLoader(Shards(), shuffle=True, seed=3, lanes=4, block=2, **more)),
+    **in_each_mode("filtered", lambda **more: DataLoader(filtered(), shuffle=True, seed=3, **more)),
     "sampled": lambda **more: DataLoader(samples(), sampler=[*range(0, SAMPLES, 2), 1, 3], **more),
     "repeated": lambda **more: DataLoader(samples(), sampler=REPEATED, **more),
     "unseeded": lambda **more: DataLoader(samples(), sampler=Unseeded(), **more),
@@ -105,4 +101,5 @@ def main() -> None:
             json.dump(results, file)
 
 
-main()
+if __name__ == "__main__":
+    main()
