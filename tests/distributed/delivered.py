@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 from libai_data.delivery.read_plan import FieldSize, NodeTraffic, ReadPlan, node_traffic
 from libai_data.mesh.parallel_mesh import ParallelMesh
 
-SCHEMA_SCRIPT = Path(__file__).parent / "scripts" / "delivery_schema.py"
 SOAK_SCRIPT = Path(__file__).parent / "scripts" / "delivery_soak.py"
 SCRIPT = Path(__file__).parent / "scripts" / "delivery_scenarios.py"
 MODES = ("every_rank", "node", "rank0")
@@ -102,23 +100,6 @@ def planned(readers: str, mesh: str, num_nodes: int) -> list[NodeTraffic]:
 def scenarios(found: Found, mesh: str) -> list[str]:
     """Names of the scenarios that were lived through on a mesh."""
     return list(found[0][mesh])
-
-
-def check_schema_errors(folder: Path, ranks: int) -> None:
-    """Check what scripts/delivery_schema.py wrote: in each mode the ranks raised one error, naming field and ranks."""
-    found = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
-    assert found == [found[0]] * ranks
-    told = {
-        "a missing field": "SchemaError: .* field 'y' is missing on rank ",
-        "another order": r"SchemaError: .* another order: rank 0 has \['x', 'y'\].* has \['y', 'x'\]",
-        "another dtype": r"SchemaError: .* field 'x' is float32 \[4, 6\].* but float64 \[4, 6\].*on rank ",
-        "another shape": r"SchemaError: .* field 'x' is float32 \[4, 6\].* but float32 \[4, 5\].*on rank ",
-    }
-    assert set(found[0]) == set(told)
-    for case, pattern in told.items():
-        assert set(found[0][case]) == set(MODES)
-        for mode, error in found[0][case].items():
-            assert re.match(pattern, error), (case, mode, error)
 
 
 def check_nothing_grows(folder: Path, ranks: int) -> None:

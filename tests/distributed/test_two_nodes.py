@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,17 +11,15 @@ from typing import Any, Callable
 import pytest
 
 from libai_data.launch.launcher import free_port
-from tests.deadline import run_to_end, stretched, wait_until
+from tests.deadline import stretched
 from tests.distributed.delivered import (
     COUNTED_BATCHES,
     MODES,
-    SCHEMA_SCRIPT,
     SCRIPT,
     SOAK_SCRIPT,
     Found,
     check_nothing_grows,
     check_same_batches,
-    check_schema_errors,
     check_warnings,
     planned,
     read_found,
@@ -33,7 +29,7 @@ from tests.distributed.delivered import (
 from tests.distributed.jobs import Ended, Job, check_end, launch_command, says_who_is_gone
 from tests.distributed.launcher import launch_ranks
 from tests.distributed.namespaces import Node, two_nodes, why_not
-from tests.distributed.processes import BOOTSTRAP, REPOSITORY, ranks_environment
+from tests.distributed.processes import BOOTSTRAP, ranks_environment
 from tests.properties import slowly
 
 FAULTS = Path(__file__).parent / "scripts" / "faults_job.py"
@@ -145,37 +141,12 @@ def test_memory_is_planned_for_what_is_used(mesh: str, found_on: FoundOn) -> Non
 
 
 @pytest.mark.slow
-def test_other_fields_on_one_node_are_named_on_all(tmp_path: Path) -> None:
-    with two_nodes() as nodes:
-        ended = run_on(nodes, 90, SCHEMA_SCRIPT, str(tmp_path))
-    assert ended.codes == [0, 0], ended.output
-    check_schema_errors(tmp_path, ranks=4)
-
-
-@pytest.mark.slow
 def test_neither_batches_nor_loaders_leave_anything_behind(tmp_path: Path) -> None:
     with two_nodes() as nodes:
         ended = run_on(nodes, 200, SOAK_SCRIPT, str(tmp_path), "rank0")
     assert ended.codes == [0, 0], ended.output
     assert not ended.left
     check_nothing_grows(tmp_path, ranks=4)
-
-
-def test_two_nodes_are_gone_with_whoever_made_them() -> None:
-    """Also when that was killed: no name, no card and no process is left."""
-    code = (
-        "from tests.distributed.namespaces import two_nodes\n"
-        "import os, signal\n"
-        "with two_nodes() as nodes:\n"
-        "    print(*[node.holder for node in nodes], flush=True)\n"
-        "    os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    cards = sorted(os.listdir("/sys/class/net"))
-    killed = run_to_end([sys.executable, "-c", code], cwd=REPOSITORY)
-    holders = [int(pid) for pid in killed.stdout.split()]
-    assert len(holders) == 2, killed.stderr
-    wait_until(lambda: not any(Path(f"/proc/{pid}/ns/net").exists() for pid in holders), "end of both nodes")
-    assert sorted(os.listdir("/sys/class/net")) == cards
 
 
 @pytest.mark.parametrize(
