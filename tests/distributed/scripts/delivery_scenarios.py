@@ -210,6 +210,22 @@ def kept(readers: str, **options: Any) -> Any:
     return [seen(batch) for batch in batches]
 
 
+def written(readers: str, **options: Any) -> Any:
+    """Ranks that write into their batches, which others that get the same rows must not see."""
+    loader = train_loader(readers, **options)
+    found = []
+    for batch in islice(iter(loader), 4):
+        if RANK % 2:
+            flow.comm.barrier()
+        found.append(seen(batch, convert=False))
+        for data in batch.get_fields().values():
+            data.tensor.zero_()
+        if RANK % 2 == 0:
+            flow.comm.barrier()
+    loader.close()
+    return found
+
+
 def counted(readers: str, **options: Any) -> Any:
     """A round over data that are only where they are read, noting who opened them, read what, and received how much."""
     mesh = get_mesh()
@@ -241,7 +257,8 @@ def received_over_network(loader: Any) -> int:
 
 
 SCENARIOS: dict[str, Callable[..., Any]] = {
-    each.__name__: each for each in (stream, rounds, ragged, dtypes, broken_off, resumed, two_loaders, kept, counted)
+    each.__name__: each
+    for each in (stream, rounds, ragged, dtypes, broken_off, resumed, two_loaders, kept, written, counted)
 }
 THREADS: Options = {"num_workers": 2, "worker_type": "thread"}
 FORKS: Options = {"num_workers": 2, "start_method": "fork"}
