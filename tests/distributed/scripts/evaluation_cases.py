@@ -53,8 +53,3 @@ class Sentences:
             "kinds": DistTensorData(self.kinds[index], placement_idx=-1),
         }
         return Instance(**fields)
-
-
-def indices_of(tokens: np.ndarray) -> list[int]:
-    """The index of each sentence, which its first two tokens tell."""
-    return (tokens[:, 0] + VOCABULARY * tokens[:, 1]).tolist()
