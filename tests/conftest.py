@@ -41,7 +41,6 @@ STARTS_JOBS = {
     "test_full_disk.py": "jobs",
     "test_interrupted_training.py": "interrupted jobs",
     "test_launch_hosts.py": "jobs",
-    "test_mixed_training.py": "jobs",
     "test_own_loop.py": "jobs",
     "test_streaming.py": "jobs",
     "test_two_nodes.py": "jobs",
