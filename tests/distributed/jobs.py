@@ -16,6 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Callable
 
+import numpy as np
+
+from libai_data.data.samplers import Order
 from libai_data.launch.launcher import free_port
 from tests.deadline import Deadline, stretched
 from tests.distributed.processes import (
@@ -192,6 +195,12 @@ def check_end(ended: Ended, folder: Path) -> None:
     assert all(ended.codes), ended.output
     assert not ended.left, ended.output
     assert seconds < stretched(SECONDS_TO_END), ended.output
+
+
+def samples_in_order(steps: int) -> dict[int, list[str]]:
+    """What each step of a `NotingTrainer` is to take of 40 samples, 8 at a time, from the order alone."""
+    _, indices = Order(40, 1234).locate(np.arange(steps * 8))
+    return {step: list(map(str, rows)) for step, rows in enumerate(indices.reshape(steps, 8).tolist())}
 
 
 def runs_of(folder: Path, rank: int) -> list[dict[int, list[str]]]:

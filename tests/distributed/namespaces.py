@@ -11,15 +11,12 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 from tests.deadline import Deadline
-from tests.distributed.slow_link import CARDS
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 PR_SET_PDEATHSIG = 1
@@ -56,12 +53,8 @@ def why_not() -> str | None:
 
 
 @contextmanager
-def two_nodes(delay_file: Path | None = None) -> Iterator[list[Node]]:
-    """Make two nodes that reach each other, and nothing else.
-
-    Args:
-        delay_file: what is between them delays every packet, both ways, by the seconds that this file says.
-    """
+def two_nodes() -> Iterator[list[Node]]:
+    """Make two nodes that reach each other, and nothing else."""
     holders = [
         subprocess.Popen(["unshare", "--net", "sleep", "infinity"], preexec_fn=_end_with_parent) for _ in ADDRESSES
     ]
@@ -69,11 +62,8 @@ def two_nodes(delay_file: Path | None = None) -> Iterator[list[Node]]:
         nodes = [Node(address, holder.pid) for address, holder in zip(ADDRESSES, holders)]
         for node in nodes:
             _wait_for_namespace(node.holder)
-        if delay_file is None:
-            link = ["ip", "link", "add", "veth0", "type", "veth", "peer", "name", "veth0", "netns"]
-            nodes[0].run(*link, str(nodes[1].holder))
-        else:
-            holders.append(_join_by_relay(nodes, delay_file))
+        link = ["ip", "link", "add", "veth0", "type", "veth", "peer", "name", "veth0", "netns"]
+        nodes[0].run(*link, str(nodes[1].holder))
         for node in nodes:
             node.run("ip", "address", "add", f"{node.address}/24", "dev", "veth0")
             node.run("ip", "link", "set", "veth0", "up")
@@ -83,25 +73,6 @@ def two_nodes(delay_file: Path | None = None) -> Iterator[list[Node]]:
         for holder in holders:
             holder.kill()
             holder.wait()
-
-
-def _join_by_relay(nodes: list[Node], delay_file: Path) -> subprocess.Popen[bytes]:
-    """Put a relay between the nodes' cards, in a namespace of its own, which ends with the relay."""
-    script = Path(__file__).with_name("slow_link.py")
-    # It begins when it reads a line: the cards come first.
-    begin = ["bash", "-c", 'read -r && exec "$@"', "relay", sys.executable, str(script), str(delay_file)]
-    process = subprocess.Popen(["unshare", "--net", *begin], stdin=subprocess.PIPE, preexec_fn=_end_with_parent)
-    _wait_for_namespace(process.pid)
-    middle = Node("", process.pid)
-    for card, node in zip(CARDS, nodes):
-        middle.run("ip", "link", "add", card, "type", "veth", "peer", "name", "veth0", "netns", str(node.holder))
-        # No addresses, which would speak for themselves.
-        middle.run("sysctl", "-q", "-w", f"net.ipv6.conf.{card}.disable_ipv6=1")
-        middle.run("ip", "link", "set", card, "up")
-    assert process.stdin is not None  # it was asked for
-    process.stdin.write(b"\n")
-    process.stdin.close()
-    return process
 
 
 def _end_with_parent() -> None:

@@ -12,19 +12,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Callable
 
-import numpy as np
 import pytest
 
-from libai_data.data.samplers import Order
 from libai_data.launch.launcher import STOPPED
 from tests.deadline import Deadline
-from tests.distributed.jobs import Ended, Job, start_by_launcher
+from tests.distributed.jobs import Ended, Job, samples_in_order, start_by_launcher
 from tests.distributed.processes import children_of
 from tests.properties import is_long_run
 
 SCRIPT = Path(__file__).parent / "scripts" / "interrupted_training.py"
 RANKS, STEPS, PERIOD = 4, 100 if is_long_run() else 25, 3
-SAMPLES, BATCH, SEED = 40, 8, 1234
 WATCHDOG = 90.0
 KILLS = 6
 SECONDS_TO_START = 5.0
@@ -50,13 +47,6 @@ def steps_taken(folder: Path) -> dict[int, list[str]]:
     assert per_rank[0] == per_rank[1]
     assert per_rank[2] == per_rank[3]
     return {step: per_rank[0][step] + per_rank[2][step] for step in per_rank[0]}
-
-
-def uninterrupted() -> dict[int, list[str]]:
-    """What each step is to take, from the order alone."""
-    epochs, indices = Order(SAMPLES, SEED).locate(np.arange(STEPS * BATCH))
-    samples = [f"{epoch}:{index}" for epoch, index in zip(epochs.tolist(), indices.tolist())]
-    return {step: samples[step * BATCH : (step + 1) * BATCH] for step in range(STEPS)}
 
 
 def losses(folder: Path) -> dict[int, str]:
@@ -139,7 +129,7 @@ def kill_again_and_again(folder: Path, seed: int, kills: int) -> list[str]:
 def check_killed_training(folder: Path, whole: Path, seed: int, kills: int = KILLS) -> None:
     kill_again_and_again(folder, seed, kills)
     finish(folder, DROPOUT)
-    assert steps_taken(folder) == uninterrupted()
+    assert steps_taken(folder) == samples_in_order(STEPS)
     assert losses(folder) == losses(whole)
     left = {path.name for path in folder.iterdir()}
     assert not [name for name in left if name.endswith((".partial", ".replaced"))]
@@ -147,7 +137,7 @@ def check_killed_training(folder: Path, whole: Path, seed: int, kills: int = KIL
 
 @pytest.mark.slow
 def test_an_uninterrupted_training_takes_the_order_as_it_is(whole: Path) -> None:
-    assert steps_taken(whole) == uninterrupted()
+    assert steps_taken(whole) == samples_in_order(STEPS)
 
 
 @pytest.mark.slow
@@ -204,7 +194,7 @@ def test_a_signal_to_one_rank_or_all_stops_all_before_the_same_step_with_a_check
         assert (tmp_path / "last_checkpoint").read_text() == f"model_{step:07d}"
         assert [json.loads(line)["iteration"] for line in (tmp_path / "metrics.json").open()][-1] == step
     finish(tmp_path, "0")
-    assert steps_taken(tmp_path) == uninterrupted()
+    assert steps_taken(tmp_path) == samples_in_order(STEPS)
     # Nothing was done twice: each rank noted each step once.
     assert [line for line in noted(tmp_path, 3) if line != "run"] == [line for line in noted(plain, 3) if line != "run"]
     assert losses(tmp_path) == losses(plain)

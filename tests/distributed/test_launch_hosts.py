@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -13,22 +12,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Callable, NamedTuple
 
-import numpy as np
 import pytest
 
-from libai_data.data.samplers import Order
 from libai_data.launch.exit_codes import STOPPED
 from tests.deadline import stretched
-from tests.distributed.jobs import Job, runs_of
+from tests.distributed.jobs import Job, runs_of, samples_in_order
 from tests.distributed.namespaces import Node, two_nodes, why_not
 from tests.distributed.processes import REPOSITORY, children_of, command_of, ranks_environment
 from tests.distributed.secure_shell import kill_all_on, reachable_by_ssh, wait_until_nothing_runs, why_no_sshd
-from tests.distributed.slow_link import SECONDS_TO_READ_THE_DELAY
 from tests.properties import slowly
 
 TRAINING = Path(__file__).parent / "scripts" / "noting_training.py"
-MODES = ("every_rank", "node", "rank0")
-SAMPLES, BATCH, SEED = 40, 8, 1234
 STEPS, PERIOD = 30, 3
 SECONDS_TO_END = 30.0
 WATCHDOG = 110.0
@@ -90,48 +84,8 @@ def await_words(job: Job, word: str, times: int) -> None:
     job.wait_for(lambda: job.outputs()[0].count(word) >= times, f"{word!r}, {times} times")
 
 
-def expected(steps: int) -> dict[int, list[str]]:
-    """What each step is to take, from the order alone."""
-    _, indices = Order(SAMPLES, SEED).locate(np.arange(steps * BATCH))
-    samples = [str(index) for index in indices.tolist()]
-    return {step: samples[step * BATCH : (step + 1) * BATCH] for step in range(steps)}
-
-
 def write_config(folder: Path, steps: int) -> None:
     (folder / "config.py").write_text(CONFIG.format(folder=str(folder / "output"), steps=steps, period=PERIOD))
-
-
-def fastest_step(folder: Path) -> float:
-    """Seconds of the fastest step of a training, as its log has them."""
-    return min(json.loads(line)["time"] for line in (folder / "metrics.json").read_text().splitlines())
-
-
-@pytest.mark.slow
-def test_every_read_mode_takes_the_samples_of_the_order_also_over_a_link_that_takes_50_ms(tmp_path: Path) -> None:
-    delay = tmp_path / "delay"
-    delay.write_text("0")
-    keys = tmp_path / "keys"
-    keys.mkdir()
-    write_config(tmp_path, 6)
-    with two_nodes(delay) as nodes, reachable_by_ssh(nodes, keys) as ssh, Job() as job:
-        Cluster(nodes, ssh, tmp_path).start(job, TRAINING, LIBAI_DATA_READERS=" ".join((*MODES, "pause", "rank0:2")))
-        job.wait_for((tmp_path / "2" / "model_final").exists, "end of the fast runs", WATCHDOG)
-        delay.write_text("0.05")
-        time.sleep(2 * SECONDS_TO_READ_THE_DELAY)
-        (tmp_path / "go").touch()
-        ended = job.wait(WATCHDOG)
-    assert ended.codes == [0], ended.output
-    for number, steps in ((0, 6), (1, 6), (2, 6), (4, 2)):
-        halves = [runs_of(tmp_path / str(number), rank)[0] for rank in range(4)]
-        assert halves[0] == halves[1]
-        assert halves[2] == halves[3]
-        assert {step: halves[0][step] + halves[2][step] for step in halves[0]} == expected(steps), number
-    fast, slow = (fastest_step(tmp_path / number) for number in "24")
-    print(f"a step takes {fast} s, and over the slow link {slow} s")
-    # No step ends before the gradients have come from the other node.
-    assert slow > 0.05
-    assert set(re.findall(r"^\[(.*?)\] ", ended.output, re.MULTILINE)) == {"10.77.0.1", "10.77.0.2"}
-    assert "Mesh: data 2 x tensor 2 x pipeline 1, 4 rank(s) on 2 node(s), cpu." in ended.output
 
 
 @pytest.mark.slow
@@ -149,7 +103,7 @@ def test_a_node_that_is_lost_is_left_out_and_the_stream_goes_on_exactly(cluster:
     assert "2 rank(s) on 1 node(s)" in ended.output
     before, after = runs_of(output, 0)
     other = runs_of(output, 2)[0]
-    whole = expected(STEPS)
+    whole = samples_in_order(STEPS)
     first = min(after)
     assert 0 < first <= max(before) + 1 < STEPS
     assert first % PERIOD == 0

@@ -2,7 +2,7 @@
 
     interrupted_training.py STEPS CHECKPOINT_PERIOD FOLDER=DROPOUT ...
 
-Rank R appends a line "STEP LOSS EPOCH:INDEX ..." to FOLDER/taken-R as it ends a step, and "run" as it begins to train.
+See `NotingTrainer` for the notes.
 """
 
 from __future__ import annotations
