@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.data.datasets.chats import conversation, tokenizer_folder
-from tests.deadline import run_to_end
-from tests.distributed.processes import JOB_VARIABLES, REPOSITORY
+from tests.distributed.examples import train_example, values
 
 pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
@@ -23,17 +20,9 @@ ANSWERS = {"fox": "the quick brown fox jumps", "dog": "a lazy dog", "queens": "s
 
 def train(folder: Path, output: str, ranks: int) -> list[float]:
     """Losses of a training on so many ranks."""
-    command = [sys.executable, "-m", "libai_data.launch", "--nproc_per_node", str(ranks)]
-    command += [str(REPOSITORY / "tools" / "train_net.py"), "--config-file", str(REPOSITORY / "configs/gpt_chat.py")]
-    command += [f"train.output_dir={output}", f"train.train_iter={STEPS}", "train.log_period=1", "model.dim=32"]
-    command += ["optim.lr=0.01", "train.evaluation.eval_period=8", "train.evaluation.eval_iter=2"]
-    command += [f"train.dist.tensor_parallel_size={2 if ranks == 4 else 1}"]
-    env = {name: value for name, value in os.environ.items() if name not in JOB_VARIABLES}
-    env["PYTHONPATH"] = str(REPOSITORY)
-    done = run_to_end(command, 300, cwd=folder, env=env)
-    assert done.returncode == 0, done.stdout + done.stderr
-    lines = [json.loads(line) for line in (folder / output / "metrics.json").read_text().splitlines()]
-    return [line["total_loss"] for line in lines if "total_loss" in line]
+    options = (f"train.train_iter={STEPS}", "train.evaluation.eval_period=8", "train.evaluation.eval_iter=2")
+    train_example("gpt_chat.py", folder, output, ranks, *options)
+    return values(folder / output)
 
 
 def test_the_loss_of_answers_falls_and_is_the_same_on_one_rank_and_four(tmp_path: Path) -> None:

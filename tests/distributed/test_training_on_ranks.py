@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from pathlib import Path
@@ -15,6 +14,7 @@ from safetensors.numpy import load_file
 
 from libai_data.engine import DefaultTrainer, default_setup
 from libai_data.mesh.current import set_mesh
+from tests.distributed.examples import values
 from tests.distributed.launcher import launch_ranks
 from tests.distributed.processes import LaunchResult
 from tests.engine.data_runs import Stop, Stopped
@@ -40,12 +40,6 @@ def train_on_one_rank(folder: Path, stop: bool = False, resume: bool = False) ->
     set_mesh(None)
 
 
-def metric(folder: Path, name: str = "total_loss") -> list[float]:
-    lines = [json.loads(line) for line in (folder / "metrics.json").read_text().splitlines()]
-    found = {line["iteration"]: line[name] for line in lines if name in line}
-    return [found[step] for step in sorted(found)]
-
-
 class Launched(NamedTuple):
     """What a launch left."""
 
@@ -69,35 +63,35 @@ def launched(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Launched
 
 def test_losses_and_accuracies_are_those_of_one_rank(launched: Launched) -> None:
     for name in ("whole", *(["accumulated"] if (launched.folder / "accumulated").exists() else [])):
-        np.testing.assert_allclose(metric(launched.folder / name), metric(launched.one_rank), rtol=1e-4)
-        assert metric(launched.folder / name, "Acc@1") == metric(launched.one_rank, "Acc@1")
-    assert len(metric(launched.one_rank)) == len(STEPS)
+        np.testing.assert_allclose(values(launched.folder / name), values(launched.one_rank), rtol=1e-4)
+        assert values(launched.folder / name, "Acc@1") == values(launched.one_rank, "Acc@1")
+    assert len(values(launched.one_rank)) == len(STEPS)
     logs = sorted(path.name for path in (launched.folder / "whole").glob("log*"))
     assert logs == ["log.txt", *(f"log.txt.rank{rank}" for rank in range(1, 4))]
 
 
 def test_a_stopped_training_resumes_bit_for_bit(launched: Launched) -> None:
     assert launched.result.output.count("RESUMED AT 5") == 4
-    assert metric(launched.folder / "cut") == metric(launched.folder / "whole")
-    assert metric(launched.folder / "cut", "lr") == metric(launched.folder / "whole", "lr")
+    assert values(launched.folder / "cut") == values(launched.folder / "whole")
+    assert values(launched.folder / "cut", "lr") == values(launched.folder / "whole", "lr")
     cut, whole = (load_file(launched.folder / name / "model_final" / "model.safetensors") for name in ("cut", "whole"))
     assert_weights(cut, whole, rtol=0)
 
 
 @pytest.mark.parametrize("launched", [slowly("2 x 2 tensor, all")], indirect=True)
 def test_a_stopped_graph_resumes_bit_for_bit(launched: Launched) -> None:
-    assert metric(launched.folder / "graph_cut") == metric(launched.folder / "graph_whole")
+    assert values(launched.folder / "graph_cut") == values(launched.folder / "graph_whole")
 
 
 def test_four_ranks_continue_the_training_of_one(launched: Launched) -> None:
-    np.testing.assert_allclose(metric(launched.folder / "from_one_rank"), metric(launched.one_rank), rtol=1e-4)
+    np.testing.assert_allclose(values(launched.folder / "from_one_rank"), values(launched.one_rank), rtol=1e-4)
 
 
 def test_one_rank_continues_the_training_of_four(launched: Launched, tmp_path: Path) -> None:
     shutil.copytree(launched.folder / "whole" / "model_0000004", tmp_path / "model_0000004")
     (tmp_path / "last_checkpoint").write_text("model_0000004")
     train_on_one_rank(tmp_path, resume=True)
-    np.testing.assert_allclose(metric(tmp_path), metric(launched.one_rank)[5:], rtol=1e-4)
+    np.testing.assert_allclose(values(tmp_path), values(launched.one_rank)[5:], rtol=1e-4)
 
 
 def test_a_checkpoint_holds_whole_tensors_whatever_the_mesh(launched: Launched) -> None:
@@ -119,7 +113,7 @@ def assert_weights(left: dict[str, np.ndarray], right: dict[str, np.ndarray], rt
 
 
 def test_rank_0_may_read_for_all_as_libais_guide_shows(launched: Launched) -> None:
-    losses = metric(launched.folder / "rank0_reads")
+    losses = values(launched.folder / "rank0_reads")
     assert len(losses) == len(STEPS)
     assert np.mean(losses[-5:]) < 0.8 * np.mean(losses[:5])
 
