@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from math import prod
 from pathlib import Path
 from typing import Any, Callable
@@ -13,11 +12,11 @@ import pytest
 from libai_data.data.random.global_generators import seeded
 from libai_data.data.random.hashing import combine64
 from libai_data.data.random.sample_random import reading_samples
-from libai_data.data.samplers import CyclicSampler, Order
+from libai_data.data.samplers import Order
 from libai_data.mesh.current import ParallelMesh
 from libai_data.structures import Instance
 from tests.distributed.launcher import found_by_ranks
-from tests.distributed.scripts.many_layouts import CASES, LAYOUTS, SAMPLES, SEED, Case, ManyLayouts
+from tests.distributed.scripts.many_layouts import CASES, LAYOUTS, SAMPLES, SEED, Case, ManyLayouts, digest
 from tests.properties import slowly
 
 SCRIPT = Path(__file__).parent / "scripts" / "deliver_batches.py"
@@ -77,11 +76,6 @@ def part_of(whole: np.ndarray, name: str, mesh: ParallelMesh) -> Any:
     return whole
 
 
-def digest(array: np.ndarray) -> str:
-    content = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()[:16]
-    return f"{array.dtype} {list(array.shape)} {content}"
-
-
 @everywhere
 @each_case
 def test_each_global_batch_is_bit_for_bit_that_of_a_single_rank(
@@ -110,29 +104,3 @@ def test_each_rank_holds_just_the_part_that_its_layout_asks_for(
             batch = delivered[case.name][mesh][step]
             expected = {name: None if part is None else digest(part) for name, part in parts.items()}
             assert {name: batch[name][0] for name in LAYOUTS} == expected, f"step {step}, rank {rank}"
-
-
-@everywhere
-@each_case
-def test_all_ranks_stand_at_the_same_place_and_save_the_same_state(
-    mesh: str, case: Case, delivered_to: Callable[[str], list[Delivered]]
-) -> None:
-    for step in range(case.steps):
-        position = case.position + step * case.global_batch_size
-        sampler = CyclicSampler(range(SAMPLES), 1, shuffle=True, seed=SEED)
-        sampler.set_consumed_samples(position + case.global_batch_size)
-        for delivered in delivered_to(mesh):
-            batch = delivered[case.name][mesh][step]
-            assert (batch["position"], batch["valid"]) == (position, case.global_batch_size)
-            assert batch["state"] == {**sampler.state_dict(), "dataset": {"name": "ManyLayouts"}}
-
-
-# The loader takes the epoch of a rank's own first row for that of the global batch; IndexBatch.epoch is the right one.
-@everywhere
-def test_all_ranks_name_the_epoch_of_the_global_batchs_first_sample(
-    mesh: str, delivered_to: Callable[[str], list[Delivered]]
-) -> None:
-    for delivered in delivered_to(mesh):
-        for case in CASES:
-            expected = [(case.position + step * case.global_batch_size) // SAMPLES for step in range(case.steps)]
-            assert [batch["epoch"] for batch in delivered[case.name][mesh]] == expected, case.name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from typing import Any, NamedTuple
 
@@ -72,3 +73,9 @@ class ManyLayouts:
             "noise": sample_generator().random(3, dtype=np.float32) + np.float32(random.random() + np.random.random()),
         }
         return Instance(**{name: DistTensorData(arrays[name], list(sbp), idx) for name, (sbp, idx) in LAYOUTS.items()})
+
+
+def digest(array: np.ndarray) -> str:
+    """The dtype, shape and bytes of a field, in short."""
+    content = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()[:16]
+    return f"{array.dtype} {list(array.shape)} {content}"
