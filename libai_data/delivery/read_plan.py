@@ -40,10 +40,6 @@ class ReadPlan:
     def __post_init__(self) -> None:
         object.__setattr__(self, "readers", read_mode(self.readers))
 
-    def shard_of(self, rank: int) -> int:
-        """The shard that a rank works on."""
-        return rank // self.mesh.tensor_parallel_size % self.mesh.data_parallel_size
-
     def node_of(self, rank: int) -> int:
         """The node that a rank runs on."""
         return rank // self.mesh.ranks_per_node
@@ -59,12 +55,12 @@ class ReadPlan:
 
     def shards_of_node(self, node: int) -> tuple[int, ...]:
         """The shards that are delivered on a node, ascending."""
-        return tuple(sorted({self.shard_of(rank) for rank in self.ranks_of(node)}))
+        return tuple(sorted({self.mesh.shard_of(rank) for rank in self.ranks_of(node)}))
 
     def shards_read_by(self, rank: int) -> tuple[int, ...]:
         """The shards that a rank reads from the dataset; none if another rank reads for it."""
         if self.readers == "every_rank":
-            return (self.shard_of(rank),)
+            return (self.mesh.shard_of(rank),)
         if self.readers == "rank0":
             return tuple(range(self.mesh.data_parallel_size)) if rank == 0 else ()
         return self.shards_of_node(self.node_of(rank)) if rank == self.leader_of(rank) else ()
@@ -89,7 +85,7 @@ class ReadPlan:
 
     def rows_of(self, rank: int, held: tuple[int, ...], micro_batch_size: int) -> slice:
         """A rank's rows within memory that contains the shards `held`, ascending, one after the other."""
-        first = held.index(self.shard_of(rank)) * micro_batch_size
+        first = held.index(self.mesh.shard_of(rank)) * micro_batch_size
         return slice(first, first + micro_batch_size)
 
 

@@ -108,12 +108,12 @@ class SharedLoader(ResumableLoader):
         facts, collates, check_every, fingerprint = self._open(open_dataset, make_stream, make_loader)
         self.fingerprint: dict[str, Any] = json.loads(fingerprint)
         self.dataset: Any = self._loader.dataset if self._loader is not None else facts
-        self.batch_sampler = self.stream = make_stream(facts, (plan.shard_of(rank),))
+        self.batch_sampler = self.stream = make_stream(facts, (plan.mesh.shard_of(rank),))
         self.stream.others_tell = plan.mesh.data_parallel_size > 1
         order = order_in_words(self.stream)
         self._agreement = Agreement(collates, check_every, order, plan.mesh.data_parallel_size)
         # If ranks of this node get the same rows, each gets them copy-on-write, because a model may change its inputs.
-        shards = [plan.shard_of(each) for each in plan.ranks_of(plan.node_of(rank))]
+        shards = [plan.mesh.shard_of(each) for each in plan.ranks_of(plan.node_of(rank))]
         self._has_peers = len(set(shards)) < len(shards)
         self._arena: Arena | None = None
         self._publishers: list[Publisher] = []

@@ -11,12 +11,13 @@ from functools import lru_cache
 from typing import Any
 
 from libai_data.errors import ConfigError, MeshError
-from libai_data.mesh.parallel_mesh import DEVICE_TYPES, ParallelMesh
+from libai_data.mesh.parallel_mesh import DEVICE_TYPE, ParallelMesh, refuse
 
 # Functions import `mesh.peers` when they need it, because a worker process that only reads samples does not.
 logger = logging.getLogger(__name__)
 
 _MESH: ParallelMesh | None = None
+_ONE_RANK = ParallelMesh(1, 1, 1)
 
 
 def set_mesh(mesh: ParallelMesh | None) -> None:
@@ -38,7 +39,7 @@ def get_mesh() -> ParallelMesh:
         return _MESH
     if "oneflow" not in sys.modules and (os.environ.get("WORLD_SIZE") or "1") == "1":
         # Without several ranks the mesh is known, so a process that only reads data need not import OneFlow.
-        return ParallelMesh(1, 1, 1)
+        return _ONE_RANK
     dist_util = getattr(sys.modules.get("libai.utils.distributed"), "_DIST_UTIL", None)
     return _mesh_of_all_ranks() if dist_util is None else _mesh_of_libai(dist_util)
 
@@ -121,8 +122,7 @@ def get_layer_placement(layer_idx: int, device_type: str | None = None) -> Any:
 
     mesh = get_mesh()
     device_type = device_type or mesh.device_type
-    if device_type not in DEVICE_TYPES:
-        raise MeshError(f"device_type is {device_type!r}; allowed: {', '.join(DEVICE_TYPES)}.")
+    refuse(DEVICE_TYPE, "device_type", device_type)
     if device_type == "cuda" and not flow.cuda.is_available():
         device_type = "cpu"
     ranks = list(mesh.layer_ranks(layer_idx))

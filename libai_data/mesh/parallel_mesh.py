@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from libai_data.errors import ConfigError, MeshError, nearest
+from libai_data.errors.argument_rules import Rule, check, one_of, or_none, whole
 
-DEVICE_TYPES = ("cuda", "cpu")
+DEVICE_TYPE = one_of("cuda", "cpu")
+_COUNT = whole(1)
 SIZE_KEYS = ("data_parallel_size", "tensor_parallel_size", "pipeline_parallel_size")
 DIST_KEYS = SIZE_KEYS + (
     "pipeline_num_layers",
@@ -50,19 +52,15 @@ class ParallelMesh:
     layer_stage_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in SIZE_KEYS + ("num_nodes",):
-            _check_count(name, getattr(self, name))
-        if not _is_int(self.rank) or not 0 <= self.rank < self.world_size:
-            raise MeshError(
-                f"rank is {self.rank!r}, but a mesh of {self.world_size} ranks has 0..{self.world_size - 1}."
-            )
+        for name in (*SIZE_KEYS, "num_nodes"):
+            refuse(_COUNT, name, getattr(self, name))
+        refuse(whole(0, self.world_size - 1), "rank", self.rank)
         if self.world_size % self.num_nodes:
             raise MeshError(
                 f"{self.world_size} ranks do not divide over num_nodes={self.num_nodes}: "
                 "start the same number on each node."
             )
-        if self.device_type not in DEVICE_TYPES:
-            raise MeshError(f"device_type is {self.device_type!r}; allowed: {', '.join(DEVICE_TYPES)}.")
+        refuse(DEVICE_TYPE, "device_type", self.device_type)
         stages = tuple(self.layer_stage_ids) or tuple(range(self.pipeline_parallel_size))
         _check_stages("layer_stage_ids", stages, self.pipeline_parallel_size)
         object.__setattr__(self, "layer_stage_ids", stages)
@@ -95,6 +93,9 @@ class ParallelMesh:
         for key in dist_cfg:
             if key not in DIST_KEYS:
                 raise ConfigError(f"train.dist.{key} is not a known key.{nearest(str(key), DIST_KEYS)}")
+        rules = {**dict.fromkeys(SIZE_KEYS, or_none(_COUNT)), "device_type": or_none(DEVICE_TYPE)}
+        for key, rule in rules.items():
+            check({f"train.dist.{key}": rule}, **{f"train.dist.{key}": dist_cfg.get(key)})
         data, tensor, pipeline = _sizes(dist_cfg, world_size)
         return cls(
             data_parallel_size=data,
@@ -102,7 +103,7 @@ class ParallelMesh:
             pipeline_parallel_size=pipeline,
             rank=rank,
             num_nodes=num_nodes,
-            device_type=_device_type(dist_cfg.get("device_type"), gpu_available),
+            device_type="cuda" if gpu_available and dist_cfg.get("device_type") != "cpu" else "cpu",
             layer_stage_ids=_configured_stages(dist_cfg, pipeline),
         )
 
@@ -127,7 +128,7 @@ class ParallelMesh:
     @property
     def data_parallel_rank(self) -> int:
         """Which shard of a global batch this rank works on."""
-        return self.rank // self.tensor_parallel_size % self.data_parallel_size
+        return self.shard_of(self.rank)
 
     @property
     def tensor_parallel_rank(self) -> int:
@@ -145,6 +146,10 @@ class ParallelMesh:
         if self.data_parallel_size > 1 and self.tensor_parallel_size > 1:
             return self.data_parallel_size, self.tensor_parallel_size
         return None
+
+    def shard_of(self, rank: int) -> int:
+        """Which shard of a global batch a rank works on: its coordinate on the data axis."""
+        return rank // self.tensor_parallel_size % self.data_parallel_size
 
     def ranks_of_stage(self, stage: int) -> tuple[int, ...]:
         """The `data_parallel_size * tensor_parallel_size` consecutive ranks of a pipeline stage, ascending.
@@ -189,18 +194,15 @@ def spread_layers(num_layers: int, num_stages: int) -> tuple[int, ...]:
     return tuple(stages)
 
 
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _check_count(name: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise MeshError(f"{name} is {value!r}; it must be an integer of at least 1.")
+def refuse(rule: Rule, name: str, value: object) -> None:
+    """Raise a MeshError if a value breaks its rule."""
+    if not rule.holds(value):
+        raise MeshError(rule.problem(name, value))
 
 
 def _check_stages(name: str, stages: tuple[int, ...], num_stages: int) -> None:
     for layer, stage in enumerate(stages):
-        if not _is_int(stage) or not 0 <= stage < num_stages:
+        if not whole(0, num_stages - 1).holds(stage):
             raise MeshError(
                 f"{name}[{layer}] is {stage!r}, but with pipeline_parallel_size={num_stages} "
                 f"the stages are 0..{num_stages - 1}."
@@ -219,11 +221,6 @@ def _check_stages(name: str, stages: tuple[int, ...], num_stages: int) -> None:
 
 def _sizes(dist_cfg: Mapping[str, Any], world_size: int) -> tuple[int, int, int]:
     sizes = {key: dist_cfg.get(key) for key in SIZE_KEYS}
-    for key, size in sizes.items():
-        if size is not None and (not _is_int(size) or size < 1):
-            raise ConfigError(
-                f"train.dist.{key} is {size!r}; it must be an integer of at least 1, or null to derive it."
-            )
     for key in ("pipeline_parallel_size", "tensor_parallel_size"):
         if sizes[key] is None and list(sizes.values()).count(None) > 1:
             sizes[key] = 1
@@ -256,7 +253,7 @@ def _configured_stages(dist_cfg: Mapping[str, Any], num_stages: int) -> tuple[in
             f"train.dist.pipeline_num_layers is missing: with pipeline_parallel_size={num_stages} "
             "it must be the number of the model's layers."
         )
-    if not _is_int(num_layers) or num_layers < num_stages:
+    if not whole(num_stages).holds(num_layers):
         raise ConfigError(
             f"train.dist.pipeline_num_layers is {num_layers!r}; it must be an integer of at least "
             f"pipeline_parallel_size={num_stages}, so that each stage gets a layer."
@@ -273,14 +270,3 @@ def _configured_stages(dist_cfg: Mapping[str, Any], num_stages: int) -> tuple[in
         raise ConfigError(f"{key} has {len(stages)} entries, but train.dist.pipeline_num_layers is {num_layers}.")
     _check_stages(key, stages, num_stages)
     return stages
-
-
-def _device_type(asked: str | None, gpu_available: bool) -> str:
-    if asked is not None and asked not in DEVICE_TYPES:
-        raise ConfigError(
-            f"train.dist.device_type is {asked!r}; allowed: {', '.join(DEVICE_TYPES)}."
-            f"{nearest(str(asked), DEVICE_TYPES)}"
-        )
-    if asked == "cpu":
-        return "cpu"
-    return "cuda" if gpu_available else "cpu"

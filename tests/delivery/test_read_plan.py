@@ -28,7 +28,7 @@ def ranks_of(plan: ReadPlan) -> range:
 def test_the_shard_of_a_rank_is_its_coordinate_on_the_data_axis(plan: ReadPlan) -> None:
     for rank in ranks_of(plan):
         sizes = plan.mesh.data_parallel_size, plan.mesh.tensor_parallel_size, plan.mesh.pipeline_parallel_size
-        assert plan.shard_of(rank) == ParallelMesh(*sizes, rank=rank).data_parallel_rank
+        assert plan.mesh.shard_of(rank) == ParallelMesh(*sizes, rank=rank).data_parallel_rank
 
 
 @given(plans())
@@ -44,7 +44,7 @@ def test_every_rank_is_on_one_node_and_led_from_there(plan: ReadPlan) -> None:
 def test_whatever_a_rank_needs_is_read_for_it(plan: ReadPlan) -> None:
     for rank in ranks_of(plan):
         reader = {"every_rank": rank, "node": plan.leader_of(rank), "rank0": 0}[plan.readers]
-        assert plan.shard_of(rank) in plan.shards_read_by(reader)
+        assert plan.mesh.shard_of(rank) in plan.shards_read_by(reader)
 
 
 @given(plans())
@@ -59,7 +59,7 @@ def test_node_and_rank0_read_nothing_twice(plan: ReadPlan) -> None:
     for ranks in groups:
         read = sum((plan.shards_read_by(rank) for rank in ranks), ())
         assert list(read) == sorted(set(read))
-        assert set(read) == {plan.shard_of(rank) for rank in ranks} if plan.readers == "node" else True
+        assert set(read) == {plan.mesh.shard_of(rank) for rank in ranks} if plan.readers == "node" else True
         assert [rank for rank in ranks if plan.shards_read_by(rank)] == ranks[:1]
 
 
@@ -69,7 +69,7 @@ def test_a_rank_finds_the_rows_of_its_shard_in_the_memory_of_its_node(plan: Read
         held: tuple[int, ...] = plan.shards_in_memory_of(plan.node_of(rank))
         memory = np.concatenate([np.full(rows, shard) for shard in held])
         own = memory[plan.rows_of(rank, held, rows)]
-        assert own.tolist() == [plan.shard_of(rank)] * rows
+        assert own.tolist() == [plan.mesh.shard_of(rank)] * rows
 
 
 def test_every_rank_reads_by_the_earlier_name_too() -> None:

@@ -93,7 +93,7 @@ def test_a_dim_that_does_not_divide_is_refused_with_dim_sizes_and_axis() -> None
     [
         (np.zeros(()), "cpu", "no batch dim"),
         (np.ma.masked_array(np.zeros(2), [True, False]), "cpu", "a masked array cannot become a tensor"),
-        (np.zeros(2), "tpu", "device_type is 'tpu'; allowed: cuda, cpu"),
+        (np.zeros(2), "tpu", "device_type is 'tpu'; it must be 'cuda' or 'cpu'"),
         *(
             (np.zeros(2, dtype), "cpu", f"no tensors of dtype {dtype}; convert the field to .*int64")
             for dtype in ("int16", "uint16", "uint32", "uint64", "complex64")

@@ -129,7 +129,7 @@ def test_a_size_that_is_no_count_is_refused_by_key(size: Any) -> None:
 
 @pytest.mark.parametrize("rank", [-1, 4, None])
 def test_a_rank_outside_the_mesh_is_refused(rank: Any) -> None:
-    with pytest.raises(MeshError, match=r"0\.\.3"):
+    with pytest.raises(MeshError, match="rank is .*0 to 3"):
         ParallelMesh(2, 2, 1, rank=rank)
 
 
@@ -149,7 +149,7 @@ STAGES = "train.dist.custom_pipeline_stage_id"
             "tensor_parallel_size=3, pipeline_parallel_size=1, and 3 does not divide the 2",
         ),
         ({"tensor_paralel_size": 2}, r"train\.dist\.tensor_paralel_size.*tensor_parallel_size"),
-        ({"device_type": "tpu"}, r"train\.dist\.device_type is 'tpu'; allowed: cuda, cpu"),
+        ({"device_type": "tpu"}, r"train\.dist\.device_type is 'tpu'; it must be 'cuda' or 'cpu'"),
         ({"pipeline_parallel_size": 2}, r"train\.dist\.pipeline_num_layers is missing"),
         *(
             (

@@ -220,7 +220,7 @@ def _reading(plan: ReadPlan, rank: int) -> str:
     shards: list[int] = list(plan.shards_read_by(rank))
     if not shards:
         reader = 0 if plan.readers == "rank0" else plan.leader_of(rank)
-        return f"gets shard {plan.shard_of(rank)} from rank {reader}"
+        return f"gets shard {plan.mesh.shard_of(rank)} from rank {reader}"
     return f"reads shard {shards[0]}" if len(shards) == 1 else f"reads shards {shards[0]} to {shards[-1]}"
 
 

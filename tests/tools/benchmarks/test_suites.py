@@ -79,7 +79,7 @@ def test_the_reader_that_is_measured_serves_those_that_it_is_said_to(readers: st
     batch = plan.reader(readers).batch_at(0)
     assert batch is not None
     served = plan.served_by(read)
-    assert len(batch.indices) == plan.ROWS * len({read.shard_of(rank) for rank in served})
+    assert len(batch.indices) == plan.ROWS * len({read.mesh.shard_of(rank) for rank in served})
     assert len(served) == {"every_rank": 1, "node": 8, "rank0": 1024}[readers]
 
 
