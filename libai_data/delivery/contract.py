@@ -11,7 +11,7 @@ import numpy as np
 from libai_data.data.samplers.walk import different_starts
 from libai_data.delivery.gather import checksum_of, digest_of, gather_words
 from libai_data.delivery.schema_check import FieldSignature, raise_differences, signature_of
-from libai_data.errors import ContractError, by_rank
+from libai_data.errors import ContractError, by_rank, ranks_by_value
 from libai_data.mesh.current import broadcast_py_object, get_mesh
 from libai_data.mesh.parallel_mesh import ParallelMesh
 from libai_data.structures import DistTensorData, Origin, RowIndices
@@ -37,8 +37,6 @@ def check_contract(fields: Mapping[str, Any], origin: Origin) -> None:
         ContractError: The batches differ; raised on every rank, with step, field or rows, and the ranks that differ.
     """
     mesh = get_mesh()
-    if mesh.world_size == 1:
-        return
     heads = check_places(fields, origin)
     count = int(heads[0, _SIZE]) // mesh.data_parallel_size
     whole = {
@@ -181,10 +179,7 @@ def _samples_read_wrongly(heads: np.ndarray, samples: np.ndarray, mesh: Parallel
 
 def ranks_by_shard(mesh: ParallelMesh) -> dict[int, list[int]]:
     """The ranks at each coordinate of the data axis."""
-    groups: dict[int, list[int]] = {}
-    for rank in range(mesh.world_size):
-        groups.setdefault(rank // mesh.tensor_parallel_size % mesh.data_parallel_size, []).append(rank)
-    return groups
+    return ranks_by_value({rank: mesh.shard_of(rank) for rank in range(mesh.world_size)})
 
 
 def _first_difference(values: dict[int, bytes]) -> tuple[int, ...]:

@@ -6,9 +6,6 @@ import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any, Callable
 
-import numpy as np
-
-from libai_data.delivery.gather import digest_of, gather_words
 from libai_data.errors import SchemaError, by_rank, nearest, numbers_in_words
 from libai_data.mesh.current import broadcast_py_object, get_mesh
 from libai_data.structures import DistTensorData
@@ -31,20 +28,6 @@ def signature_of(batch: Mapping[str, Any]) -> list[FieldSignature]:
         )
         for name, value in batch.items()
     ]
-
-
-def check_same_on_all_ranks(signature: list[FieldSignature]) -> None:
-    """Compare the batch's fields between all ranks. Collective: each rank must call it, on the main thread.
-
-    Raises:
-        SchemaError: The fields differ; raised on every rank, with the field and the ranks that differ.
-    """
-    mesh = get_mesh()
-    if mesh.world_size == 1:
-        return
-    digests = gather_words(np.array([digest_of(repr(signature).encode())]))
-    if len(np.unique(digests)) > 1:
-        raise_differences(signature)
 
 
 def raise_differences(signature: list[FieldSignature]) -> None:

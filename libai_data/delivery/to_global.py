@@ -8,7 +8,6 @@ from typing import Any
 
 from libai_data.data.nesting import is_texts, put_together, taken_apart
 from libai_data.delivery.contract import check_contract, check_places
-from libai_data.delivery.schema_check import check_same_on_all_ranks, signature_of
 from libai_data.errors import MeshError, SchemaError, nearest
 from libai_data.mesh.current import get_mesh
 from libai_data.mesh.global_tensor import local_to_global
@@ -106,18 +105,18 @@ def compare_with_other_ranks(batch: Instance) -> None:
 def _compare_with_other_ranks(batch: Fields, fields: Mapping[str, Any]) -> None:
     origin = origin_of(batch)
     agreement = origin.agreement
-    if agreement is not None and agreement.data_parallel_size not in (None, get_mesh().data_parallel_size):
+    mesh = get_mesh()
+    if agreement is not None and agreement.data_parallel_size not in (None, mesh.data_parallel_size):
         raise MeshError(
             f"the loader of this batch was built for {agreement.data_parallel_size} data-parallel rank(s), but the "
-            f"mesh has {get_mesh().data_parallel_size}: call init (or set the mesh) before building loaders, and give "
+            f"mesh has {mesh.data_parallel_size}: call init (or set the mesh) before building loaders, and give "
             "samplers the mesh's data_parallel_rank and data_parallel_size"
         )
-    if agreement is not None and agreement.check_every > 0 and agreement.batches % agreement.check_every == 0:
-        check_contract(fields, origin)
-    elif agreement is not None and agreement.per_batch and get_mesh().world_size > 1:
-        check_places(fields, Origin(origin.info))
-    elif agreement is None or not agreement.fields_agree:
-        check_same_on_all_ranks(signature_of(fields))
+    if mesh.world_size > 1:
+        if agreement is not None and agreement.check_every > 0 and agreement.batches % agreement.check_every == 0:
+            check_contract(fields, origin)
+        elif agreement is None or not agreement.fields_agree:  # They never agree for good if they may change.
+            check_places(fields, Origin(origin.info))
     if agreement is not None:
         agreement.fields_agree = not agreement.per_batch
         agreement.batches += 1

@@ -424,7 +424,7 @@ def test_a_dim_that_does_not_divide_is_refused_by_field(tensor_parallel: None, m
 def to_global_alone(batch: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """`to_global` as if the other ranks agreed."""
     fields = dict(batch.get_fields())
-    monkeypatch.setattr("libai_data.delivery.schema_check.gather_words", lambda words: words[None])
+    monkeypatch.setattr("libai_data.delivery.contract.gather_words", lambda words: words[None])
     return to_global(fields)
 
 
