@@ -12,6 +12,7 @@ import numpy as np
 
 from libai_data.data.items import ArgumentNames, array_in, as_leaf, fields_in
 from libai_data.data.nesting import TEXT, is_numbers
+from libai_data.data.random.hashing import mix64_array
 from libai_data.errors import SchemaError
 from libai_data.iterables.collation import BatchRow
 from libai_data.mesh.arrays import is_flow_tensor
@@ -100,7 +101,4 @@ def _feed_bytes(digest: Any, data: np.ndarray, kind: str) -> None:
 @lru_cache(maxsize=1)
 def _weights() -> np.ndarray:
     """Odd numbers of splitmix64, uint64 [_BLOCK_WORDS], the same on each machine."""
-    mixed = np.arange(1, _BLOCK_WORDS + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return (mixed ^ (mixed >> np.uint64(31))) | np.uint64(1)
+    return mix64_array(np.arange(1, _BLOCK_WORDS + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)) | np.uint64(1)
