@@ -92,7 +92,7 @@ def fields_in(item: Any) -> Mapping[str, Any] | None:
 
 def _given_names(item: Any, names: Sequence[str] | None) -> dict[str, Any]:
     if item is None:
-        raise SchemaError("the item is None; return a dict of fields (is a `return` missing?)")
+        raise SchemaError("the item is None; return a dict of fields (is a `return` missing, or did a filter drop it?)")
     is_single = is_numbers(item) and (names is None or len(names) == 1)
     several = isinstance(item, (tuple, list)) and not is_single
     values = list(item) if several else [item]

@@ -34,7 +34,7 @@ from libai_data.errors.argument_rules import (
 from libai_data.iterables.collation import PieceCollator
 from libai_data.iterables.iterable_loader import IterableLoader
 from libai_data.iterables.iterable_source import IndexedBatches, Source
-from libai_data.iterables.kinds import dataset_name, is_map_style, refuse_dropped_samples
+from libai_data.iterables.kinds import dataset_name, is_map_style
 from libai_data.iterables.packed_stream import source_of
 from libai_data.iterables.rows import ReadingOptions
 from libai_data.iterables.sharded import ShardedSource, Sharding
@@ -229,7 +229,6 @@ def _open(
         try:
             thing = instantiate(source)
             if is_map_style(thing) and not batches:
-                refuse_dropped_samples(thing)
                 if not length_of(thing):
                     raise ConfigError(f"{type(thing).__name__} is empty; there is nothing to load")
                 opened, summary = thing, _SourceSummary(True, type(thing).__name__, dataset_name(thing))

@@ -83,23 +83,6 @@ def has_index(thing: Any) -> bool:
     return not is_stream and not yields_batches(thing)
 
 
-def refuse_dropped_samples(thing: Any) -> None:
-    """Refuse a MapDataset of Grain with a filter, because it returns None for the samples that the filter drops.
-
-    Raises:
-        ConfigError: `thing` is such a dataset.
-    """
-    parents = [thing] if derives_from(thing, "grain") else []
-    for dataset in parents:
-        if type(dataset).__name__ == "FilterMapDataset":
-            raise ConfigError(
-                "a MapDataset with a filter gives None for the samples that it drops; pass a stream, "
-                "dataset.to_iter_dataset(), or FilteredDataset(dataset, lambda sample: sample is not None), which can "
-                "be shuffled"
-            )
-        parents.extend(getattr(dataset, "_parents", ()))
-
-
 def without_node_splitting(thing: Any) -> Any:
     """A WebDataset pipeline without the stage that refuses several ranks, since here the mesh shards the samples."""
     if not derives_from(thing, "webdataset") or not isinstance(getattr(thing, "pipeline", None), list):
