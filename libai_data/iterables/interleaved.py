@@ -32,16 +32,15 @@ class ShardPart(NamedTuple):
     """Some rows of a shard."""
 
     rows: list[Any]
-    row: int  # the row at which `state` was saved; at or before the first of `rows`
-    state: str | None
+    place: ShardPlace  # where the part begins
     keeps_state: bool | None  # whether the source of the shard has states; None if this is not known
 
 
 def part_read(place: ShardPlace, rows: list[Any], ended: bool, state: str | None) -> tuple[ShardPart, ShardPlace]:
     """The part with `rows`, which begins at `place`, and the place behind the part, which has `ended` and `state`."""
-    taken, known = place.taken + len(rows), (place.row, place.state)
-    after = ShardPlace(taken, *(known if state is None else (taken, state)), ended)
-    return ShardPart(rows, *known, None if ended else state is not None), after
+    taken = place.taken + len(rows)
+    after = place._replace(taken=taken, ended=ended) if state is None else ShardPlace(taken, taken, state, ended)
+    return ShardPart(rows, place, None if ended else state is not None), after
 
 
 class _ShardRows:
@@ -62,7 +61,7 @@ class _ShardRows:
                 self.place = ShardPlace(self.place.taken, ended=True)
                 raise
             self._waiting.extend(part.rows)
-            self.place = self.place._replace(row=part.row, state=part.state)
+            self.place = part.place
             if part.keeps_state is not None:
                 self.keeps_state = part.keeps_state
         self.place = self.place._replace(taken=self.place.taken + 1)
@@ -138,8 +137,13 @@ def open_round(source: Source, epoch: int, shard: int, num_shards: int, state: s
     places = places_in(state, 1)
     if len(places) != 1:
         return source.open(epoch, shard, num_shards, state)
-    rows, save = source.open(epoch, shard, num_shards, places[0].state)
-    for _ in islice(rows, places[0].taken - places[0].row):
+    return open_at(source, epoch, shard, num_shards, places[0])
+
+
+def open_at(source: Source, epoch: int, shard: int, num_shards: int, place: ShardPlace) -> Opened:
+    """Open an epoch of a source at the state of a place, and skip the rows between the state and the place."""
+    rows, save = source.open(epoch, shard, num_shards, place.state)
+    for _ in islice(rows, place.taken - place.row):
         pass
     return rows, save
 

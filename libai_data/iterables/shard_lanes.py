@@ -16,7 +16,7 @@ from libai_data.loader.resumable import finish
 _PARTS_AHEAD = 2  # parts of each shard that a lane reads ahead
 
 Read = Callable[[Any], tuple[list[Any], bool, Optional[str]]]
-MakePart = Callable[[int, int, int, Optional[str]], Any]
+MakePart = Callable[[int, ShardPlace], Any]
 
 
 class _Round:
@@ -95,7 +95,7 @@ class ShardLanes:
         """Begin an epoch, and end the epoch before.
 
         Args:
-            make_part: shard, first row to read, and an earlier row with its state -> the part to read next.
+            make_part: shard and place -> the part to read next.
             places: where each shard begins; shard `s` is read by lane `s` modulo the number of lanes.
 
         Returns:
@@ -119,8 +119,7 @@ def _run(rounds: queue.SimpleQueue[_Round | None], read: Read, number: int, lane
         shards = range(number, len(begun.parts), lanes)
         try:
             while (shard := begun.next_shard(shards)) is not None:
-                place = begun.places[shard]
-                begun.add(shard, *read(begun.make_part(shard, place.taken, place.row, place.state)))
+                begun.add(shard, *read(begun.make_part(shard, begun.places[shard])))
         except BaseException as error:
             begun.end(error)
 

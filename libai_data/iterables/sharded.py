@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from time import perf_counter
 from typing import Any, Callable, NamedTuple
 
@@ -22,7 +21,15 @@ from libai_data.data.random.hashing import combine64
 from libai_data.data.random.sample_random import become_worker_process
 from libai_data.data.shard_work.process_pool import Work
 from libai_data.errors import ConfigError, SchemaError, error_text
-from libai_data.iterables.interleaved import Interleaved, ShardPart, ShardPlace, open_round, part_read, places_in
+from libai_data.iterables.interleaved import (
+    Interleaved,
+    ShardPart,
+    ShardPlace,
+    open_at,
+    open_round,
+    part_read,
+    places_in,
+)
 from libai_data.iterables.packed_stream import WrappedSource, source_of
 from libai_data.iterables.plain_state import saved_in
 from libai_data.iterables.shard_lanes import ShardLanes
@@ -66,13 +73,11 @@ class Sharding:
 
 
 class Part(NamedTuple):
-    """The next part of a shard to read: rows from `start` on, as many as the limits above allow."""
+    """The next part of a shard to read: rows from a place on, as many as the limits above allow."""
 
     epoch: int
     shard: int
-    start: int
-    row: int = 0  # the row at which `state` was saved; at or before `start`
-    state: str | None = None  # state of the source before `row`; None for the beginning
+    place: ShardPlace
 
 
 class ShardReader:
@@ -91,7 +96,7 @@ class ShardReader:
     def __call__(self, part: Part) -> tuple[list[Any], bool, str | None]:
         """The rows of a part, whether the shard has ended, and the state after the part if the source has one."""
         next_start, iterator, save, thing = self._open.pop(part.shard, (None, iter(()), None, None))
-        if next_start != (part.epoch, part.start):
+        if next_start != (part.epoch, part.place.taken):
             thing, iterator, save = self._opened(part)
         items: list[Any] = []
         began, size = perf_counter(), 0
@@ -106,11 +111,11 @@ class ShardReader:
                     break
             state = None if ended or save is None else save()
         if not ended:
-            self._open[part.shard] = (part.epoch, part.start + len(items)), iterator, save, thing
+            self._open[part.shard] = (part.epoch, part.place.taken + len(items)), iterator, save, thing
         return items, ended, state
 
     def _opened(self, part: Part) -> tuple[Any, Iterator[Any], SaveState | None]:
-        """Open a shard at the state, or at its beginning, and skip the rows before the part."""
+        """Open a shard where the part begins."""
         if self.is_process:
             become_worker_process()
             forget_job()
@@ -119,10 +124,7 @@ class ShardReader:
             if init is not None:
                 init(part.shard)
             source = source_of(thing, skips=self._skips)
-            iterator, save = source.open(part.epoch, part.shard, self._num_shards, part.state)
-            for _ in islice(iterator, part.start - part.row):
-                pass
-        return thing, iterator, save
+            return thing, *open_at(source, part.epoch, part.shard, self._num_shards, part.place)
 
     @contextmanager
     def _as_worker(self, shard: int, thing: Any) -> Iterator[None]:
@@ -245,6 +247,6 @@ def _bytes_of(item: Any) -> int:
 
 def _read_in_turn(reader: ShardReader, epoch: int, shard: int, place: ShardPlace) -> Iterator[ShardPart]:
     while not place.ended:
-        part, place = part_read(place, *reader(Part(epoch, shard, place.taken, place.row, place.state)))
+        part, place = part_read(place, *reader(Part(epoch, shard, place)))
         if part.rows:
             yield part
