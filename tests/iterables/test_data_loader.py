@@ -6,6 +6,7 @@ import json
 import os
 import random
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -210,35 +211,8 @@ def test_a_dataset_of_batches_by_index_ends_by_its_length_and_is_shuffled(argume
         each.close()
 
 
-class Announced(Pictures):
-    def __getitem__(self, index: int) -> Any:
-        info = get_worker_info()
-        assert info is not None and isinstance(info.dataset, Announced)
-        return {"worker": info.id, "of": info.num_workers, "told": int(os.environ["TOLD"])}
-
-
-def tell(number: int) -> None:
-    os.environ["TOLD"] = str(100 + number)
-
-
-def refuse(number: int) -> None:
-    raise OSError(f"worker {number} finds no licence")
-
-
-@pytest.mark.parametrize("context", ["fork", slowly("spawn")])
-def test_workers_are_prepared_and_know_which_they_are(context: str) -> None:
-    with_two: dict[str, Any] = {"batch_size": 5, "num_workers": 2, "multiprocessing_context": context}
-    loader = DataLoader(Announced(), worker_init_fn=tell, **with_two)
-    for batch in loader:
-        assert (batch["told"] == batch["worker"] + 100).all() and (batch["of"] == 2).all()
-    loader.close()
-    assert get_worker_info() is None
-    with pytest.raises(SampleError, match=r"(?s)worker_init_fn: OSError: worker \d finds no licence.*Traceback"):
-        next(iter(DataLoader(Announced(), worker_init_fn=refuse, **with_two)))
-
-
-class AnnouncedByOthers(Pictures):
-    """Asks PyTorch and OneFlow which worker it is in."""
+class Asking(Pictures):
+    """Asks this package, PyTorch and OneFlow which worker it is in."""
 
     def __init__(self) -> None:
         import oneflow.utils.data
@@ -249,25 +223,34 @@ class AnnouncedByOthers(Pictures):
     def __getitem__(self, index: int) -> Any:
         infos: Any = tuple(ask() for ask in self.ask)
         if infos == (None, None, None):
-            return {"worker": -1, "of": 0, "seen": 0}
-        assert all(info.dataset is infos[0].dataset for info in infos)
-        assert len({(info.id, info.num_workers) for info in infos}) == 1
-        return {"worker": infos[0].id, "of": infos[0].num_workers, "seen": infos[0].dataset.seen}
+            return {"worker": -1, "of": 0, "told": 0, "seen": 0}
+        (info,) = {(info.id, info.num_workers) for info in infos}
+        dataset = infos[0].dataset
+        assert isinstance(dataset, Asking) and all(info.dataset is dataset for info in infos)
+        return {"worker": info[0], "of": info[1], "told": int(os.environ["TOLD"]), "seen": dataset.seen}
 
 
-def note_in_dataset(number: int) -> None:
+def tell(number: int) -> None:
+    os.environ["TOLD"] = str(100 + number)
     torch.utils.data.get_worker_info().dataset.seen = 7 + number
 
 
+def refuse(number: int) -> None:
+    raise OSError(f"worker {number} finds no licence")
+
+
 @pytest.mark.parametrize("context", ["fork", slowly("spawn")])
-def test_workers_know_which_they_are_from_pytorch_and_oneflow_too(context: str) -> None:
-    loader = DataLoader(
-        AnnouncedByOthers(), 5, num_workers=2, multiprocessing_context=context, worker_init_fn=note_in_dataset
-    )
+def test_workers_are_prepared_and_know_which_they_are_from_pytorch_and_oneflow_too(context: str) -> None:
+    with_two: dict[str, Any] = {"batch_size": 5, "num_workers": 2, "multiprocessing_context": context}
+    loader = DataLoader(Asking(), worker_init_fn=tell, **with_two)
     for batch in loader:
-        assert (batch["seen"] == batch["worker"] + 7).all() and (batch["of"] == 2).all()
+        assert (batch["told"] == batch["worker"] + 100).all() and (batch["seen"] == batch["worker"] + 7).all()
+        assert (batch["of"] == 2).all()
     loader.close()
-    assert all((batch["worker"] == -1).all() for batch in DataLoader(AnnouncedByOthers(), 5))
+    assert get_worker_info() is None
+    assert all((batch["worker"] == -1).all() for batch in DataLoader(Asking(), 5))
+    with pytest.raises(SampleError, match=r"(?s)worker_init_fn: OSError: worker \d finds no licence.*Traceback"):
+        next(iter(DataLoader(Asking(), worker_init_fn=refuse, **with_two)))
 
 
 class Unseeded(torch.utils.data.Sampler):
@@ -495,17 +478,22 @@ def test_the_length_of_a_loader_of_an_iterable_that_has_one_is_that_of_pytorch(
     assert len(loader.numpy()) == len(loader)
 
 
-def test_the_length_of_a_loader_of_batches_is_that_of_its_source() -> None:
-    assert len(DataLoader([[1, 2], [3, 4], [5, 6]], batch_size=None, shuffle=True)) == 3
-    assert len(from_iterable(torch.utils.data.DataLoader(Pictures(), 4))) == 3
-    assert len(DataLoader(MappedStream(Sized(), dict), 4)) == 3
-
-
 @pytest.mark.parametrize("readers", ["every_rank", "node"])
-@pytest.mark.parametrize("rows", [4, 5, 10, 20])
-def test_the_length_of_a_loader_that_drops_a_short_last_batch_does_not_count_it(rows: int, readers: str) -> None:
-    batches = torch.utils.data.DataLoader(Pictures(), rows)
-    loader = from_iterable(batches, ends="drop", readers=readers)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda **more: DataLoader([[1, 2], [3, 4], [5, 6]], batch_size=None, shuffle=True, fields=["x"], **more),
+        lambda **more: from_iterable(torch.utils.data.DataLoader(Pictures(), 4), **more),
+        lambda **more: DataLoader(MappedStream(Sized(), dict), 4, **more),
+        # A short last batch that is dropped does not count.
+        *(
+            partial(from_iterable, torch.utils.data.DataLoader(Pictures(), rows), ends="drop")
+            for rows in (4, 5, 10, 20)
+        ),
+    ],
+)
+def test_the_length_of_a_loader_is_that_of_its_source(make: Any, readers: str) -> None:
+    loader = make(readers=readers)
     assert len(loader) == len(list(loader)) > 0
 
 

@@ -259,22 +259,6 @@ def test_a_batch_of_the_iterable_is_a_global_batch_unless_a_size_is_given() -> N
     loader.close()
 
 
-def test_a_stream_that_does_not_replay_is_refused() -> None:
-    random = np.random.default_rng(0)
-
-    def unseeded() -> Iterator[Any]:
-        return (sample(int(number)) for number in random.permutation(22))
-
-    stopped = from_iterable(unseeded, 4)
-    taken(stopped, 2)
-    again = from_iterable(unseeded, 4)
-    again.load_state_dict(stopped.state_dict())
-    with pytest.raises(CheckpointError, match="unseeded does not replay: the first 8 rows of epoch 0"):
-        taken(again)
-    for loader in (stopped, again):
-        loader.close()
-
-
 @pytest.mark.parametrize("batches", [False, True], ids=["samples", "batches"])
 @pytest.mark.parametrize("change", ["leaves a row out", "changes a value"])
 def test_a_stream_that_replays_otherwise_after_many_rows_is_refused(change: str, batches: bool) -> None:
