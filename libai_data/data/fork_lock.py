@@ -35,13 +35,17 @@ def _after_fork() -> None:
 
 def end_if_fork_of(process: int) -> None:
     """End this process if it is a fork of a reader that a user's code made and let return: both would do its tasks."""
-    if os.getpid() == process:
-        return
+    if os.getpid() != process:
+        end_fork()
+
+
+def end_fork() -> None:
+    """End this process, a fork of a reader that a user's code made and let return."""
     with suppress(OSError):
         os.write(
             2,
-            b"A forked process ends: the dataset or iterable forked it while it was read, and the child returned to "
-            b"the loader. End such a child in the code that forks it, with os._exit(0)\n",
+            b"A forked process ends: the dataset, or other code that the loader called, forked it, and the child "
+            b"returned to the loader. End such a child in the code that forks it, with os._exit(0)\n",
         )
     os._exit(1)
 

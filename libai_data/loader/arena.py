@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.data.files.file_map import map_descriptor
+from libai_data.data.files.file_map import map_descriptor, map_privately
 from libai_data.data.fork_lock import ForkLock
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
+_shared: weakref.WeakSet[Arena] = weakref.WeakSet()
 _memory = partial(os.memfd_create, "libai_data_batches", os.MFD_CLOEXEC)
 
 
@@ -35,6 +36,7 @@ class Arena:
     def __init__(self, descriptor: int = -1) -> None:
         self._mapped: dict[tuple[int, int], Any] = {}
         self._lock = ForkLock()
+        _shared.add(self)
         _open_standard_descriptors()
         # Frees the memory if nobody closes the loader. In one line, so that no interrupt can leak the descriptor.
         self._close_descriptor = weakref.finalize(self, os.close, descriptor if descriptor >= 0 else _memory())
@@ -77,6 +79,11 @@ class Arena:
                 self._mapped[offset, size] = _map(self.descriptor, offset, size)
             return self._mapped[offset, size]
 
+    def keep_private(self) -> None:
+        """In a fork: map the ranges copy-on-write, where they are, so that the other processes do not see writes."""
+        for (offset, _), memory in self._mapped.items():
+            map_privately(self.descriptor, offset, memory)
+
     def close(self) -> None:
         """Release the memory; arrays over it stay valid."""
         with self._lock:
@@ -117,6 +124,14 @@ class PrivateArena(Arena):
     def close(self) -> None:
         with self._lock:
             self._mapped.clear()
+
+
+def _after_fork() -> None:
+    for arena in list(_shared):
+        arena.keep_private()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _map(descriptor: int, offset: int, size: int, kind: int = mmap.MAP_SHARED) -> Any:

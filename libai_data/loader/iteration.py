@@ -9,6 +9,7 @@ from collections import deque
 from contextlib import AbstractContextManager
 from typing import Any, Callable, Optional
 
+from libai_data.data.fork_lock import end_if_fork_of
 from libai_data.data.random.sample_random import end_blocks_since, reading_now
 from libai_data.data.samplers.cursor import Cursor
 from libai_data.errors import PassError
@@ -73,6 +74,8 @@ class Pass:
         except Exception as error:
             self._error = error
             raise
+        finally:
+            end_if_fork_of(self._process)
         if self.stream.cursor is not self._cursor:
             # The cursor, and so the state of this loader, no longer belongs to this pass.
             self._error = PassError(

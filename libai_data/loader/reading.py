@@ -164,6 +164,8 @@ class SampleReader(WatchedDataset):
                     sample = dataset[index]
                 except BaseException as error:
                     raise self._failure(f"sample {index}", error) from error
+                if reading.is_in_fork:
+                    break  # The end of the block ends this process.
                 read = perf_counter()
                 try:
                     if type(sample) is not dict or not is_plain:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 import time
@@ -12,7 +11,6 @@ from typing import Callable
 
 import numpy as np
 
-from libai_data.data.fork_lock import end_if_fork_of
 from libai_data.data.random.global_generators import WHAT_TO_WRITE, share_generators, take_doubt, tell_once
 from libai_data.errors import SampleError
 from libai_data.loader.executor import Awake, Executor, Task, TaskResult, TaskRunner, wants_to_end
@@ -65,7 +63,7 @@ class ThreadExecutor(Executor):
             raise
 
     def _work(self, number: int) -> None:
-        runner, process = self._runners[number], os.getpid()
+        runner = self._runners[number]
         while True:
             idle_since = time.perf_counter()
             task = self._tasks.get()
@@ -79,7 +77,6 @@ class ThreadExecutor(Executor):
                 result = self._do(runner, task)
             except BaseException as error:
                 result = TaskResult(task.number, wants_to_end(task.indices.tolist(), error))
-            end_if_fork_of(process)
             doubt = take_doubt()
             if task.number >= _FIRST_NUMBER:
                 self._results.put((task, result, doubt))

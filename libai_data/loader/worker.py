@@ -127,7 +127,11 @@ def work(handles: WorkerHandles, payload: Payload) -> None:
         if payload.init is not None:
             with suppress(OSError):
                 channel.send(("init begins", None))
-            payload.init(handles.number)
+            process = os.getpid()
+            try:
+                payload.init(handles.number)
+            finally:
+                end_if_fork_of(process)
             with suppress(OSError):
                 channel.send(("init ended", None))
     except Exception as error:
@@ -144,7 +148,6 @@ def work(handles: WorkerHandles, payload: Payload) -> None:
 
 class _Worker:
     def __init__(self, number: int, channel: Channel, task_queue: TaskQueue, arena: Arena, runner: TaskRunner) -> None:
-        self._process = os.getpid()
         self._number = number
         self._channel = channel
         self._task_queue = task_queue
@@ -186,9 +189,7 @@ class _Worker:
         if kind == "schema":
             self._runner.schema = content
         elif kind == "first sample":
-            first = self._first_sample(*content)
-            end_if_fork_of(self._process)
-            self._send(("first sample", first))
+            self._send(("first sample", self._first_sample(*content)))
 
     def _send(self, message: Any) -> None:
         try:
@@ -221,7 +222,6 @@ class _Worker:
             result = self._runner.run(task)
         except BaseException as unusual:
             result = TaskResult(task.number, wants_to_end(task.indices.tolist(), unusual))
-        end_if_fork_of(self._process)
         if result.says_only_done:
             return result.times
         error: Any = result.error

@@ -15,7 +15,9 @@ import pytest
 
 from libai_data import DataLoader, from_iterable
 from libai_data.data.fork_lock import ForkLock
+from libai_data.data.transforms.batch import BatchTransform
 from libai_data.errors import PassError
+from libai_data.loader.default_collate import default_collate
 from tests.deadline import run_to_end
 
 ROWS = [[2 * number, 2 * number + 1] for number in range(20)]
@@ -198,22 +200,61 @@ class ForkingStream:
         return (self.rows[index] for index in range(40))
 
 
-@pytest.mark.parametrize("at", [0, 7])
-@pytest.mark.parametrize("kind", ["processes", "threads", "stream", "stream in shards"])
-def test_a_reader_that_is_forked_by_its_dataset_delivers_each_sample_once(kind: str, at: int) -> None:
-    source = "ForkingStream" if "stream" in kind else "Forking"
-    options: dict[str, dict[str, Any]] = {
-        "processes": {"num_workers": 2, "start_method": "fork"},
-        "threads": {"num_workers": 2, "worker_type": "thread"},
-        "stream": {},
-        "stream in shards": {"num_workers": 1, "num_shards": 1},
-    }
+class ForkingInBatches(Forking):
+    """Forks its process while `read_batch` reads."""
+
+    def read_batch(self, indices: Any, out: Any) -> None:
+        out["x"][...] = indices
+        if self.at in indices:
+            fork_that_spoils(out["x"])
+
+
+class ForkingTransform(BatchTransform):
+    def __call__(self, rows: Any, random: Any) -> None:
+        if 7 in rows["x"]:
+            fork_that_spoils(rows["x"])
+
+
+def fork_that_spoils(rows: Any) -> None:
+    """Fork a process that changes the rows and then returns as the parent does, which waits for the change."""
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+    else:
+        rows[...] = -1
+
+
+def forking_collate(samples: Any) -> Any:
+    if samples[0]["x"] == 6:
+        os.fork()
+    return default_collate(samples)
+
+
+def forking_init(number: int) -> None:
+    os.fork()
+
+
+PROCESSES = {"num_workers": 2, "start_method": "fork"}
+THREADS = {"num_workers": 2, "worker_type": "thread"}
+FORKING = [
+    *((f"Forking({at})", options) for at in (0, 7) for options in ({}, PROCESSES, THREADS)),
+    *((f"ForkingStream({at})", options) for at in (0, 7) for options in ({}, {"num_workers": 1, "num_shards": 1})),
+    *(("ForkingInBatches(7)", options) for options in ({}, PROCESSES, THREADS)),
+    *(("Forking(-1), batch_transform=ForkingTransform()", options) for options in ({}, PROCESSES)),
+    *(("Forking(-1), collate_fn=forking_collate", options) for options in ({}, PROCESSES)),
+    ("ForkingStream(-1), collate_fn=forking_collate", {}),
+    ("Forking(-1), worker_init_fn=forking_init", PROCESSES),
+]
+
+
+@pytest.mark.parametrize(("source", "options"), FORKING)
+def test_a_reader_that_is_forked_by_its_dataset_delivers_each_sample_once(source: str, options: dict[str, Any]) -> None:
     # In a process of its own, whose forks hold its output until they end.
     program = (
         "from tests.loader.test_forks import *\n"
-        f"loader = DataLoader({source}({at}), 2, **{options[kind]})\n"
+        f"loader = DataLoader({source}, batch_size=2, **{options})\n"
         "print(rows_of(loader.numpy()), flush=True); loader.close()"
     )
     ended = run_to_end([sys.executable, "-c", program], 60)
-    assert f"{ROWS}\n" in ended.stdout, ended
+    assert ended.stdout == f"{ROWS}\n", ended
     assert "A forked process ends" in ended.stderr, ended

@@ -55,6 +55,23 @@ def map_descriptor(descriptor: int, offset: int, size: int, protection: int, kin
     return mapped
 
 
+def map_privately(descriptor: int, offset: int, mapped: Any) -> None:
+    """Map the range of a map again, at the same address, but copy-on-write.
+
+    Args:
+        descriptor: of the file that is mapped.
+        offset: of the map in the file.
+        mapped: what `map_descriptor` returned.
+
+    Raises:
+        OSError: The system refuses the map.
+    """
+    access, kind = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | 0x10  # MAP_FIXED
+    if _libc.mmap(ctypes.addressof(mapped), ctypes.sizeof(mapped), access, kind, descriptor, offset) == _MAP_FAILED:
+        number = ctypes.get_errno()
+        raise OSError(number, f"cannot map memory again: {os.strerror(number)}")
+
+
 class FileMap:
     """The bytes of a file, read-only.
 

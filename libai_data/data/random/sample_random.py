@@ -5,12 +5,14 @@ The loader sets which samples are being read. Transforms call `sample_generator`
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from libai_data.data.fork_lock import end_fork
 from libai_data.data.random.hashing import combine64
 
 
@@ -74,12 +76,15 @@ class SampleKey(SampleKeys):
 class reading_samples:
     """Sets which samples this thread reads within the block; the loader does so around each call of a dataset.
 
-    Blocks may be nested, for example if a dataset has a loader of its own.
+    Blocks may be nested, for example if a dataset has a loader of its own. If a user's code forks the process within
+    a block and lets the child return, the child ends: otherwise it would do the reader's tasks, too.
 
     Args:
         keys: (seed, epoch, index) of each sample.
     """
 
+    is_in_fork = False
+    """Whether this process was forked within the block."""
     failed: int | None = None
     """Index of the sample that made the block fail, if `reading_row` set it."""
     replaced: Sequence[tuple[int, int, int, str, str]] = ()
@@ -100,6 +105,8 @@ class reading_samples:
         return self
 
     def __exit__(self, *failure: object) -> None:
+        if self.is_in_fork:
+            end_fork()
         _current.reading = self._outer
         if self._outer is None:
             _reading_threads.discard(threading.get_ident())
@@ -297,3 +304,12 @@ def _philox_key(key: tuple[int, int, int], stream: int) -> np.ndarray:
     high = combine64(*key, stream)
     # With a dtype, because numpy makes floats, which drop bits, of a list with numbers on both sides of 2**63.
     return np.array([high, combine64(high)], dtype=np.uint64)
+
+
+def _after_fork() -> None:
+    reading = _current.reading
+    while reading is not None:
+        reading.is_in_fork, reading = True, reading._outer
+
+
+os.register_at_fork(after_in_child=_after_fork)
