@@ -270,10 +270,21 @@ def tensor_to_rank0(tensor: Any, device: str = "cpu", to_local: bool = False) ->
         return tensor
     dims = len(tensor.placement.ranks.shape)
     # OneFlow moves a tensor between placements of equal depth only: rank 0 of a 2-D placement is [[0]].
-    tensor = tensor.to_global(
-        placement=flow.placement(device, [[0]] if dims == 2 else [0]), sbp=[flow.sbp.broadcast] * dims
-    )
+    placement = flow.placement(device, [[0]] if dims == 2 else [0])
+    tensor = moved(tensor, placement, [flow.sbp.broadcast] * dims)
     return tensor.to_local() if to_local else tensor
+
+
+def moved(tensor: Any, placement: Any, sbp: list[Any]) -> Any:
+    """A global tensor with another placement and SBP. Collective: each rank must call it."""
+    import oneflow as flow
+
+    dtype = tensor.dtype
+    # OneFlow 0.9 cannot send these between CPUs; it raises an error, or aborts.
+    sent = {flow.uint8: flow.int8, flow.float16: flow.float32}.get(dtype)
+    if sent is None or tensor.placement.type != "cpu":
+        return tensor.to_global(placement=placement, sbp=sbp)
+    return tensor.to(sent).to_global(placement=placement, sbp=sbp).to(dtype)
 
 
 def convert_to_distributed_default_setting(module_or_tensor: Any) -> Any:

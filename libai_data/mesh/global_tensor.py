@@ -11,7 +11,7 @@ import numpy as np
 
 from libai_data.errors import SchemaError
 from libai_data.mesh.arrays import as_flow_tensor
-from libai_data.mesh.current import get_layer_placement, get_mesh, get_nd_sbp
+from libai_data.mesh.current import get_layer_placement, get_mesh, get_nd_sbp, moved
 from libai_data.mesh.parallel_mesh import ParallelMesh
 
 _AXES = ("data", "tensor")
@@ -101,12 +101,12 @@ def local_to_global(
     """
     tensor = as_flow_tensor(local)
     if tensor.is_global:
-        return tensor.to_global(sbp=nd_sbp(sbp_list), placement=get_layer_placement(placement_idx, device_type))
+        return moved(tensor, get_layer_placement(placement_idx, device_type), nd_sbp(sbp_list))
     plan = _plan(get_mesh(), tuple(tensor.shape), tuple(map(str, sbp_list)), placement_idx, device_type, is_part)
     if plan.narrow is not None:
         tensor = tensor.narrow(*plan.narrow)
     whole = _fill(tensor, plan)
-    return whole if plan.moved_to is None else whole.to_global(sbp=plan.moved_to, placement=plan.placement)
+    return whole if plan.moved_to is None else moved(whole, plan.placement, plan.moved_to)
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,8 @@ LAYOUTS: dict[str, tuple[tuple[str, str], int]] = {
     "rows": (("split_0", "split_0"), 0),
     "across": (("split_1", "broadcast"), 0),
     "crossed": (("broadcast", "split_0"), 0),
+    "bytes": (("split_1", "broadcast"), 0),
+    "halves": (("split_0", "split_1"), -1),
     "noise": (("split_0", "broadcast"), -1),
 }
 
@@ -69,6 +71,8 @@ class ManyLayouts:
             "rows": rng.integers(-(2**31), 2**31, 2, dtype=np.int32),
             "across": rng.standard_normal(4),
             "crossed": rng.integers(-(2**63), 2**63 - 1, (4, 2)),
+            "bytes": rng.integers(0, 256, 4, dtype=np.uint8),
+            "halves": rng.standard_normal((8, 2)).astype(np.float16),
             # From the sample's own generator, and from those that all code shares.
             "noise": sample_generator().random(3, dtype=np.float32) + np.float32(random.random() + np.random.random()),
         }
