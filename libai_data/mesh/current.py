@@ -72,7 +72,8 @@ def init(
     try:
         mesh = setup_dist_util({**sizes, "pipeline_num_layers": layers, "device_type": device})
     except (ConfigError, MeshError) as error:
-        raise type(error)(f"init(data={data}, tensor={tensor}, pipeline={pipeline}): {error}") from None
+        given = f"data={data}, tensor={tensor}, pipeline={pipeline}, layers={layers}"
+        raise type(error)(f"init({given}): {error}") from None
     from libai_data.mesh.peers.liveness import watch_over_ranks
 
     watch_over_ranks()

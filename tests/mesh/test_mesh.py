@@ -22,6 +22,7 @@ from libai_data.mesh.current import (
     get_layer_placement,
     get_mesh,
     get_nd_sbp,
+    init,
     is_last_process,
     is_main_process,
     set_mesh,
@@ -325,3 +326,8 @@ def test_a_process_whose_world_size_is_no_number_reads_alone() -> None:
     environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "MASTER_ADDR")}
     ended = run_to_end([sys.executable, "-c", program], env={**environment, "WORLD_SIZE": "x"})
     assert ended.stdout == "1\n", ended
+
+
+def test_an_error_of_init_shows_its_arguments(no_mesh: None) -> None:
+    with pytest.raises(MeshError, match=r"^init\(data=1, tensor=None, pipeline=2, layers=None\): train.dist has "):
+        init(data=1, pipeline=2)
