@@ -23,7 +23,7 @@ from libai_data.loader.row_writer import Rows
 from libai_data.loader.schema import Layout, SampleSchema, SchemaMismatch, TensorPart, first_error, own_parts
 from libai_data.loader.slots import ArraySpec, Slot, SlotList, bytes_of
 from libai_data.loader.stage_times import NO_TIMES, StageTimes
-from libai_data.mesh.arrays import as_flow_tensor
+from libai_data.mesh.arrays import as_flow_tensors
 from libai_data.structures import BatchInfo, DistTensorData, Instance, NamedBatch, Origin, batch_of
 
 _INDEX_BYTES = 16
@@ -303,7 +303,7 @@ class BatchReader:
     def _checked(self, collated: Collated) -> Skeleton | None:
         """Raise an error if nesting, fields or dtypes differ from those of the first batch; shapes may differ."""
         dtypes = {name: array.dtype for name, array in collated.arrays.items()}
-        dtypes.update((spec.name, np.dtype(spec.dtype)) for spec in collated.specs)
+        dtypes.update((spec.name, spec.dtype) for spec in collated.specs)
         if self._collated_form is None:
             self._collated_form = collated.skeleton, dtypes
         skeleton, before = self._collated_form
@@ -386,16 +386,11 @@ def _fields(
     arrays: Mapping[str, np.ndarray], layouts: Mapping[str, Layout], parts: frozenset[str], as_numpy: bool
 ) -> dict[str, DistTensorData]:
     fields: dict[str, DistTensorData] = {}
-    name = ""
-    try:
-        for name, array in arrays.items():
-            # Without `__init__`, whose checks take four times as long: the values are known to be valid.
-            fields[name] = field = _new_field()
-            field.tensor = array if as_numpy else as_flow_tensor(array)
-            layout = layouts[name]
-            field.sbp_list, field.placement_idx = [*layout.sbp_list], layout.placement_idx
-    except SchemaError as error:
-        raise SchemaError(f"field '{name}': {error}") from error
+    for name, tensor in (arrays if as_numpy else as_flow_tensors(arrays)).items():
+        # Without `__init__`, whose checks take four times as long: the values are known to be valid.
+        fields[name] = field = _new_field()
+        field.tensor, layout = tensor, layouts[name]
+        field.sbp_list, field.placement_idx = [*layout.sbp_list], layout.placement_idx
     for name in parts and parts & fields.keys():
         # For code that makes single fields global, as LiBai does.
         fields[name]._is_part = True

@@ -8,8 +8,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Callable
+from typing import Callable, NamedTuple
 
 import numpy as np
 
@@ -20,19 +19,18 @@ logger = logging.getLogger(__name__)
 _ALIGNMENT = 64
 
 
-@dataclass(frozen=True)
-class ArraySpec:
-    """Where an array is within a slot: name, numpy dtype as text, shape with the batch dim, offset in bytes."""
+class ArraySpec(NamedTuple):
+    """Where an array is within a slot."""
 
     name: str
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
+    dtype: np.dtype
+    shape: tuple[int, ...]  # with the batch dim
+    offset: int  # in bytes
 
     @property
     def nbytes(self) -> int:
         """Size in bytes."""
-        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 def lay_out(arrays: Iterable[tuple[str, np.dtype, Sequence[int]]]) -> tuple[ArraySpec, ...]:
@@ -40,7 +38,8 @@ def lay_out(arrays: Iterable[tuple[str, np.dtype, Sequence[int]]]) -> tuple[Arra
     specs: list[ArraySpec] = []
     end = 0
     for name, dtype, shape in arrays:
-        spec = ArraySpec(name, np.dtype(dtype).str, tuple(int(size) for size in shape), end)
+        # By its text, `longlong` becomes `int64`, which OneFlow knows.
+        spec = ArraySpec(name, np.dtype(dtype.str), tuple(int(size) for size in shape), end)
         specs.append(spec)
         end = -(-(end + spec.nbytes) // _ALIGNMENT) * _ALIGNMENT
     return tuple(specs)
@@ -53,10 +52,7 @@ def bytes_of(specs: Sequence[ArraySpec]) -> int:
 
 def views(lease: np.ndarray, specs: Sequence[ArraySpec]) -> dict[str, np.ndarray]:
     """The arrays in a slot's bytes, uint8 [size]."""
-    return {spec.name: np.ndarray(spec.shape, _dtype(spec.dtype), lease, spec.offset) for spec in specs}
-
-
-_dtype = lru_cache(maxsize=None)(np.dtype)
+    return {name: np.ndarray(shape, dtype, lease, offset) for name, dtype, shape, offset in specs}
 
 
 @dataclass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from math import inf
 from typing import Any
@@ -144,6 +144,21 @@ def as_flow_tensor(tensor: Any) -> Any:
             f"OneFlow has no tensors of dtype {tensor.dtype}; convert the field to bool, int8, uint8, int32, int64, "
             "float16, float32 or float64"
         ) from error
+
+
+def as_flow_tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """`as_flow_tensor` for the fields of a batch. Errors name the field."""
+    from_numpy = _from_numpy()
+    try:
+        return {name: from_numpy(a if a.flags.c_contiguous else a.copy()) for name, a in arrays.items()}
+    except RuntimeError:
+        tensors: dict[str, Any] = {}
+        for name, array in arrays.items():
+            try:
+                tensors[name] = as_flow_tensor(array)
+            except SchemaError as error:
+                raise SchemaError(f"field '{name}': {error}") from error
+        return tensors
 
 
 @cache
