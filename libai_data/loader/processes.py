@@ -64,7 +64,6 @@ class ProcessExecutor(Executor):
         self._ready: deque[TaskResult] = deque()
         self._first_sample: deque[Any] = deque()
         self._fatal: SampleError | None = None
-        self._submitted: dict[int | None, float] = {}
         self._first_task: Task | None = None
         self._first_sample_death: tuple[str, bool] | None = None
         self._last_message = [_start_deadline()] * workers
@@ -129,9 +128,7 @@ class ProcessExecutor(Executor):
         rows = slice(task.first_row, task.first_row + count)
         epochs[rows], indices[rows] = task.epochs, task.indices
         entry = Entry(slot.offset, slot.size, task.first_row, count, task.batch_rows, int(task.hopeless), task.position)
-        place = self._task_queue.put(entry, self._may_wait)
-        self._tasks[place] = task
-        self._submitted[place] = time.monotonic()
+        self._tasks[self._task_queue.put(entry, self._may_wait)] = task
 
     def next_result(self) -> TaskResult:
         """Wait until some task is done; returns its result."""
@@ -174,7 +171,8 @@ class ProcessExecutor(Executor):
     def _collect(self) -> None:
         """Collect the tasks that are done from the task queue."""
         for place in self._task_queue.done_of(self._tasks):
-            self._finish(place, TaskResult(place, times=self._task_queue.times(place)))
+            task = self._tasks.pop(place)
+            self._finish(task, TaskResult(task.number, times=self._task_queue.times(place)))
 
     def _listen(self, seconds: float) -> bool:
         """Receive one message of each worker that sends within `seconds`; returns whether any worker did."""
@@ -194,7 +192,8 @@ class ProcessExecutor(Executor):
         if kind == "done":
             if isinstance(content.error, RemoteFailure):
                 content = content._replace(error=self._sample_error(content.error, number))
-            self._finish(content.number, content)
+            task = self._tasks.pop(content.number)
+            self._finish(task, content._replace(number=task.number))
         elif kind == "room":
             self._pool.tell(number, ("room", self._arena.allocate(content + content // 4)))
         elif kind == "first sample":
@@ -213,10 +212,8 @@ class ProcessExecutor(Executor):
         else:
             raise self._sample_error(content, number)
 
-    def _finish(self, place: int, result: TaskResult) -> None:
+    def _finish(self, task: Task, result: TaskResult) -> None:
         self._deaths_without_task = 0
-        task = self._tasks.pop(place)
-        del self._submitted[place]
         self._may_wait = int(_SECONDS_WORTH_WAKING / max(result.times.busy, _LEAST_SECONDS))
         self._add_result(task, result)
 
@@ -270,7 +267,6 @@ class ProcessExecutor(Executor):
                 raise self._fatal
             lost = "it had no task"
         else:
-            del self._submitted[place]
             lost = f"samples {task.indices.tolist()} are read again"
         logger.warning("Worker %d (process %d) %s; it is replaced, and %s%s.", number, pid, how, lost, last_words)
         self._restart(number)
@@ -327,10 +323,12 @@ class ProcessExecutor(Executor):
         else:
             # The worker is idle. This is wrong only while a task waits and the worker was woken for it.
             what = "leaving samples waiting"
-            waiting_since = self._submitted.get(self._task_queue.oldest_waiting(), math.inf)
-            since_it_finished = math.inf if place is None else seconds
-            since_last_message = time.monotonic() - max(self._last_message[number], waiting_since)
-            seconds = min(since_it_finished, since_last_message, self._task_queue.seconds_awake(number))
+            seconds = min(
+                math.inf if place is None else seconds,  # since it finished
+                time.monotonic() - self._last_message[number],
+                self._task_queue.seconds_waiting(),
+                self._task_queue.seconds_awake(number),
+            )
         if min(seconds, self._awake.seconds_since(-math.inf)) > self._timeout:
             self._end_hung(number, what, seconds)
 
@@ -364,8 +362,8 @@ class ProcessExecutor(Executor):
 
     def cancel(self) -> list[TaskResult]:
         for place in self._task_queue.drop_waiting():
-            del self._submitted[place]
-            self._add_result(self._tasks.pop(place), TaskResult(place))
+            task = self._tasks.pop(place)
+            self._add_result(task, TaskResult(task.number))
         dropped = list(self._ready)
         self._ready.clear()
         return dropped

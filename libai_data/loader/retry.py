@@ -68,7 +68,6 @@ class Retry:
     def result_of(self, task: Task, result: TaskResult) -> TaskResult | None:
         """The result of the whole task if all of its parts are done, otherwise None."""
         self._deaths.pop((task.number, task.first_row), None)
-        result = TaskResult(task.number, *result[1:])
         if task.number not in self._parts:
             return result
         results = self._results.setdefault(task.number, [])

@@ -213,10 +213,10 @@ class _Worker:
     def _do(self, place: int, entry: Entry) -> StageTimes | None:
         """Run a task; returns its times, or None if the worker has sent the result to the trainer."""
         rows = slice(entry.first_row, entry.first_row + entry.rows)
-        epochs, indices = (words[rows] for words in self._indices.of(entry.offset, entry.size, entry.batch_rows))
-        slot = Slot(0, entry.offset, entry.size)
+        epochs, indices = self._indices.of(entry.offset, entry.size, entry.batch_rows)
+        slot, hopeless = Slot(0, entry.offset, entry.size), bool(entry.hopeless)
         task = Task(
-            place, epochs, indices, entry.first_row, entry.batch_rows, slot, bool(entry.hopeless), entry.position
+            place, epochs[rows], indices[rows], entry.first_row, entry.batch_rows, slot, hopeless, entry.position
         )
         try:
             result = self._runner.run(task)
