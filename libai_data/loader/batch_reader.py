@@ -98,6 +98,8 @@ class BatchReader:
         self.is_torn = False
         self.error: Exception | None = None
         self._executor = executor
+        # Reads whole batches in this thread, without tasks; None if each batch needs a task.
+        self._in_place = executor if isinstance(executor, InProcessExecutor) and batch_transform is None else None
         self._slot_list = slot_list
         self._layouts = layouts
         self._collates = collates
@@ -168,7 +170,7 @@ class BatchReader:
         self._schema, self._read_in_part = schema, frozenset(schema.parts)
         self._executor.use_schema(schema)
         if schema.has_text:
-            self._collates = True
+            self._collates, self._in_place = True, None
             self._send_whole(pending)
             return
         slot = self._prepare_slot(pending, schema)
@@ -269,8 +271,8 @@ class BatchReader:
 
     def read(self, index_batch: IndexBatch) -> ReadyBatch:
         """Submit and finish a batch; without a task if the executor reads in this thread. See `finish`."""
-        schema, executor, batch = self._schema, self._executor, index_batch
-        if schema is None or self._collates or self._transforms or not isinstance(executor, InProcessExecutor):
+        schema, executor, batch = self._schema, self._in_place, index_batch
+        if schema is None or executor is None:
             pending = self.submit(batch)
             try:
                 return self.finish(pending)

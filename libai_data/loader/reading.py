@@ -48,9 +48,8 @@ class SampleReader(WatchedDataset):
         self._names = names
         # If fields are selected, `read_batch` is not called, because it fills all fields.
         read_batch = batch_method_of(dataset, "read_batch") if names is None else None
-        self._read_batch = None if read_batch is None else BatchFiller(read_batch)
+        self._read_batch = None if read_batch is None else BatchFiller(read_batch, reads_parts(dataset))
         self._reuse = ReuseCheck(type(dataset).__name__)
-        self._reads_parts = reads_parts(dataset, names)
 
     def sample(self, epoch: int, index: int) -> Any:
         """Read one sample, or its substitute."""
@@ -220,11 +219,9 @@ class SampleReader(WatchedDataset):
 
     def _fill_some(self, rows: Rows, some: slice, epochs: np.ndarray, indices: np.ndarray) -> None:
         start, reading = started(), reading_samples(SampleKeys(self.seed, epochs, indices))
-        out = rows if some is ALL else rows.of(some)
-        parts = (rows.schema.parts,) if self._reads_parts else ()
         try:
             with reading:
-                self._read_batch(indices, out, *parts)  # type: ignore[misc]
+                self._read_batch(indices, rows if some is ALL else rows.of(some))  # type: ignore[misc]
         except BaseException as error:
             # With substitutes, the caller reads each sample alone after this error, which then finds the mismatch.
             if len(indices) == 1 or not self._policy.substitutes:

@@ -133,34 +133,36 @@ class BatchFiller:
 
     Before the first call, each row is filled with a mark. If the mark is left, it may be data of the dataset. Then a
     second call decides, with other arrays and another mark.
+
+    Args:
+        reads_parts: whether `read_batch` has an argument `parts`.
     """
 
-    def __init__(self, read_batch: Callable[..., Any]) -> None:
+    def __init__(self, read_batch: Callable[..., Any], reads_parts: bool) -> None:
         self._read_batch = read_batch
+        self._reads_parts = reads_parts
         self._fills_all_rows = False
 
-    def __call__(self, indices: np.ndarray, out: Mapping[str, np.ndarray], *parts: Any) -> None:
+    def __call__(self, indices: np.ndarray, out: Rows) -> None:
         """Fill `out`.
 
         Raises:
             SchemaError: `read_batch` replaced an array of `out`, or did not fill a row.
         """
         if self._fills_all_rows:
-            self._fill(indices, out, *parts)
+            self._fill(indices, out)
             return
-        left = self._rows_not_filled(_MARKS[0], indices, out, *parts)
+        left = self._rows_not_filled(_MARKS[0], indices, out)
         if left:
-            others = {name: np.empty_like(array) for name, array in out.items()}
-            left &= self._rows_not_filled(_MARKS[1], indices, others, *parts)
+            others = Rows(out.schema, {name: np.empty_like(array) for name, array in out.items()})
+            left &= self._rows_not_filled(_MARKS[1], indices, others)
         for name, row in sorted(left):
             raise SchemaError(
                 f"read_batch did not fill row {row} of out['{name}']; it must fill each row: out['{name}'][...] = ..."
             )
         self._fills_all_rows = True
 
-    def _rows_not_filled(
-        self, mark: int, indices: np.ndarray, out: Mapping[str, np.ndarray], *parts: Any
-    ) -> set[tuple[str, int]]:
+    def _rows_not_filled(self, mark: int, indices: np.ndarray, out: Rows) -> set[tuple[str, int]]:
         rows = {
             name: array.reshape(len(array), -1).view(np.uint8)
             for name, array in out.items()
@@ -168,12 +170,15 @@ class BatchFiller:
         }
         for marked in rows.values():
             marked[...] = mark
-        self._fill(indices, out, *parts)
+        self._fill(indices, out)
         return {(name, int(row)) for name, marked in rows.items() for row in np.flatnonzero((marked == mark).all(1))}
 
-    def _fill(self, indices: np.ndarray, out: Mapping[str, np.ndarray], *parts: Any) -> None:
+    def _fill(self, indices: np.ndarray, out: Rows) -> None:
         given = dict(out)
-        self._read_batch(indices.copy(), given, *parts)
+        if self._reads_parts:
+            self._read_batch(indices.copy(), given, out.schema.parts)
+        else:
+            self._read_batch(indices.copy(), given)
         if len(given) == len(out) and all(map(is_, given.values(), out.values())):
             return
         for name, array in given.items():
