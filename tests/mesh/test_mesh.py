@@ -130,7 +130,7 @@ def test_a_size_that_is_no_count_is_refused_by_key(size: Any) -> None:
 
 @pytest.mark.parametrize("rank", [-1, 4, None])
 def test_a_rank_outside_the_mesh_is_refused(rank: Any) -> None:
-    with pytest.raises(MeshError, match="rank is .*0 to 3"):
+    with pytest.raises(MeshError, match=r"rank is .*0 to 3"):
         ParallelMesh(2, 2, 1, rank=rank)
 
 
