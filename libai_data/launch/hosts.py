@@ -106,11 +106,6 @@ class Hosts:
         for signum in FORWARDED:
             signal.signal(signum, self._receive_signal)
 
-    @property
-    def stopped(self) -> bool:
-        """Whether this process has received a signal to stop."""
-        return self.stop_signal is not None
-
     def choose_again(self) -> str:
         """Choose the largest number of answering machines that the config allows; returns a problem, or ""."""
         answers = [
@@ -120,7 +115,7 @@ class Hosts:
             for host in self._all
         ]
         deadline = time.monotonic() + _SECONDS_TO_ANSWER
-        while any(each.poll() is None for each in answers) and time.monotonic() < deadline and not self.stopped:
+        while any(each.poll() is None for each in answers) and time.monotonic() < deadline and self.stop_signal is None:
             time.sleep(_POLL_SECONDS)
         answering = [host for host, each in zip(self._all, answers) if each.poll() == 0]
         for each in answers:
@@ -205,7 +200,7 @@ class Hosts:
     def _check_who_ended(self) -> None:
         for node in self._nodes:
             code = node.process.poll()
-            if code not in (None, 0, STOPPED) and self._first is None and not self.stopped:
+            if code not in (None, 0, STOPPED) and self._first is None and self.stop_signal is None:
                 self._first = node.name
                 say(f"{node.name}: ended with {described(code or 0)}; stopping the other machines")
             if code == 0 and not node.has_left:

@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     finally:
         for output in (STDOUT, STDERR):
-            output.flush(lambda: runner is not None and runner.stopped)
+            output.flush(lambda: runner is not None and runner.stop_signal is not None)
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:

@@ -95,11 +95,6 @@ class Ranks:
         for signum in FORWARDED:
             signal.signal(signum, self._forward)
 
-    @property
-    def stopped(self) -> bool:
-        """Whether this process has received a signal to stop."""
-        return self.stop_signal is not None
-
     def run(self, script_args: list[str]) -> int:
         """Start all ranks, and wait until all have ended.
 
@@ -170,7 +165,7 @@ class Ranks:
         for local_rank in range(args.nproc_per_node):
             if args.node_rank + local_rank > 0 and local_rank <= 1:
                 self._wait_for_rank_0()
-            if self.stopped or self._failed_elsewhere or any(process.poll() for process in self.processes):
+            if self.stop_signal or self._failed_elsewhere or any(process.poll() for process in self.processes):
                 break
             self._start_one(local_rank, script_args, {**rank_environment(args, local_rank, library_path), **secret})
 
@@ -208,7 +203,7 @@ class Ranks:
         deadline = time.monotonic() + seconds
         problem: OSError | None = None
         while time.monotonic() < deadline:
-            if self.stopped or self._failed_elsewhere or any(each.poll() is not None for each in self.processes):
+            if self.stop_signal or self._failed_elsewhere or any(each.poll() is not None for each in self.processes):
                 return
             try:
                 socket.create_connection(where, timeout=1).close()
@@ -335,7 +330,7 @@ class Ranks:
                 process.send_signal(signum)
 
     def _is_failure(self, code: int) -> bool:
-        return not self.stopped and not self._failed_elsewhere and code != STOPPED
+        return self.stop_signal is None and not self._failed_elsewhere and code != STOPPED
 
     def _report(self, local_rank: int, code: int) -> None:
         if self._is_failure(code):

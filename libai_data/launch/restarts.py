@@ -31,9 +31,7 @@ RESTARTED_VARIABLE = "LIBAI_DATA_RESTARTED"
 class Runner(Protocol):
     """Starts a job, on this machine or on several."""
 
-    @property
-    def stopped(self) -> bool:
-        """Whether the launcher has received a signal to stop."""
+    stop_signal: int | None  # that the launcher has received, if any
 
     def run(self, script_args: list[str]) -> int:
         """Start all ranks, and wait until all have ended; returns the exit code of the first that failed, or 0."""
@@ -115,10 +113,10 @@ def run_with_restarts(runner: Runner, script_args: Sequence[str], restarts: Rest
     while True:
         restarts.begin()
         code = runner.run(arguments)
-        if code in (0, STOPPED) or runner.stopped or not restarts.limit:
+        if code in (0, STOPPED) or runner.stop_signal or not restarts.limit:
             return code
         refusal = restarts.refusal(code) or runner.choose_again()
-        if refusal or runner.stopped:
+        if refusal or runner.stop_signal:
             say(f"not started again: {refusal or 'the launcher was told to stop'}")
             return code
         has_own = has_own or restarts.has_new_checkpoint()

@@ -26,7 +26,7 @@ ENDS = st.tuples(st.sampled_from([0, 1, 7, STOPPED, 137]), st.sampled_from([1.0,
 class Runs:
     """Runs that end as they are told to."""
 
-    stopped = False
+    stop_signal: int | None = None
 
     def __init__(self, ends: list[End]) -> None:
         self.ends: Iterator[End] = iter(ends)
