@@ -81,18 +81,19 @@ def reserve_port(port: int, holder: str = "launcher") -> socket.socket:
     """
     # The socket's name is free again when its process ends. Like the port, it belongs to the network namespace.
     reservation = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    taker = f"another job's {holder}"
     try:
         reservation.bind(_reservation(port, holder))
         reservation.listen(_MOST_CALLERS)
-        refuse_port_in_use(port)
+        taker = "another program, such as rank 0 of another job"
+        # Bind without listening; a launcher that waits for rank 0 would connect to a listening socket.
+        bound(port).close()
     except OSError as error:
         reservation.close()
         raise ConfigError(
-            f"port {port} is in use on this machine, by another job's {holder}; give each job its own --master_port"
+            f"port {port} is in use on this machine, by {taker} ({error.strerror}); give each job its own "
+            "--master_port (MASTER_PORT)"
         ) from error
-    except ConfigError:
-        reservation.close()
-        raise
     return reservation
 
 
@@ -120,18 +121,6 @@ def process_and_user_of(end: socket.socket) -> tuple[int, int]:
 
 def _reservation(port: int, holder: str) -> str:
     return f"\0libai_data.launch/port/{port}/{holder}"
-
-
-def refuse_port_in_use(port: int) -> None:
-    """Raise a ConfigError if rank 0 cannot listen on a port."""
-    try:
-        # Bind without listening; a launcher that waits for rank 0 would connect to a listening socket.
-        bound(port).close()
-    except OSError as error:
-        raise ConfigError(
-            f"port {port} cannot be used on this machine ({error.strerror}); another program, such as rank 0 of "
-            "another job, listens on it: give each job its own --master_port (MASTER_PORT)"
-        ) from error
 
 
 def refuse_one_machine(nnodes: int, node_rank: int, host: str | None) -> None:

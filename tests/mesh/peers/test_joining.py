@@ -54,7 +54,9 @@ def test_rank_0_does_not_share_its_port_with_another_job(repository: Path) -> No
     environment = alone_of_two(0, "600")
     port = environment["MASTER_PORT"]
     with listen(int(port)):
-        assert f"ConfigError: port {port} cannot be used on this machine" in ended_import(environment, repository)
+        assert f"ConfigError: port {port} is in use on this machine, by another program" in ended_import(
+            environment, repository
+        )
     # Nor with one that has not come to listen.
     with reserve_port(int(port), "rank 0"):
         assert f"ConfigError: port {port} is in use on this machine, by another job's rank 0" in ended_import(
