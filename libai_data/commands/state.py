@@ -17,7 +17,7 @@ from libai_data.commands.one_rank import OneRank, one_rank_loaders
 from libai_data.config import try_get_key
 from libai_data.config.lazy_config import load_config
 from libai_data.data.samplers.ledger import Ledger
-from libai_data.engine.data_state import OVERRIDE_KEY
+from libai_data.engine.data_state import OVERRIDE_KEY, check_step
 from libai_data.engine.saved_state import SavedState, edited, in_words, source_of, sources_of, write_edited
 from libai_data.errors import ConfigError
 
@@ -70,7 +70,7 @@ def _verify(asked: argparse.Namespace) -> list[str]:
     saved = SavedState.read(asked.checkpoint)
     lines = [f"The files of {saved.path} are as they were written."]
     if saved.stream.schedule is not None:
-        saved.check_step()
+        check_step(saved.stream, saved.step, str(saved.path))
         lines.append(f"Step {saved.step} and position {saved.stream.position} match.")
     if asked.config_file:
         lines += _fit(saved, asked.config_file[0], asked.config_file[1:])

@@ -89,15 +89,14 @@ class DataState:
         except CheckpointError:
             return None
 
-    def check_step(self, step: int) -> None:
-        """Raise CheckpointError if the loader is not at the position where `step` begins."""
-        stream = stream_state_of(self.loader)
-        if stream is not None and stream.schedule is not None and stream.schedule.position_of(step) != stream.position:
-            raise CheckpointError(
-                f"the checkpoint continues with step {step}, which begins at position "
-                f"{stream.schedule.position_of(step)}, but its data state is at position {stream.position}; "
-                "'libai-data state edit CHECKPOINT --position N' sets it"
-            )
+
+def check_step(stream: StreamState | None, step: int, whose: str) -> None:
+    """Raise CheckpointError if `step` does not begin at the position of the stream; `whose` names the checkpoint."""
+    if stream is not None and stream.schedule is not None and stream.schedule.position_of(step) != stream.position:
+        raise CheckpointError(
+            f"{whose} continues with step {step}, which begins at position {stream.schedule.position_of(step)}, but "
+            f"its data state is at position {stream.position}; 'libai-data state edit CHECKPOINT --position N' sets it"
+        )
 
 
 def has_state(thing: Any) -> bool:

@@ -19,7 +19,7 @@ from libai_data.delivery import check_forward_fields, to_global
 from libai_data.engine.batches import mixed_up
 from libai_data.engine.checkpoint import Checkpointer
 from libai_data.engine.checkpoint.folder import CheckpointFolder
-from libai_data.engine.data_state import OVERRIDE_KEY, DataState, has_state
+from libai_data.engine.data_state import OVERRIDE_KEY, DataState, check_step, has_state, stream_state_of
 from libai_data.engine.datamodule.data_stages import DataStages
 from libai_data.engine.default_hooks import default_hooks
 from libai_data.engine.evaluation import inference_on_dataset, print_csv_format
@@ -119,7 +119,7 @@ class DefaultTrainer(RunsStages, TrainerBase):
             # Before anything costly is built, because a checkpoint of another stream raises an error here.
             self._data_state.load_state_dict(saved["stateful"].get("train_loader"))
             if follows:
-                self._data_state.check_step(self.start_iter)
+                check_step(stream_state_of(self.train_loader), self.start_iter, "the checkpoint")
         self.auto_scale_hyperparams(cfg, self.train_loader)
         self.max_iter = cfg.train.train_iter
         self.global_batch_size = cfg.train.global_batch_size

@@ -63,15 +63,6 @@ class SavedState:
             raise CheckpointError(f"the data state of {self.path} has no steps: {self.data}")
         return self.stream.schedule
 
-    def check_step(self) -> None:
-        """Raise CheckpointError if the checkpoint's step does not begin at its position."""
-        position = self.schedule.position_of(self.step)
-        if position != self.stream.position:
-            raise CheckpointError(
-                f"{self.path} continues with step {self.step}, which begins at position {position}, but its data state "
-                f"is at position {self.stream.position}"
-            )
-
 
 def in_words(saved: SavedState) -> list[str]:
     """Lines that describe where a run would continue from a checkpoint."""
