@@ -11,7 +11,7 @@ from libai_data.engine.checkpoint import Checkpointer
 from libai_data.engine.evaluation.evaluator import flatten_results_dict
 from libai_data.engine.train_loop import HookBase
 from libai_data.errors import CheckpointError, ConfigError, nearest
-from libai_data.errors.argument_rules import check, or_none, whole
+from libai_data.errors.argument_rules import check, one_of, or_none, whole
 from libai_data.mesh.current import broadcast_py_object, synchronize
 
 logger = logging.getLogger(__name__)
@@ -127,14 +127,7 @@ class EvalHook(_OnEvaluations):
     def _act(self) -> None:
         results = self._eval_function()
         for name, value in flatten_results_dict(results or {}).items():
-            try:
-                number = float(value)
-            except (TypeError, ValueError):
-                raise TypeError(
-                    f"evaluation result '{name}' is a {type(value).__name__}; an evaluator must return numbers, or "
-                    "dicts of them"
-                ) from None
-            self.trainer.storage.put_scalar(validation_name(name), number, smoothing_hint=False)
+            self.trainer.storage.put_scalar(validation_name(name), value, smoothing_hint=False)
         synchronize()
 
 
@@ -159,8 +152,7 @@ class BestCheckpointer(_OnEvaluations):
         mode: str = "max",
         file_prefix: str = "model_best",
     ) -> None:
-        if mode not in ("max", "min"):
-            raise ConfigError(f"train.evaluation.eval_mode is {mode!r}; it must be 'max' or 'min'")
+        check({"mode": one_of("max", "min")}, mode=mode)
         super().__init__(eval_period)
         self._checkpointer = checkpointer
         self._metric = validation_name(val_metric)
