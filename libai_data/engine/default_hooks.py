@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from typing import Any
 
@@ -9,7 +10,6 @@ from libai_data.config import try_get_key
 from libai_data.engine import hooks
 from libai_data.engine.data_state import schedule_of
 from libai_data.engine.hooks.checkpointing import DEFAULT_METRIC
-from libai_data.engine.logging_setup import has_progress_bar
 from libai_data.engine.train_loop import HookBase
 from libai_data.errors import ConfigError
 from libai_data.mesh.current import is_main_process
@@ -47,7 +47,7 @@ def default_hooks(owner: Any) -> list[HookBase | None]:
     if is_main_process():
         built.append(hooks.PeriodicWriter(owner.build_writers(), train.log_period))
         wants_bar = try_get_key(cfg, "train.progress_bar")
-        if has_progress_bar() if wants_bar is None else wants_bar:
+        if sys.stderr.isatty() if wants_bar is None else wants_bar:
             built.append(hooks.ProgressBar())
     signals = try_get_key(cfg, "train.checkpointer.stop_signals")
     built.append(hooks.StopOnSignal(_STOP_SIGNALS if signals is None else list(signals)))

@@ -18,16 +18,6 @@ ON_BAR = {"is_on_bar": True}
 """`extra` of log lines whose contents the live progress bar already shows."""
 
 
-def has_progress_bar() -> bool:
-    """Whether to show a progress bar: only if stderr is a terminal whose size is above 0."""
-    if not sys.stderr.isatty():
-        return False
-    # Terminals of build servers may be 0 columns wide and 0 lines high, so they cannot show a bar.
-    with suppress(OSError, ValueError):
-        return min(os.get_terminal_size(sys.stderr.fileno())) > 0
-    return True
-
-
 class _ReportsOnce(logging.Handler):
     """Reports only once that lines cannot be written (a full disk, a closed pipe), and not for each line."""
 

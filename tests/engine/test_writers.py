@@ -21,6 +21,7 @@ from libai_data.engine.logging_setup import ON_BAR, set_bar, setup_logger
 from libai_data.engine.train_loop import HookBase, TrainerBase
 from libai_data.engine.writers import CommonMetricPrinter, EventWriter, JSONWriter, TensorboardXWriter
 from tests.engine.data_runs import config_of, train
+from tests.engine.test_train_loop import CountingTrainer
 from tests.engine.tiny import tiny_config
 from tests.full_disk import fill, small_disk
 
@@ -116,13 +117,8 @@ def test_writers_write_each_period_and_at_the_end_and_are_closed() -> None:
         def close(self) -> None:
             calls.append("close")
 
-    class Trainer(TrainerBase):
-        def run_step(self) -> None:
-            calls.append(f"step {self.iter}")
-
-    trainer = Trainer()
-    hook: HookBase = PeriodicWriter([Noting()], period=2)
-    trainer.register_hooks([hook])
+    trainer = CountingTrainer(calls)
+    trainer.register_hooks([PeriodicWriter([Noting()], period=2)])
     trainer.train(0, 3)
     assert calls == ["step 0", "step 1", "write", "step 2", "write", "write", "close"]
 
@@ -173,11 +169,7 @@ class Terminal(io.StringIO):
 def errors_with(writer: EventWriter, caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
     """What is logged as errors in four steps, each of which is written."""
 
-    class Trainer(TrainerBase):
-        def run_step(self) -> None:
-            pass
-
-    trainer = Trainer()
+    trainer = CountingTrainer([])
     trainer.register_hooks([PeriodicWriter([writer], period=1)])
     with caplog.at_level("ERROR", "libai_data"):
         trainer.train(0, 4)
