@@ -116,11 +116,6 @@ def finish(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
 
-def kill(process: subprocess.Popen[str]) -> None:
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
-
-
 @pytest.fixture()
 def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
@@ -267,37 +262,26 @@ class TestRunningAgain:
         refused = machine.set_up("tests")
         assert "there are no extras tests; there are examples test dev" in refused.stderr
 
-    @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-    def test_an_installation_that_was_interrupted_is_made_anew(self, machine: Machine, signum: signal.Signals) -> None:
-        os.mkfifo(machine.root / "in_pip")
+    @pytest.mark.parametrize(
+        ("within", "sent"), [("in_venv", "KILL"), ("in_pip", "INT"), ("in_pip", "TERM"), ("in_pip", "KILL")]
+    )
+    def test_what_was_interrupted_is_made_anew(self, machine: Machine, within: str, sent: str) -> None:
+        os.mkfifo(machine.root / within)
         os.mkfifo(machine.root / "go_on")
         process = machine.start_set_up()
-        (machine.root / "in_pip").read_text()
-        os.killpg(process.pid, signum)
+        (machine.root / within).read_text()
+        os.killpg(process.pid, signal.Signals[f"SIG{sent}"])
         finish(process)
         assert process.returncode != 0
-        (machine.root / "in_pip").unlink()
+        assert (machine.root / ".venv" / "bin" / "python").exists()
+        (machine.root / within).unlink()
         assert machine.set_up().returncode == 0
         assert len(machine.calls("-m venv")) == 2
-        assert len(machine.calls("--editable")) == 2
         assert machine.set_up().stdout == ""
 
-    def test_an_environment_that_was_half_made_is_made_anew(self, machine: Machine) -> None:
-        os.mkfifo(machine.root / "in_venv")
-        process = machine.start_set_up()
-        (machine.root / "in_venv").read_text()
-        kill(process)
-        assert (machine.root / ".venv" / "bin" / "python").exists()
-        (machine.root / "in_venv").unlink()
-        assert machine.set_up().returncode == 0
-        assert len(machine.calls("-m venv")) == 2
-
     def test_a_failing_installation_says_so_and_is_not_taken_for_done(self, machine: Machine) -> None:
-        machine.python("bin/python3.10", "3.10")
-        text = (
-            (machine.bin / "python3.10").read_text().replace("*--editable*)", '*--editable*) echo "no network"; exit 1')
-        )
-        (machine.bin / "python3.10").write_text(text)
+        python = machine.bin / "python3.10"
+        python.write_text(python.read_text().replace("*--editable*)", '*--editable*) echo "no network"; exit 1'))
         result = machine.set_up()
         assert result.returncode == 1
         assert "pip could not install the packages" in result.stderr
@@ -312,9 +296,9 @@ class TestRunningAgain:
         assert installs[1].endswith("--no-build-isolation --no-deps flowvision==0.1.0 LiBai==0.1.1")
 
     def test_the_environment_is_complete_where_libai_cannot_be_built(self, machine: Machine) -> None:
-        text = (machine.bin / "python3.10").read_text()
-        broken = text.replace("*--editable*)", '*LiBai*) echo "no compiler"; exit 1 ;;\n    *--editable*)')
-        (machine.bin / "python3.10").write_text(broken)
+        python = machine.bin / "python3.10"
+        broken = '*LiBai*) echo "no compiler"; exit 1 ;;\n    *--editable*)'
+        python.write_text(python.read_text().replace("*--editable*)", broken))
         result = machine.set_up()
         assert result.returncode == 0, result.stderr
         assert "the tests inside LiBai will be skipped" in result.stdout
