@@ -83,7 +83,9 @@ def check_arguments(
             )
         is_section = isinstance(value, DictConfig) and TARGET not in value and value._metadata.object_type is dict
         keys = keys_read(target, name) if is_section else None
-        for key in value if keys is not None else ():
+        if keys is None:
+            continue
+        for key in value:
             if key not in keys:
                 what = f"never reads the key {str(key)!r} of its argument {name!r}"
                 raise _has_no_effect(join_path(path, name), key, target, what, keys, "reads")

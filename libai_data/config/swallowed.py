@@ -89,9 +89,9 @@ def _uses_in(function: FunctionType, parameter: str, is_section: bool = False) -
     passed_on = [
         each.value
         for node in nodes
-        if _is_super_init(node)
+        if isinstance(node, ast.Call) and _is_super_init(node)
         for each in node.keywords
-        if each.arg is None  # type: ignore[attr-defined]
+        if each.arg is None
     ]
     understood: list[ast.AST] = list(passed_on)
     for node in nodes:
@@ -123,9 +123,9 @@ def _is_name(node: ast.AST, name: str) -> bool:
     return isinstance(node, ast.Name) and node.id == name
 
 
-def _is_super_init(node: ast.AST) -> bool:
-    """Whether a node is the call `super().__init__(...)`."""
-    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "__init__"):
+def _is_super_init(node: ast.Call) -> bool:
+    """Whether a call is `super().__init__(...)`."""
+    if not (isinstance(node.func, ast.Attribute) and node.func.attr == "__init__"):
         return False
     called = node.func.value
     return isinstance(called, ast.Call) and _is_name(called.func, "super") and not called.args
