@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -61,6 +62,15 @@ def test_a_config_in_the_form_of_libai_trains_on_cifar_with_mixed_labels(reposit
     assert scores[-1] > 90
 
 
+def first_batches(dataloader: Any) -> list[Any]:
+    """The first batch of the training loader that a section describes, and of its test loader."""
+    set_mesh(ParallelMesh(1, 1, 1))
+    train, _, _ = instantiate(dataloader.train, train_batch_size=4, num_workers=0)
+    test = instantiate(dataloader.test[0], test_batch_size=4, num_workers=0)
+    with contextlib.closing(train), contextlib.closing(test):
+        return [next(iter(train)), next(iter(test))]
+
+
 def test_the_config_of_imagenet_gives_batches_with_mixed_labels(tmp_path: Path) -> None:
     for part in ("train", "val"):
         for name in ("n01", "n02"):
@@ -70,15 +80,10 @@ def test_the_config_of_imagenet_gives_batches_with_mixed_labels(tmp_path: Path) 
     dataloader = get_config("common/data/imagenet.py").dataloader
     for config in (dataloader.train.dataset[0], dataloader.test[0].dataset):
         config.root = str(tmp_path)
-    set_mesh(ParallelMesh(1, 1, 1))
-    with contextlib.ExitStack() as closing:
-        train, _, _ = instantiate(dataloader.train, train_batch_size=4, num_workers=0)
-        test = instantiate(dataloader.test[0], test_batch_size=4, num_workers=0)
-        for loader, labels in ((train, (4, 1000)), (test, (4,))):
-            closing.callback(loader.close)
-            batch = next(iter(loader))
-            assert tuple(batch.images.tensor.shape) == (4, 3, 224, 224)
-            assert tuple(batch.labels.tensor.shape) == labels
+    train, test = first_batches(dataloader)
+    for batch, labels in ((train, (4, 1000)), (test, (4,))):
+        assert tuple(batch.images.tensor.shape) == (4, 3, 224, 224)
+        assert tuple(batch.labels.tensor.shape) == labels
 
 
 PASTED = """
@@ -103,12 +108,10 @@ train_aug = LazyCall(transforms.Compose)(
 dataloader = OmegaConf.create()
 dataloader.train = LazyCall(build_image_train_loader)(
     dataset=[LazyCall(CIFAR100Dataset)(root="./", train=True, download=True, transform=train_aug)],
-    num_workers=0,
 )
 dataloader.test = [
     LazyCall(build_image_test_loader)(
         dataset=LazyCall(CIFAR100Dataset)(root="./", train=False, download=True, transform=train_aug),
-        num_workers=0,
     )
 ]
 """
@@ -120,13 +123,6 @@ def test_a_config_of_libai_runs_with_our_names_and_the_transforms_of_flowvision(
     write_two_classes(tmp_path)
     (tmp_path / "pasted.py").write_text(PASTED)
     monkeypatch.chdir(tmp_path)
-    dataloader = LazyConfig.load("pasted.py").dataloader
-    set_mesh(ParallelMesh(1, 1, 1))
-    with contextlib.ExitStack() as closing:
-        train, _, _ = instantiate(dataloader.train, train_batch_size=4)
-        test = instantiate(dataloader.test[0], test_batch_size=4)
-        for loader in (train, test):
-            closing.callback(loader.close)
-            batch = next(iter(loader))
-            assert tuple(batch.images.tensor.shape) == (4, 3, 24, 24)
-            assert set(batch.labels.tensor.numpy().tolist()) <= {10, 70}
+    for batch in first_batches(LazyConfig.load("pasted.py").dataloader):
+        assert tuple(batch.images.tensor.shape) == (4, 3, 24, 24)
+        assert set(batch.labels.tensor.numpy().tolist()) <= {10, 70}
