@@ -18,7 +18,8 @@ GRACE_SECONDS = 3.0
 GRACE_SECONDS_ELSEWHERE = 20.0
 """The same after another machine has left. If that machine's ranks had joined before, the import ends in this time."""
 
-_WAITS, _JOINED, _FAILED = b"w", b"j", b"f"
+WAITS, JOINED, FAILED = b"w", b"j", b"f"
+"""What a rank reports: it begins `import oneflow`, or this has ended, with or without success."""
 
 
 class JoiningPipe:
@@ -42,12 +43,12 @@ class JoiningPipe:
     @property
     def waits(self) -> bool:
         """Whether the rank is in `import oneflow`."""
-        return self._last_state() == _WAITS
+        return self._last_state() == WAITS
 
     @property
     def has_joined(self) -> bool:
         """Whether the rank has imported OneFlow."""
-        return self._last_state() == _JOINED
+        return self._last_state() == JOINED
 
     def _last_state(self) -> bytes:
         with suppress(BlockingIOError):
@@ -97,17 +98,8 @@ class JoiningRanks:
         return self._waits_since is not None and time.monotonic() > self._waits_since + GRACE_SECONDS_ELSEWHERE
 
 
-def tell_that_it_waits() -> None:
-    """Tell the launcher, if there is one, that this rank begins `import oneflow`."""
-    _report(_WAITS)
-
-
-def tell_that_it_waits_no_more(has_joined: bool) -> None:
-    """Tell the launcher, if there is one, that `import oneflow` has ended."""
-    _report(_JOINED if has_joined else _FAILED)
-
-
-def _report(state: bytes) -> None:
+def tell_launcher(state: bytes) -> None:
+    """Report the state of this rank to its launcher, if there is one."""
     descriptor, _, inode = os.environ.get(_VARIABLE, "").partition(":")
     if descriptor.isdigit() and inode.isdigit():
         with suppress(OSError):  # The descriptor was closed, or the launcher has ended.

@@ -289,8 +289,8 @@ def test_ranks_of_a_second_node_wait_for_rank_0_of_the_first(script: Path, start
 
 def test_a_launcher_of_several_says_at_once_for_which_machines_its_ranks_wait(script: Path, start: StartJob) -> None:
     script.write_text(
-        "import time\nfrom libai_data.launch.joining_pipe import tell_that_it_waits\n"
-        "tell_that_it_waits()\ntime.sleep(1000)"
+        "import time\nfrom libai_data.launch.joining_pipe import WAITS, tell_launcher\n"
+        "tell_launcher(WAITS)\ntime.sleep(1000)"
     )
     flags = ["--nnodes", 2, "--node_rank", 0, "--master_addr", "127.0.0.1", "--master_port", launcher.free_port()]
     settings = (

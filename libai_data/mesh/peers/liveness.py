@@ -24,7 +24,7 @@ from typing import Any, Callable, NoReturn
 
 from libai_data.errors import MeshError
 from libai_data.launch.job_environment import seconds_from_environment
-from libai_data.launch.joining_pipe import tell_that_it_waits, tell_that_it_waits_no_more
+from libai_data.launch.joining_pipe import FAILED, JOINED, WAITS, tell_launcher
 from libai_data.launch.ports import reserve_port
 from libai_data.mesh.peers.interrupts import deferring_interrupts, keeping_interrupt_handler
 from libai_data.mesh.peers.node_link import seconds_to_meet
@@ -88,7 +88,7 @@ def _joining_within_limits() -> Iterator[None]:
     rank, world_size, port = several
     if _JOINS in sys.modules:
         yield
-        tell_that_it_waits_no_more(has_joined=True)
+        tell_launcher(JOINED)
         begin_to_watch()
         return
     seconds = seconds_to_join()
@@ -110,13 +110,13 @@ def _joining_within_limits() -> Iterator[None]:
 
 @contextmanager
 def _reporting_to_launcher() -> Iterator[None]:
-    tell_that_it_waits()
-    has_joined = False
+    tell_launcher(WAITS)
+    state = FAILED
     try:
         yield
-        has_joined = True
+        state = JOINED
     finally:
-        tell_that_it_waits_no_more(has_joined)
+        tell_launcher(state)
 
 
 def seconds_to_join() -> float:
