@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from libai_data.commands.console import config_parser, print_lines, with_ruled_head
-from libai_data.commands.inspection.fields import Part, in_words, part_of, spread, whole_shape
+from libai_data.commands.inspection.fields import in_words, part_of, spread, whole_shape
 from libai_data.commands.inspection.step_rows import read_step
 from libai_data.commands.one_rank import mesh_of, one_rank_loaders
 from libai_data.config import try_get_key
@@ -123,16 +123,6 @@ class JobPlan:
             nodes.setdefault(node_traffic(plan, node, sizes, self.micro_batch_size), []).append(node)
         return nodes
 
-    def part_held(self, field: PlannedField, rank: int) -> Part | None:
-        """The part of a field's global tensor on a rank; None if the field is on another stage.
-
-        Raises:
-            SchemaError: The layout does not fit the mesh.
-            MeshError: The mesh has no such layer.
-        """
-        shape = whole_shape(self.micro_batch_size, field.sample_shape, field.layout, self.mesh)
-        return part_of(shape, field.layout, self.mesh, rank)
-
     def recommended(self) -> tuple[str, str]:
         """A read mode for data that every node can reach, and why."""
         own = ReadPlan(self.mesh, "every_rank")
@@ -184,7 +174,7 @@ def _fields(job: JobPlan) -> list[str]:
     ]
     for field in job.fields:
         shape = whole_shape(job.micro_batch_size, field.sample_shape, field.layout, job.mesh)
-        parts = [job.part_held(field, rank) for rank in (0, job.mesh.world_size - 1)]
+        parts = [part_of(shape, field.layout, job.mesh, rank) for rank in (0, job.mesh.world_size - 1)]
         in_all = "{:,} part(s), each on {:,} rank(s)".format(*spread(field.layout, job.mesh))
         held = ["nothing" if part is None else in_words(part, shape) for part in parts]
         lines.append(

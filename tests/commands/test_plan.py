@@ -11,15 +11,13 @@ import pytest
 
 from libai_data.commands.index import main as index
 from libai_data.commands.plan import JobPlan, PlannedField, main
-from libai_data.errors import SchemaError, bytes_in_words
+from libai_data.errors import bytes_in_words
 from libai_data.loader.schema import Layout
 from libai_data.mesh.parallel_mesh import ParallelMesh
 from tools.prepare_digits import write_digits
 
 CONFIG = str(Path(__file__).resolve().parents[2] / "configs" / "vit_digits.py")
 ON_128_NODES = "train.dist.tensor_parallel_size=4 train.global_batch_size=512 --nodes 128 --ranks-per-node 8"
-IMAGES = PlannedField("images", np.dtype(np.float32), (3, 4, 4), Layout())
-LABELS = PlannedField("labels", np.dtype(np.int64), (), Layout(placement_idx=-1))
 TOKENS = PlannedField("tokens", np.dtype(np.int64), (8,), Layout(("split_0", "split_1")))
 
 
@@ -63,16 +61,6 @@ def test_who_reads_parts_of_samples_is_told_to_go_on_reading_them_itself() -> No
     assert JobPlan(mesh, 2, (TOKENS,), reads_parts=True).recommended()[0] == "every_rank"
     assert JobPlan(mesh, 2, (TOKENS,), reads_parts=False).recommended()[0] == "node"
     assert JobPlan(ParallelMesh(8, 1, 1, num_nodes=2), 2, (TOKENS,)).recommended()[0] == "every_rank"
-
-
-def test_what_a_rank_holds_depends_on_its_place_on_all_three_axes() -> None:
-    job = JobPlan(ParallelMesh(2, 2, 2), 3, (IMAGES, LABELS, TOKENS))
-    assert job.part_held(IMAGES, 3) == (slice(3, 6), slice(0, 3), slice(0, 4), slice(0, 4))
-    assert job.part_held(IMAGES, 7) is None and job.part_held(LABELS, 3) is None
-    assert job.part_held(LABELS, 4) == (slice(0, 3),)
-    assert job.part_held(TOKENS, 1) == (slice(0, 3), slice(4, 8))
-    with pytest.raises(SchemaError, match="cannot be split evenly"):
-        JobPlan(ParallelMesh(1, 3, 1), 3, (TOKENS,)).part_held(TOKENS, 0)
 
 
 STREAMED = """
