@@ -82,7 +82,7 @@ def _profile(asked: argparse.Namespace) -> Iterator[str]:
     for workers in counts:
         rank = one_rank_loaders(cfg, mesh.data_parallel_size, num_workers=workers, tokenizer=tokenizer)
         try:
-            measurements.append(measure(rank.loaders[0], workers, asked.seconds, _rows_of))
+            measurements.append(measure(rank.loaders[0], workers, asked.seconds))
         finally:
             rank.close()
         yield measurements[-1].line()
@@ -103,7 +103,6 @@ def measure(
     loader: Any,
     workers: int,
     seconds: float,
-    rows_of: Callable[[Any], int],
     clock: Callable[[], float] = time.perf_counter,
     busy: Callable[[], float] = time.thread_time,
 ) -> Measurement:
@@ -111,7 +110,6 @@ def measure(
 
     Args:
         workers: workers of the loader. If it has none, the trainer reads the samples; this is not a fixed cost.
-        rows_of: counts the samples of a batch.
         busy: returns the processor time of the trainer's thread, in seconds.
 
     Raises:
@@ -125,7 +123,7 @@ def measure(
     before = loader.stats()
     rows, count, start, used = 0, 0, clock(), busy()
     while rows == 0 or clock() - start < seconds:
-        rows += rows_of(next(batches))
+        rows += _rows_of(next(batches))
         count += 1
     taken, used, after = clock() - start, busy() - used, loader.stats()
     samples = after["samples"] - before["samples"]

@@ -62,10 +62,10 @@ class CountedLoader:
     def __init__(self) -> None:
         self.taken = 0
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self) -> Iterator[dict[str, Any]]:
         while True:
             self.taken += 1
-            yield 10
+            yield {"x": np.zeros(10)}
 
     def stats(self) -> dict[str, Any]:
         return {
@@ -87,7 +87,7 @@ def test_the_rate_and_the_costs_are_those_of_the_loader_and_of_the_trainer_besid
     workers: int, fixed: float
 ) -> None:
     loader = CountedLoader()
-    found = measure(loader, workers, 1.5, int, loader.clock, loader.busy)
+    found = measure(loader, workers, 1.5, loader.clock, loader.busy)
     assert found.rate == pytest.approx(10 / 0.15)
     assert found.batch == pytest.approx(0.15)
     assert found.seconds == pytest.approx((0.008, 0.002, 0))
@@ -119,11 +119,11 @@ def three_samples() -> Iterator[Any]:
 
 
 def test_a_finite_loader_is_measured_and_an_empty_one_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert measure(from_iterable(three_samples, 2), 0, 0.01, lambda batch: 1).rate > 0
+    assert measure(from_iterable(three_samples, 2), 0, 0.01).rate > 0
     source: Any
     for source in ([], no_samples):
         with pytest.raises(ConfigError, match=r"yields no batch; its dataset may be empty|list is empty"):
-            measure(from_iterable(source, 2), 0, 0.01, lambda batch: 1)
+            measure(from_iterable(source, 2), 0, 0.01)
 
 
 @pytest.mark.parametrize("source", [[], no_samples])
