@@ -33,19 +33,11 @@ def write(prefix: Path, documents: Documents, dtype: Any = np.uint16) -> Path:
     return prefix
 
 
+def sample_of(dataset: GPTDataset, index: int) -> dict[str, np.ndarray]:
+    """A sample, as bare arrays."""
+    return {name: field.tensor for name, field in dataset[index].get_fields().items()}
+
+
 def samples(dataset: GPTDataset) -> list[dict[str, np.ndarray]]:
     """All samples, as bare arrays."""
-    return [
-        {name: field.tensor for name, field in dataset[index].get_fields().items()} for index in range(len(dataset))
-    ]
-
-
-def runs_of_pairs(inputs: Sequence[int], labels: Sequence[int]) -> Documents:
-    """Runs of tokens that pairs of a token and the next one make up; a pair that does not go on begins a new one."""
-    runs: Documents = []
-    for token, after in zip(inputs, labels):
-        if runs and runs[-1][-1] == token:
-            runs[-1].append(after)
-        else:
-            runs.append([token, after])
-    return runs
+    return [sample_of(dataset, index) for index in range(len(dataset))]

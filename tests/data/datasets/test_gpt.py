@@ -12,7 +12,6 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from libai_data import DataLoader
 from libai_data.data.datasets import gpt_batch
 from libai_data.data.datasets.gpt import GPTDataset
 from libai_data.data.datasets.gpt_batch import BatchFiller
@@ -20,7 +19,8 @@ from libai_data.data.samplers import CyclicSampler
 from libai_data.data.sources import IndexedSource
 from libai_data.errors import ConfigError
 from libai_data.loader.schema import TensorPart
-from tests.data.datasets.gpt_corpora import Documents, corpora, samples, write
+from tests.data.datasets.gpt_corpora import Documents, corpora, sample_of, samples, write
+from tests.loader.streams import loading, stream
 from tests.properties import examples, slowly
 
 EVERYTHING: dict[str, Any] = {"reset_position_ids": True, "reset_attention_mask": True, "eod_mask_loss": True}
@@ -189,7 +189,7 @@ def test_tensor_ranks_that_read_parts_read_what_a_whole_sample_has_there(
     options = {"packing": True} if packing else {**EVERYTHING, "pad_last": True}
     dataset = GPTDataset(write(tmp_path / "a", documents), length, shuffle_documents=shuffled, num_epochs=2, **options)
     chosen = data.draw(st.lists(st.integers(0, len(dataset) - 1), min_size=1, max_size=5))
-    whole = [samples_of(dataset, index) for index in chosen]
+    whole = [sample_of(dataset, index) for index in chosen]
     split = [name for name in whole[0] if name not in WHOLE]
     names = data.draw(st.lists(st.sampled_from(split), unique=True))
     for rank in range(ranks):
@@ -200,10 +200,6 @@ def test_tensor_ranks_that_read_parts_read_what_a_whole_sample_has_there(
         dataset.read_batch(np.array(chosen), out, parts)
         for name, values in wanted.items():
             np.testing.assert_array_equal(out[name], np.stack(values), err_msg=name)
-
-
-def samples_of(dataset: GPTDataset, index: int) -> dict[str, np.ndarray]:
-    return {name: field.tensor for name, field in dataset[index].get_fields().items()}
 
 
 def test_a_corpus_smaller_than_a_sample_is_refused_padded_or_repeated(tmp_path: Path) -> None:
@@ -258,18 +254,10 @@ def test_workers_map_the_files_and_read_the_same(tmp_path: Path, options: dict[s
     dataset.read_batch(np.arange(3), {"input_ids": np.empty((3, 32), np.int64)})
     assert len(pickle.dumps(GPTDataset(tmp_path / "a", 32))) < 3000
 
-    def batches(workers: int) -> list[Any]:
-        loader = DataLoader(dataset, CyclicSampler(dataset, 16, shuffle=True), num_workers=workers)
-        try:
-            return [
-                {name: field.tensor.numpy().copy() for name, field in batch.get_fields().items()}
-                for _, batch in zip(range(6), loader)
-            ]
-        finally:
-            loader.close()
-
-    for ours, theirs in zip(batches(0), batches(2)):
-        assert all((ours[name] == theirs[name]).all() for name in ours)
+    alone, by_workers = (
+        stream(dataset, CyclicSampler(dataset, 16, shuffle=True), 6, num_workers=workers) for workers in (0, 2)
+    )
+    assert by_workers == alone
 
 
 @pytest.mark.parametrize("options", [{}, {"packing": True}, {"reset_position_ids": True, "pad_last": True}])
@@ -279,19 +267,18 @@ def test_with_split_1_a_loader_gives_a_tensor_rank_its_tokens_and_cu_seqlens_sta
     rng = np.random.default_rng(0)
     documents = [rng.integers(0, 5000, size).tolist() for size in rng.integers(0, 40, 100)]
     dataset = GPTDataset(write(tmp_path / "a", documents), 32, **options)
-    names = [name for name in samples_of(dataset, 0) if name not in WHOLE]
+    names = [name for name in sample_of(dataset, 0) if name not in WHOLE]
     layouts = {name: {"sbp_list": ["split_0", "split_1"]} for name in names}
     for rank in range(2):
-        place = TensorPart(rank, 2)
-        loader = DataLoader(dataset, CyclicSampler(dataset, 8, shuffle=True), layouts=layouts, tensor_part=place)
-        indices = loader.stream.batch_at(0).indices
-        batch = next(iter(loader)).get_fields()
+        sampler = CyclicSampler(dataset, 8, shuffle=True)
+        with loading(dataset, sampler, layouts=layouts, tensor_part=TensorPart(rank, 2)) as loader:
+            indices = loader.stream.batch_at(0).indices.tolist()
+            batch = next(iter(loader)).get_fields()
         own = slice(16 * rank, 16 * rank + 16)
-        for row, index in enumerate(indices.tolist()):
-            for name, whole in samples_of(dataset, index).items():
+        for row, index in enumerate(indices):
+            for name, whole in sample_of(dataset, index).items():
                 expected = whole if name in WHOLE else whole[own]
                 np.testing.assert_array_equal(batch[name].tensor.numpy()[row], expected, err_msg=name)
-        loader.close()
 
 
 def test_a_tensor_rank_takes_no_more_than_its_tokens_from_the_map(
@@ -341,7 +328,7 @@ def test_tokens_copied_in_slices_are_those_found_one_by_one(
     own = slice(min(low, length - 1), length)
     found = []
     for tokens_a_slice in (1, 1 << 30):
-        rows = {name: np.asarray(field.tensor) for name, field in dataset[0].get_fields().items()}
+        rows = sample_of(dataset, 0)
         parts = {name: (own,) for name in rows if name not in WHOLE}
         out = {
             name: np.empty((4, *(array.shape if name in WHOLE else (own.stop - own.start,))), array.dtype)
