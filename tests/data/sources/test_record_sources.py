@@ -6,15 +6,14 @@ import importlib.util
 import pickle
 import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import closing
+import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from libai_data import DataLoader
+from libai_data.data.datasets import ConcatDataset, Map
 from libai_data.data.files.file_map import FileMap
 from libai_data.data.samplers import CyclicSampler
 from libai_data.data.sources import (
@@ -27,6 +26,7 @@ from libai_data.data.sources import (
 )
 from libai_data.errors import ConfigError, FormatError, SchemaError
 from tests.data.sources.record_files import ENDINGS, PACKAGES, SOURCES, WRITERS, available, same, texts, write
+from tests.loader.streams import content, loading, stream
 
 KINDS = sorted(SOURCES)
 
@@ -176,29 +176,9 @@ def test_formats_that_names_do_not_tell_must_be_named(tmp_path: Path) -> None:
     assert list(open_source((tmp_path / "records").rename(tmp_path / "RECORDS.JSONL"))) == expected
 
 
-class Lengths:
-    """Samples made of the records of several sources: their index, and how long their text is.
-
-    Args:
-        sources: of the records.
-    """
-
-    def __init__(self, sources: Sequence[Any]) -> None:
-        self.sources = sources
-
-    def __len__(self) -> int:
-        return sum(map(len, self.sources))
-
-    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, np.ndarray]]:
-        found: list[dict[str, np.ndarray]] = []
-        for index in indices:
-            number, row = divmod(index, len(self.sources[0]))
-            (record,) = self.sources[number].read_many([row])
-            found.append({"length": np.array(len(repr(record))), "index": np.array(index)})
-        return found
-
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        return self.__getitems__([index])[0]
+def sum_of(record: Any) -> dict[str, int]:
+    """A sample by which a record can be known again."""
+    return {"sum": zlib.crc32(repr(record).encode())}
 
 
 def test_a_loader_with_two_workers_reads_all_kinds_and_resumes(tmp_path: Path) -> None:
@@ -207,23 +187,17 @@ def test_a_loader_with_two_workers_reads_all_kinds_and_resumes(tmp_path: Path) -
         (tmp_path / kind).mkdir()
         write(kind, tmp_path / kind / f"a.{ENDINGS[kind]}", texts(20))
     paths = {kind: tmp_path / kind / f"a.{ENDINGS[kind]}" for kind in kinds}
-    dataset, alone = (Lengths([SOURCES[kind](path) for kind, path in paths.items()]) for _ in range(2))
+    dataset, alone = (
+        Map(ConcatDataset([SOURCES[kind](path) for kind, path in paths.items()]), sum_of) for _ in range(2)
+    )
     steps = len(dataset) // 8
 
-    def loader(num_workers: int) -> DataLoader:
-        return DataLoader(dataset, CyclicSampler(dataset, 8, shuffle=True, seed=5), num_workers=num_workers)
+    def sampler() -> CyclicSampler:
+        return CyclicSampler(dataset, 8, shuffle=True, seed=5)
 
-    def numbers(batch: Any) -> list[Any]:
-        return [batch.get(name).tensor.numpy().tolist() for name in ("index", "length")]
-
-    with closing(loader(2)) as first:
-        batches = iter(first)
-        found = [numbers(next(batches)) for _ in range(steps // 2)]
-        state = first.state_dict()
-        further = [numbers(next(batches)) for _ in range(steps // 2, steps)]
-    for indices, lengths in [*found, *further]:
-        assert lengths == [int(sample["length"]) for sample in alone.__getitems__(indices)]
-    with closing(loader(0)) as second:
-        second.load_state_dict(state)
-        batches = iter(second)
-        assert [numbers(next(batches)) for _ in range(steps // 2, steps)] == further
+    expected = stream(alone, sampler(), steps)
+    with loading(dataset, sampler(), num_workers=2) as loader:
+        batches = iter(loader)
+        assert [content(next(batches)) for _ in range(steps // 2)] == expected[: steps // 2]
+        state = loader.state_dict()
+    assert stream(dataset, sampler(), steps - steps // 2, state) == expected[steps // 2 :]

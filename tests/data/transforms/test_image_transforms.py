@@ -292,7 +292,7 @@ def test_transforms_touch_no_global_state() -> None:
 class Sevens(ImageToFloat):
     """Makes floats of its own."""
 
-    def __call__(self, image: Any) -> np.ndarray:
+    def __call__(self, image: Any) -> np.ndarray:  # type: ignore[override]
         return np.full_like(super().__call__(image), 7)
 
 
