@@ -36,16 +36,6 @@ def test_a_users_lists_are_taken_as_they_are_round_after_round_and_all_rows_coun
     assert len(stream) == 3
 
 
-def test_a_users_sampler_is_told_the_epoch() -> None:
-    class Rotated(list):
-        def set_epoch(self, epoch: int) -> None:
-            self[:] = [[epoch], [epoch + 1]]
-
-    stream = as_stream(Rotated())
-    stream.set_epoch(5)
-    assert [(batch.epoch, batch.indices.tolist()) for batch in stream.batches(0)] == [(5, [5]), (5, [6])]
-
-
 def test_rows_are_counted_over_all_data_parallel_ranks(two_data_parallel_ranks: None) -> None:
     batches = list(as_stream([[3, 1], [2]]).batches(0))
     assert [(batch.position, batch.size, batch.valid) for batch in batches] == [(0, 4, 4), (4, 2, 2)]
@@ -148,13 +138,6 @@ def test_what_has_no_length_and_perhaps_no_end_is_not_replayed() -> None:
     assert next(iter(resumed)).x.tensor.numpy().tolist() == [1, 2]
 
 
-def test_a_length_that_is_not_known_is_an_error_only_for_who_asks() -> None:
-    loader = DataLoader([{"x": np.array(number)} for number in range(15)], Drawn(1, False))
-    assert len(list(loader)) == 5
-    with pytest.raises(TypeError, match=r"Drawn.* has no length.*give it __len__"):
-        len(loader)
-
-
 def test_a_sampler_without_a_list_is_refused() -> None:
     class Empty:
         def __iter__(self) -> Iterator[list[int]]:
@@ -212,27 +195,33 @@ def test_the_lists_of_another_data_parallel_rank_are_not_compared(two_data_paral
     assert len(list(other.batches(other.position))) == 3
 
 
-class SamplerOf:
-    """A batch sampler around another sampler, as torch's."""
-
-    def __init__(self, sampler: Any) -> None:
-        self.sampler = sampler
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return iter([[self.sampler.epoch]])
-
-
-class WithEpoch:
-    """Is told the epoch."""
+class OfEpoch:
+    """Lists that differ from epoch to epoch."""
 
     def set_epoch(self, epoch: int) -> None:
         """Shuffle as for this epoch."""
         self.epoch = epoch
 
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter([[self.epoch]])
 
-def test_each_round_is_told_to_a_sampler_that_asks_for_it() -> None:
-    stream = as_stream(SamplerOf(WithEpoch()))
+
+class Around:
+    """A batch sampler around another sampler, as torch's."""
+
+    def __init__(self) -> None:
+        self.sampler = OfEpoch()
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self.sampler)
+
+
+@pytest.mark.parametrize("kind", [OfEpoch, Around])
+def test_each_round_is_told_to_a_sampler_that_asks_for_it(kind: Any) -> None:
+    stream = as_stream(kind())
     assert [batch.indices.tolist() for _ in range(3) for batch in one_pass(stream)] == [[0], [1], [2]]
+    stream.set_epoch(5)
+    assert [(batch.epoch, batch.indices.tolist()) for batch in one_pass(stream)] == [(5, [5])]
 
 
 class GivesTheSameIterator:
@@ -346,8 +335,9 @@ def test_a_length_that_is_none_is_as_no_length(length: Any) -> None:
     stream = as_stream(Fails(lambda: iter([[0], [1]]), length))
     assert len(list(stream.batches(0))) == 2
     assert "rounds_ended" in stream.state_dict()
-    with pytest.raises(TypeError, match="has no length"):
-        len(stream)
+    loader = DataLoader([{"x": 0}] * 2, batch_sampler=stream)
+    with pytest.raises(TypeError, match=r"Fails.* has no length.*give it __len__"):
+        len(loader)
 
 
 def test_a_sampler_of_indices_that_does_not_end_is_refused() -> None:
