@@ -55,6 +55,13 @@ def arrays(sample: Any) -> dict[str, np.ndarray]:
     return {name: value.tensor for name, value in sample.get_fields().items()}
 
 
+def check_alike(dataset: Any) -> None:
+    """Check that all samples of a dataset are equal."""
+    first, *others = (arrays(dataset[index]) for index in range(len(dataset)))
+    for other in others:
+        np.testing.assert_equal(other, first)
+
+
 def learned(sample: dict[str, np.ndarray], folder: Path, prefix: str = "") -> str:
     """The text of the labels that count."""
     backend = pytest.importorskip("tokenizers").Tokenizer.from_file(str(folder / "tokenizer.json"))

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libai_data import CyclicSampler, DataLoader
+from libai_data import CyclicSampler
 from libai_data.data.datasets import ChatDataset, PackedDataset, PreferenceDataset
 from libai_data.data.text.tokenizer import TextTokenizer
 from libai_data.errors import ConfigError, FormatError
-from tests.data.datasets.chats import CHATML, TEMPLATES, arrays, conversation, learned
+from tests.data.datasets.chats import CHATML, TEMPLATES, arrays, check_alike, conversation, learned
+from tests.loader.streams import loading
 
 tokenizers = pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
@@ -156,8 +157,8 @@ def test_packed_conversations_have_segments_and_positions_of_their_own(folder: P
     chats = ChatDataset(items, tokenizer, 128, pad=False)
     lengths = [len(arrays(chats[number])["labels"]) for number in range(40)]
     packed = PackedDataset(chats, 128, cut=False)
-    loader = DataLoader(packed, CyclicSampler(packed, 2, shuffle=True, seed=3))
-    batch = next(iter(loader))
+    with loading(packed, CyclicSampler(packed, 2, shuffle=True, seed=3)) as loader:
+        batch = next(iter(loader))
     segments, positions = batch.segment_ids.tensor.numpy(), batch.position_ids.tensor.numpy()
     assert (segments > 0).mean() > 0.6
     for row in range(2):
@@ -167,7 +168,6 @@ def test_packed_conversations_have_segments_and_positions_of_their_own(folder: P
             assert inside.sum() in lengths
     loss = batch.loss_mask.tensor.numpy()
     assert not loss[segments == 0].any() and loss.any()
-    loader.close()
 
 
 def test_pairs_carry_loss_where_they_differ(folder: Path, tokenizer: TextTokenizer) -> None:
@@ -225,7 +225,7 @@ def test_a_dataset_is_the_same_after_it_was_pickled_and_its_fingerprint_tells_wh
     items = [conversation("a", "b")]
     dataset = ChatDataset(items, tokenizer, 64)
     again = pickle.loads(pickle.dumps(dataset))
-    assert all((ours == theirs).all() for ours, theirs in zip(arrays(dataset[0]).values(), arrays(again[0]).values()))
+    check_alike([dataset[0], again[0]])
     assert again.fingerprint() == dataset.fingerprint()
     changes: list[dict[str, Any]] = [
         {"max_seq_length": 32},

@@ -13,7 +13,7 @@ import pytest
 from libai_data.data.datasets import ChatDataset, PreferenceDataset
 from libai_data.data.text.tokenizer import TextTokenizer
 from libai_data.errors import FormatError
-from tests.data.datasets.chats import CHATML, TEMPLATES, arrays, conversation, learned
+from tests.data.datasets.chats import CHATML, TEMPLATES, arrays, check_alike, conversation, learned
 
 pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
@@ -35,22 +35,18 @@ def test_alpacas_history_and_a_system_text_are_what_messages_of_the_same_words_a
     ]
     none = [conversation("add\n\n1", "e"), {**alpaca, "history": []}, {**alpaca, "history": None, "system": ""}]
     for items in (same, none):
-        dataset = ChatDataset(items, tokenizer, 256)
-        samples = [arrays(dataset[index]) for index in range(len(items))]
-        assert all((sample[name] == samples[0][name]).all() for sample in samples for name in sample)
+        check_alike(ChatDataset(items, tokenizer, 256))
     tools = [{"name": "f"}]
     with_tools = [{**conversation("a", "b"), "tools": tools}, {"instruction": "a", "output": "b", "tools": tools}]
-    dataset = ChatDataset(with_tools, tokenizer, 256, chat_template=TEMPLATES["headers"])
-    one, other = dataset[0], dataset[1]
-    assert (one.input_ids.tensor == other.input_ids.tensor).all()
+    check_alike(ChatDataset(with_tools, tokenizer, 256, chat_template=TEMPLATES["headers"]))
 
 
 def test_a_system_text_is_before_both_answers_of_a_pair(tokenizer: TextTokenizer) -> None:
     texts = {"prompt": "a", "chosen": "b", "rejected": "c"}
     whole = {name: conversation("a", texts[name], system="s")["messages"] for name in ("chosen", "rejected")}
-    dataset = PreferenceDataset([whole, {**whole, "system": "s"}, {**texts, "system": "s"}], tokenizer, 64)
-    first, *others = (arrays(dataset[number]) for number in range(3))
-    assert all((other[name] == first[name]).all() for other in others for name in first)
+    prompt = whole["chosen"][:-1]
+    pairs = [whole, {**whole, "system": "s"}, {**texts, "system": "s"}, {**whole, "prompt": "a"}]
+    check_alike(PreferenceDataset([*pairs, {**texts, "prompt": prompt}], tokenizer, 64))
 
 
 USER, GOOD, BAD = ({"role": role, "content": text} for role, text in (("user", "p"), *[("assistant", t) for t in "xy"]))
@@ -74,18 +70,7 @@ SHAREGPT = [{"from": "human", "value": "p"}]
     ],
 )
 def test_each_layout_of_a_pair_has_the_prompt_once(tokenizer: TextTokenizer, item: dict[str, Any]) -> None:
-    pairs = PreferenceDataset([{"prompt": "p", "chosen": "x", "rejected": "y"}, item], tokenizer, 64)
-    again = arrays(pairs[1])
-    assert all((again[name] == array).all() for name, array in arrays(pairs[0]).items())
-
-
-def test_a_system_message_before_the_prompt_that_an_answer_repeats_is_kept(tokenizer: TextTokenizer) -> None:
-    system = {"role": "system", "content": "s"}
-    item = {"prompt": "p", "chosen": [system, USER, GOOD], "rejected": [system, USER, BAD]}
-    same = {"prompt": [system, USER], "chosen": "x", "rejected": "y"}
-    pairs = PreferenceDataset([item, same], tokenizer, 64)
-    again = arrays(pairs[1])
-    assert all((again[name] == array).all() for name, array in arrays(pairs[0]).items())
+    check_alike(PreferenceDataset([{"prompt": "p", "chosen": "x", "rejected": "y"}, item], tokenizer, 64))
 
 
 @pytest.mark.parametrize(
@@ -173,8 +158,7 @@ def test_messages_may_be_parts_of_text_nothing_and_arrays_of_a_table(folder: Pat
         np.array(messages, object),
         [{"role": "user", "content": ["o", "ne"]}, {"role": "assistant", "content": np.array(parts, object)}],
     ]
-    samples = [arrays(ChatDataset([{"messages": each}], tokenizer, 64)[0]) for each in same]
-    assert all((sample[name] == samples[0][name]).all() for sample in samples for name in sample)
+    check_alike(ChatDataset([{"messages": each} for each in same], tokenizer, 64))
     # No content is nothing, and not the word None.
     silent = [*messages, {"role": "user", "content": None}, {"role": "assistant", "content": None}]
     assert (
@@ -222,9 +206,7 @@ def test_tool_calls_of_a_table_are_those_of_json_and_an_error_names_the_file(
     plain = [{"function": {"name": "f", "arguments": {"a": [1, 2]}}}]
     of_table = np.array([{"function": {"name": "f", "arguments": {"a": np.array([1, 2])}}}], object)
     items = [said({"content": None, "tool_calls": calls}) for calls in (plain, of_table)]
-    dataset = ChatDataset(items, tokenizer, 64, chat_template=CALLS)
-    one, other = arrays(dataset[0]), arrays(dataset[1])
-    assert all((one[name] == other[name]).all() for name in one)
+    check_alike(ChatDataset(items, tokenizer, 64, chat_template=CALLS))
     (tmp_path / "a.jsonl").write_text(json.dumps(items[0]) + "\n")
     (tmp_path / "b.jsonl").write_text(
         "".join(json.dumps(each) + "\n" for each in (items[0], said({"tool_calls": [3]})))

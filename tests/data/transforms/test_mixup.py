@@ -19,7 +19,7 @@ from libai_data.delivery.build import build_image_train_loader
 from libai_data.errors import ConfigError, DataPipelineError, SchemaError
 from libai_data.loader import trivial_batch_collator
 from tests.data.transforms.mixed_images import CLASSES, FetchedImages, FilledImages, Images, image_of
-from tests.loader.streams import WORKER_NAMES, WORKERS
+from tests.loader.streams import WORKER_NAMES, WORKERS, loading
 from tests.properties import slowly
 
 BOTH: dict[str, Any] = {"mixup_alpha": 0.8, "cutmix_alpha": 1.0, "num_classes": CLASSES}
@@ -32,15 +32,10 @@ def mixed(
     shards = []
     for rank in range(ranks):
         sampler = CyclicSampler(dataset, batch // ranks, data_parallel_rank=rank, data_parallel_size=ranks)
-        loader = DataLoader(dataset, sampler, mixup_func=transform, seed=3, **arguments)
-        assert loader.mixup_func is None, "the trainer is not to mix again"
-        shards.append(
-            [
-                {name: value.tensor.numpy().copy() for name, value in batch.get_fields().items()}
-                for batch in islice(iter(loader), steps)
-            ]
-        )
-        loader.close()
+        with loading(dataset, sampler, mixup_func=transform, seed=3, **arguments) as loader:
+            assert loader.mixup_func is None, "the trainer is not to mix again"
+            batches = islice(iter(loader.numpy()), steps)
+            shards.append([{name: batch[name].copy() for name in batch} for batch in batches])
     return [{name: np.concatenate([part[name] for part in parts]) for name in parts[0]} for parts in zip(*shards)]
 
 
