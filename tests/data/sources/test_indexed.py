@@ -286,15 +286,3 @@ def test_of_twelve_thousand_corrupted_indices_each_is_refused_or_read_as_it_says
         assert expected is not None and (DTYPES[expected[0]] == index.dtype, *found) == (True, *expected[1:]), content
     # Some kinds of damage leave a file that holds; most do not.
     assert INPUTS * 0.7 < refused < INPUTS
-
-
-def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
-    write(tmp_path / "a", [[[1, 2], [3]], [[4, 5, 6, 7]]])
-    for ending in (".idx", ".bin"):
-        path = tmp_path / f"a{ending}"
-        whole = path.read_bytes()
-        for length in range(len(whole)):
-            path.write_bytes(whole[:length])
-            with pytest.raises(FormatError, match=f"has {length} bytes"):
-                IndexedSource(tmp_path / "a")
-        path.write_bytes(whole)
