@@ -121,18 +121,6 @@ def test_a_folder_tells_its_classes_and_labels_may_be_transformed(folder: Path) 
     assert len(list(DataLoader(dataset, 2, weights=weights))) == 2
 
 
-def test_a_sample_is_its_image_and_the_number_of_its_class(folder: Path) -> None:
-    dataset = ImageFolderDataset(folder)
-    assert len(dataset) == 4
-    sample = dataset[2]
-    assert list(sample.get_fields()) == ["images", "labels"]
-    np.testing.assert_array_equal(
-        sample.images.tensor, (SMALL + np.uint8(2)).transpose(2, 0, 1).astype(np.float32) / np.float32(255)
-    )
-    assert (sample.images.tensor.dtype, sample.labels.tensor.dtype) == (np.float32, np.int64)
-    assert (sample.labels.tensor.tolist(), sample.labels.placement_idx, sample.images.placement_idx) == (1, -1, 0)
-
-
 @given(st.data())
 def test_a_broken_file_is_named_with_its_index(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     root = tmp_path_factory.mktemp("broken")
