@@ -65,6 +65,11 @@ class ReadPlan:
             return tuple(range(self.mesh.data_parallel_size)) if rank == 0 else ()
         return self.shards_of_node(self.node_of(rank)) if rank == self.leader_of(rank) else ()
 
+    @property
+    def reading_ranks(self) -> list[int]:
+        """The ranks that read from the dataset, ascending."""
+        return [rank for rank in range(self.mesh.world_size) if self.shards_read_by(rank)]
+
     def shards_in_memory_of(self, node: int) -> tuple[int, ...]:
         """The shards in a batch's memory on a node: those of its ranks, or all on the node of rank 0 with "rank0"."""
         if self.readers == "rank0" and node == 0:

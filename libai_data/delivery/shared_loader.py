@@ -33,7 +33,7 @@ from libai_data.loader.batch_loader import BatchLoader
 from libai_data.loader.batch_reader import assemble
 from libai_data.loader.iteration import Pass, refuse_in_fork
 from libai_data.loader.resumable import ResumableLoader, finish
-from libai_data.mesh.current import broadcast_py_object
+from libai_data.mesh.current import broadcast_py_object, get_rank
 from libai_data.mesh.peers.network_link import accept_leaders, connect_to_rank0, open_network_link
 from libai_data.mesh.peers.node_link import accept_followers, connect_to_leader, open_node_link
 from libai_data.structures import Agreement, BatchInfo, Instance, Origin, RowIndices
@@ -147,28 +147,10 @@ class SharedLoader(ResumableLoader):
             facts = DatasetSummary(type(dataset).__name__, len(dataset), blend, is_transform, digest, lengths, measures)
             return _Announcement(facts, loader.collates, loader.check_every, json.dumps(loader.fingerprint))
 
-        readers = [rank for rank in range(plan.mesh.world_size) if plan.shards_read_by(rank)]
-        answers: dict[int, _Announcement] = self._call_on(readers, opened, "open the dataset")
+        answers: dict[int, _Announcement] = call_on(plan.reading_ranks, opened, "open the dataset")
         if len(set(answers.values())) > 1:
             raise ConfigError(f"the nodes see different datasets: {answers}; every node needs the same files")
         return answers[0]
-
-    def _call_on(self, ranks: Collection[int], act: Callable[[], Any], what: str) -> dict[int, Any]:
-        """Call `act` on some ranks, and return each result on all ranks; a failure of one rank is raised on all."""
-        announcement, failure = None, None
-        if self._rank in ranks:
-            try:
-                announcement = act()
-            except (Exception, SystemExit) as error:
-                failure = error
-        problem = "" if failure is None else in_one_line(failure)
-        answers = {rank: broadcast_py_object((announcement, problem), src=rank) for rank in ranks}
-        if failure is not None:
-            raise failure
-        for rank, (_, problem) in answers.items():
-            if problem:
-                raise PeerError(f"rank {rank}, which reads for others, could not {what}: {problem}")
-        return {rank: answer for rank, (answer, _) in answers.items()}
 
     def _connect(self) -> Feed:
         """Connect the ranks: rank 0 to the leaders of the nodes, and each leader to the ranks of its node."""
@@ -183,7 +165,7 @@ class SharedLoader(ResumableLoader):
             # Two values, because every user of the machine can read the name. The secret protects the network link.
             return secrets.token_hex(16), secrets.token_hex(16), port
 
-        name, secret, port = self._call_on([0], begun, "listen for other nodes")[0]
+        name, secret, port = call_on([0], begun, "listen for other nodes")[0]
         name = f"{name}/{node}"
         opened: list[Any] = []
 
@@ -191,7 +173,7 @@ class SharedLoader(ResumableLoader):
             opened.extend((open_node_link(name), Arena() if self._loader is None else self._loader.shared_arena()))
 
         leaders = sorted({plan.leader_of(other) for other in range(mesh.world_size)})
-        self._call_on(leaders, open_node, "open the link of its node")
+        call_on(leaders, open_node, "open the link of its node")
         if rank != leader:
             return LinkFeed(connect_to_leader(name, rank, leader), leader, self._has_peers)
         listener, arena = opened
@@ -329,6 +311,24 @@ class SharedLoader(ResumableLoader):
         self._is_closed = True
         self._break_off("the loader was closed")
         finish(self._hang_up)
+
+
+def call_on(ranks: Collection[int], act: Callable[[], Any], what: str) -> dict[int, Any]:
+    """Call `act` on some ranks, and return each result on all ranks; a failure of one rank is raised on all."""
+    result, failure = None, None
+    if get_rank() in ranks:
+        try:
+            result = act()
+        except (Exception, SystemExit) as error:
+            failure = error
+    problem = "" if failure is None else in_one_line(failure)
+    answers = {rank: broadcast_py_object((result, problem), src=rank) for rank in ranks}
+    if failure is not None:
+        raise failure
+    for rank, (_, problem) in answers.items():
+        if problem:
+            raise PeerError(f"rank {rank}, which reads for others, could not {what}: {problem}")
+    return {rank: answer for rank, (answer, _) in answers.items()}
 
 
 def _hang_up(feed: Feed, publishers: list[Publisher], ready: deque[NodeBatch | None]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Callable
 
@@ -17,11 +17,10 @@ from libai_data.data.samplers import CyclicSampler, SingleRoundSampler
 from libai_data.data.samplers.single_round import ShortEndSampler
 from libai_data.data.samplers.transform_rounds import TransformRounds
 from libai_data.delivery.build import build_loader
-from libai_data.delivery.feeds import in_one_line
 from libai_data.delivery.read_plan import ReadPlan
 from libai_data.delivery.same_values import check_same_arguments
-from libai_data.delivery.shared_loader import SharedLoader
-from libai_data.errors import ConfigError, PeerError, nearest
+from libai_data.delivery.shared_loader import SharedLoader, call_on
+from libai_data.errors import ConfigError, nearest
 from libai_data.errors.argument_rules import (
     BATCH_SIZE,
     FLAG,
@@ -43,7 +42,7 @@ from libai_data.loader.batch_loader import RULES, BatchLoader
 from libai_data.loader.collate import Collator, trivial_batch_collator
 from libai_data.loader.failures import ErrorPolicy, FailureLog
 from libai_data.loader.schema import Overrides
-from libai_data.mesh.current import broadcast_py_object, get_mesh
+from libai_data.mesh.current import get_mesh
 
 ENDS = ("short", "pad", "drop", "cycle")
 
@@ -216,42 +215,36 @@ class _SourceSummary:
     is_shuffled: bool = False
     length: int | None = None
     has_short_batch: bool = False  # its last batch is known to be shorter than the others
-    problem: str = ""
 
 
 def _open(
     plan: ReadPlan, source: Any, batches: bool | None, sharding: Sharding | None, skips: bool, shuffle: bool, seed: int
 ) -> tuple[Any, _SourceSummary]:
     """Open the source on the ranks that read it (None elsewhere), and send all ranks a summary, or the error."""
-    opened, summary = None, _SourceSummary()
-    failure: Exception | None = None
-    if plan.shards_read_by(plan.mesh.rank):
-        try:
-            thing = instantiate(source)
-            if is_map_style(thing) and not batches:
-                if not length_of(thing):
-                    raise ConfigError(f"{type(thing).__name__} is empty; there is nothing to load")
-                opened, summary = thing, _SourceSummary(True, type(thing).__name__, dataset_name(thing))
-            else:
-                by_index = is_map_style(thing) and (shuffle or not has_attribute(thing, "__iter__"))
-                if by_index:
-                    thing = IndexedBatches(thing, shuffle, seed)
-                opened = ShardedSource(thing, batches, sharding) if sharding else source_of(thing, batches, skips)
-                kinds = opened.batches, opened.takes_shard, by_index
-                short = bool(opened.short_batch)
-                summary = _SourceSummary(False, opened.name, dataset_name(thing), *kinds, has_short_batch=short)
-                if plan.readers != "every_rank":
-                    with suppress(Exception):  # Not every source has a length, and not every user needs it.
-                        summary = replace(summary, length=opened.length())
-        except Exception as error:
-            failure = error
-            summary = _SourceSummary(problem=in_one_line(error))
-    if plan.readers != "every_rank":
-        summary = broadcast_py_object(summary, src=0)
-    if failure is not None:
-        raise failure
-    if summary.problem:
-        raise PeerError(f"rank 0, which reads for others, could not open the source: {summary.problem}")
+    opened: Any = None
+
+    def open_here() -> _SourceSummary:
+        nonlocal opened
+        thing = instantiate(source)
+        if is_map_style(thing) and not batches:
+            if not length_of(thing):
+                raise ConfigError(f"{type(thing).__name__} is empty; there is nothing to load")
+            opened = thing
+            return _SourceSummary(True, type(thing).__name__, dataset_name(thing))
+        by_index = is_map_style(thing) and (shuffle or not has_attribute(thing, "__iter__"))
+        if by_index:
+            thing = IndexedBatches(thing, shuffle, seed)
+        opened = ShardedSource(thing, batches, sharding) if sharding else source_of(thing, batches, skips)
+        length = None
+        if plan.readers != "every_rank":
+            with suppress(Exception):  # Not every source has a length, and not every user needs it.
+                length = opened.length()
+        kinds = opened.batches, opened.takes_shard, by_index
+        return _SourceSummary(False, opened.name, dataset_name(thing), *kinds, length, bool(opened.short_batch))
+
+    summary = (
+        open_here() if plan.readers == "every_rank" else call_on(plan.reading_ranks, open_here, "open the source")[0]
+    )
     return opened, summary
 
 
@@ -358,7 +351,7 @@ def _stream(
         made.get("collator"),
         summary.name,
         summary.dataset_name,
-        reading_ranks=sum(bool(plan.shards_read_by(rank)) for rank in range(mesh.world_size)),
+        reading_ranks=len(plan.reading_ranks),
         may_end_apart=summary.takes_shard,
         count=partial(_batches_in_epoch, source, summary, size, ends),
     )
