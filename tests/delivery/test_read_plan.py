@@ -1,4 +1,4 @@
-"""Who reads what: each shard once per node that needs it, and each rank finds its rows."""
+"""Who reads what, and what it costs: each shard once per node that needs it, and each rank finds its rows."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libai_data.delivery.read_plan import READERS, ReadPlan
+from libai_data.delivery.read_plan import READERS, FieldSize, ReadPlan, node_traffic, times_read
 from libai_data.errors import ConfigError, MeshError
 from libai_data.mesh.parallel_mesh import ParallelMesh
+
+FIELDS = (FieldSize("images", 100), FieldSize("labels", 8, placement_idx=-1))
+EACH = 108
 
 
 @st.composite
@@ -104,3 +107,27 @@ def test_a_field_is_sent_exactly_where_a_rank_of_its_stage_is(plan: ReadPlan, la
             holders = set(ranks_of(plan))
         needed = not holders.isdisjoint(plan.ranks_of(node))
         assert plan.is_sent_to(node, layer) == (needed or plan.readers != "rank0" or node == 0)
+
+
+@given(plans(), st.integers(1, 5))
+def test_samples_are_read_and_sent_as_often_as_the_read_mode_says(plan: ReadPlan, rows: int) -> None:
+    costs = [node_traffic(plan, node, FIELDS, rows) for node in range(plan.mesh.num_nodes)]
+    batch = rows * plan.mesh.data_parallel_size
+    assert sum(cost.samples_read for cost in costs) == times_read(plan) * batch
+    assert sum(cost.bytes_read for cost in costs) == times_read(plan) * batch * EACH
+    assert all(cost.bytes_received == 0 for cost in costs) == (plan.readers != "rank0" or plan.mesh.num_nodes == 1)
+    assert sum(cost.bytes_sent for cost in costs) == sum(cost.bytes_received for cost in costs)
+    if plan.readers == "rank0":
+        assert times_read(plan) == 1 and costs[0].bytes_kept == batch * EACH
+
+
+def test_a_field_of_the_last_stage_is_received_by_the_nodes_of_that_stage_alone() -> None:
+    plan = ReadPlan(ParallelMesh(2, 1, 2, num_nodes=2), "rank0")
+    assert node_traffic(plan, 1, FIELDS, 3).bytes_received == 2 * 3 * 8
+
+
+def test_parts_of_samples_are_read_by_those_who_read_for_themselves() -> None:
+    mesh = ParallelMesh(1, 4, 1)
+    fields = (FieldSize("tokens", 4096, read_parts=4),)
+    assert node_traffic(ReadPlan(mesh, "every_rank"), 0, fields, 2).bytes_read == 2 * 4096
+    assert node_traffic(ReadPlan(mesh, "node"), 0, fields, 2).bytes_read == 2 * 4096
