@@ -171,6 +171,13 @@ def start_by_hand(
             _wait_until_listening(port, job.processes[0])
 
 
+def run_job(start: str, script: Path, nproc: int, *args: object) -> Ended:
+    """Run a script to its end, on ranks that are started by the "launcher" or "by hand"."""
+    with Job() as job:
+        {"launcher": start_by_launcher, "by hand": start_by_hand}[start](job, script, nproc, *map(str, args))
+        return job.wait(120.0)
+
+
 def _wait_until_listening(port: int, process: subprocess.Popen[bytes]) -> None:
     """A rank of OneFlow 0.9 that comes before rank 0 listens sleeps for 10 seconds."""
     deadline = Deadline(SECONDS_TO_LISTEN)

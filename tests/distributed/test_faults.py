@@ -11,19 +11,11 @@ from pathlib import Path
 import pytest
 
 from libai_data.mesh.peers.node_link import SECONDS_TO_MEET_VARIABLE
-from tests.distributed.jobs import Ended, Job, check_end, says_who_is_gone, start_by_hand, start_by_launcher
+from tests.distributed.jobs import Job, check_end, run_job, says_who_is_gone, start_by_hand, start_by_launcher
 from tests.properties import slowly
 
 SCRIPT = Path(__file__).parent / "scripts" / "faults_job.py"
 WATCHDOG = 90.0
-
-STARTS = {"launcher": start_by_launcher, "by hand": start_by_hand}
-
-
-def run(start: str, nproc: int, case: str, readers: str, workers: int, folder: Path) -> Ended:
-    with Job() as job:
-        STARTS[start](job, SCRIPT, nproc, case, readers, str(workers), str(folder))
-        return job.wait(WATCHDOG)
 
 
 def tracebacks(output: str, of: str) -> int:
@@ -46,7 +38,7 @@ RAISING = [
 def test_an_exception_on_one_rank_ends_all_and_is_told_once(
     start: str, nproc: int, case: str, readers: str, workers: int, error: str, rank: int, tmp_path: Path
 ) -> None:
-    ended = run(start, nproc, case, readers, workers, tmp_path)
+    ended = run_job(start, SCRIPT, nproc, case, readers, workers, tmp_path)
     check_end(ended, tmp_path)
     assert ended.output.count(f"rank {rank} of {nproc} failed\nTraceback") == 1, ended.output
     assert tracebacks(ended.output, error) == 1, ended.output
@@ -72,7 +64,7 @@ DYING = [
 def test_a_rank_that_is_killed_ends_all(
     start: str, nproc: int, case: str, readers: str, workers: int, tmp_path: Path
 ) -> None:
-    ended = run(start, nproc, case, readers, workers, tmp_path)
+    ended = run_job(start, SCRIPT, nproc, case, readers, workers, tmp_path)
     check_end(ended, tmp_path)
     dead = int(case.partition(":")[2])
     if start == "by hand":
@@ -84,7 +76,7 @@ def test_a_rank_that_is_killed_ends_all(
 
 
 def test_a_rank_that_is_interrupted_is_named(tmp_path: Path) -> None:
-    ended = run("launcher", 2, "interrupt:1", "every_rank", 0, tmp_path)
+    ended = run_job("launcher", SCRIPT, 2, "interrupt:1", "every_rank", 0, tmp_path)
     check_end(ended, tmp_path)
     assert ended.codes == [130]
     assert "\nrank 1 was interrupted\n" in ended.output
@@ -93,7 +85,7 @@ def test_a_rank_that_is_interrupted_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("readers", [slowly("node"), "rank0"])
 def test_a_killed_worker_is_replaced_and_the_job_goes_on(readers: str, tmp_path: Path) -> None:
-    ended = run("launcher", 2, "kill_worker:0", readers, 2, tmp_path)
+    ended = run_job("launcher", SCRIPT, 2, "kill_worker:0", readers, 2, tmp_path)
     assert ended.codes == [0], ended.output
     assert (tmp_path / "fault").exists()
     assert not ended.left

@@ -11,20 +11,13 @@ from typing import Callable
 import pytest
 
 from libai_data.launch.job_environment import SECRET_VARIABLE
-from tests.distributed.jobs import Ended, Job, check_end, launch_command, start_by_hand, start_by_launcher
+from tests.distributed.jobs import Job, check_end, launch_command, run_job, start_by_hand, start_by_launcher
 from tests.distributed.processes import ranks_environment
 from tests.properties import slowly
 
 SCRIPT = Path(__file__).parent / "scripts" / "own_loop.py"
 NEVER_JOINS = Path(__file__).parent / "scripts" / "leave_before_joining.py"
-STARTS = {"launcher": start_by_launcher, "by hand": start_by_hand}
 WATCHDOG = 120.0
-
-
-def run(start: str, nproc: int, case: str, readers: str, folder: Path) -> Ended:
-    with Job() as job:
-        STARTS[start](job, SCRIPT, nproc, case, readers, str(folder))
-        return job.wait(WATCHDOG)
 
 
 LEAVING = [
@@ -43,7 +36,7 @@ LEAVING = [
 def test_a_rank_that_leaves_early_ends_all_and_is_named(
     start: str, nproc: int, case: str, readers: str, tmp_path: Path
 ) -> None:
-    ended = run(start, nproc, case, readers, tmp_path)
+    ended = run_job(start, SCRIPT, nproc, case, readers, tmp_path)
     check_end(ended, tmp_path)
     rank = case.partition(":")[2]
     others = set(map(str, range(nproc))) - {rank}
@@ -76,13 +69,13 @@ FAILING = [
 def test_a_rank_that_fails_ends_all(
     start: str, nproc: int, case: str, readers: str, message: str, tmp_path: Path
 ) -> None:
-    ended = run(start, nproc, case, readers, tmp_path)
+    ended = run_job(start, SCRIPT, nproc, case, readers, tmp_path)
     check_end(ended, tmp_path)
     assert message in ended.output, ended.output
 
 
 def test_a_rank_that_exits_with_a_code_after_the_last_collective_ends_the_job_with_it(tmp_path: Path) -> None:
-    ended = run("launcher", 2, "exit 3 at the end:1", "iterable", tmp_path)
+    ended = run_job("launcher", SCRIPT, 2, "exit 3 at the end:1", "iterable", tmp_path)
     check_end(ended, tmp_path)
     assert ended.codes == [3], ended.output
     assert "rank 1 ends: it called sys.exit(3)" in ended.output
@@ -90,13 +83,13 @@ def test_a_rank_that_exits_with_a_code_after_the_last_collective_ends_the_job_wi
 
 @pytest.mark.slow
 def test_a_sys_exit_that_was_caught_ends_nothing(tmp_path: Path) -> None:
-    ended = run("launcher", 2, "caught:0", "iterable", tmp_path)
+    ended = run_job("launcher", SCRIPT, 2, "caught:0", "iterable", tmp_path)
     assert ended.codes == [0], ended.output
 
 
 @pytest.mark.slow
 def test_a_rank_that_needs_nobody_any_more_may_end_later_than_the_others(tmp_path: Path) -> None:
-    ended = run("launcher", 3, "late:1", "stream+node", tmp_path)
+    ended = run_job("launcher", SCRIPT, 3, "late:1", "stream+node", tmp_path)
     assert ended.codes == [0], ended.output
     assert "the slowest rank is done" in ended.output
     assert len(re.findall(r"^rank \d is at its end$", ended.output, re.M)) == 3
