@@ -89,6 +89,13 @@ def paths_in(state: Mapping[str, Any], before: tuple[str, ...] = ()) -> Iterator
             yield from paths_in(value, (*before, key))
 
 
+def part_with(state: Any, path: tuple[str, ...]) -> Any:
+    """The part of a state that has the last key of a path."""
+    for key in path[:-1]:
+        state = state[key]
+    return state
+
+
 def begun(kind: str) -> dict[str, Any]:
     loader = KINDS[kind]()
     batches = iter(loader)
@@ -103,11 +110,8 @@ def test_an_odd_value_of_any_key_is_refused_by_name_or_leads_on(kind: str) -> No
     for path in paths_in(saved):
         for value in ODD:
             loader = KINDS[kind]()
-            state: Any = copy.deepcopy(saved)
-            part = state
-            for key in path[:-1]:
-                part = part[key]
-            part[path[-1]] = value
+            state = copy.deepcopy(saved)
+            part_with(state, path)[path[-1]] = value
             try:
                 loader.load_state_dict(state)
                 json.dumps(loader.state_dict())
@@ -121,11 +125,8 @@ def test_a_state_without_a_key_is_refused_or_leads_on(kind: str) -> None:
     saved = begun(kind)
     for path in paths_in(saved):
         loader = KINDS[kind]()
-        state: Any = copy.deepcopy(saved)
-        part = state
-        for key in path[:-1]:
-            part = part[key]
-        del part[path[-1]]
+        state = copy.deepcopy(saved)
+        del part_with(state, path)[path[-1]]
         try:
             loader.load_state_dict(state)
             next(iter(loader))
@@ -147,11 +148,8 @@ def test_a_state_without_a_key_is_refused_or_leads_on(kind: str) -> None:
     ],
 )
 def test_a_state_of_rows_that_contradicts_itself_is_refused(kind: str, path: tuple[str, ...], value: int) -> None:
-    state: Any = begun(kind)
-    part = state
-    for key in path[:-1]:
-        part = part[key]
-    part[path[-1]] = value
+    state = begun(kind)
+    part_with(state, path)[path[-1]] = value
     with pytest.raises(CheckpointError, match=f"contradicts itself: .*{value}.*delete"):
         KINDS[kind]().load_state_dict(state)
 

@@ -377,14 +377,6 @@ def test_what_holds_an_iterator_has_no_empty_second_round(is_wrapped: bool, ends
         loader.close()
 
 
-def test_an_iterator_can_be_gone_through_once() -> None:
-    loader = from_iterable(numbers(), 4)
-    assert len(taken(loader)) == 6
-    with pytest.raises(SampleError, match=r"can be iterated only once\. Pass the function"):
-        taken(loader)
-    loader.close()
-
-
 class KnowsItsEpoch:
     """Reads its epoch while it is iterated over."""
 
@@ -552,20 +544,6 @@ def test_loaders_of_ours_are_no_iterables_of_samples() -> None:
         from_iterable(from_iterable(numbers, 4), 4)
     with pytest.raises(SchemaError, match="yields batches of a loader of libai_data"):
         next(iter(from_iterable(lambda: iter(own), 2)))
-
-
-def test_map_style_sources_are_shuffled_read_by_workers_and_resume() -> None:
-    samples = [sample(number) for number in range(22)]
-    plain = from_iterable(samples, 4, shuffle=True, seed=5, ends="cycle")
-    expected = taken(plain, 12)
-    with_workers = from_iterable(samples, 4, shuffle=True, seed=5, ends="cycle", num_workers=2)
-    assert taken(with_workers, 12) == expected
-    assert sorted(flat(expected)[:22]) == list(range(22))
-    assert flat(expected)[:22] != list(range(22))
-    options = {"micro_batch_size": 4, "shuffle": True, "seed": 5, "ends": "cycle"}
-    assert resumed(lambda: samples, 6, 4, **options) == expected[6:10]
-    for loader in (plain, with_workers):
-        loader.close()
 
 
 def test_reading_ahead_is_bounded_and_ends_with_the_loader() -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Callable
 
 import pytest
 
@@ -17,6 +18,7 @@ from libai_data.launch.launcher import free_port
 from libai_data.launch.ports import listen, reserve_port
 from libai_data.mesh.peers import liveness
 from libai_data.mesh.peers.liveness import SECONDS_TO_JOIN_VARIABLE, seconds_to_join
+from libai_data.mesh.peers.node_link import SECONDS_TO_MEET_VARIABLE, seconds_to_meet
 from tests.deadline import printed_by, run_to_end
 from tests.distributed.namespaces import Node, two_nodes, why_not
 from tests.distributed.processes import ranks_environment
@@ -165,10 +167,15 @@ def test_a_process_that_is_forked_while_ranks_meet_ends_nothing(repository: Path
 
 
 @pytest.mark.parametrize("value", ["soon", "0", "-1", "nan"])
-def test_a_time_that_is_none_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(SECONDS_TO_JOIN_VARIABLE, value)
-    with pytest.raises(ConfigError, match=SECONDS_TO_JOIN_VARIABLE):
-        seconds_to_join()
+@pytest.mark.parametrize(
+    ("variable", "seconds"), [(SECONDS_TO_JOIN_VARIABLE, seconds_to_join), (SECONDS_TO_MEET_VARIABLE, seconds_to_meet)]
+)
+def test_a_time_that_is_none_is_refused(
+    variable: str, seconds: Callable[[], float], value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ConfigError, match=variable):
+        seconds()
 
 
 def test_ranks_wait_ten_minutes_by_default(monkeypatch: pytest.MonkeyPatch) -> None:

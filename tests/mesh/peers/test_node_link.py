@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from libai_data.errors import ConfigError, PeerError
+from libai_data.errors import PeerError
 from libai_data.mesh.peers.channel import Channel
 from libai_data.mesh.peers.node_link import (
     SECONDS_TO_MEET_VARIABLE,
@@ -18,7 +18,6 @@ from libai_data.mesh.peers.node_link import (
     connect_to_leader,
     let_in,
     open_node_link,
-    seconds_to_meet,
 )
 from tests.forks import a_fork_that_lives_on
 
@@ -100,13 +99,6 @@ def test_a_leader_that_never_listens_is_named(name: str, monkeypatch: pytest.Mon
     monkeypatch.setenv(SECONDS_TO_MEET_VARIABLE, "0.3")
     with pytest.raises(PeerError, match=r"rank 5 could not reach rank 4 \(the first of this node\) within 0\.3 s"):
         connect_to_leader(name, 5, leader=4)
-
-
-@pytest.mark.parametrize("value", ["0", "-1", "soon", "nan"])
-def test_a_time_to_meet_that_is_none_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(SECONDS_TO_MEET_VARIABLE, value)
-    with pytest.raises(ConfigError, match=SECONDS_TO_MEET_VARIABLE):
-        seconds_to_meet()
 
 
 def test_what_a_rank_forked_does_not_keep_its_connections_open(name: str) -> None:
