@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from libai_data.data.samplers import CyclicSampler, SingleRoundSampler
+from libai_data.data.samplers import CyclicSampler
 from libai_data.delivery.feeds import MOST_UNTAKEN, LinkFeed, LocalFeed, NodeBatch, NodePublisher
 from libai_data.errors import PeerError, SampleError, SchemaError
 from libai_data.loader import BatchLoader
@@ -162,32 +162,6 @@ def test_batches_of_a_broken_off_pass_are_given_back_unseen(node: Node) -> None:
             follower.next()
     gc.collect()
     assert len(node.publisher._held) <= 2
-
-
-def test_the_end_of_a_pass_and_the_next_one_reach_all() -> None:
-    loader = BatchLoader(ROWS, SingleRoundSampler(ROWS, 48))
-    ours, theirs = Channel.pair()
-    publisher, feed = NodePublisher({1: ours}, loader.shared_arena().descriptor), LocalFeed(loader, shards=1)
-    follower = LinkFeed(theirs, leader=0)
-    for _ in range(2):
-        publisher.begin()
-        feed.begin(0)
-        follower.begin(0)
-        seen = []
-        while True:
-            batch = feed.next()
-            if batch is None:
-                publisher.end()
-                assert follower.next() is None
-                break
-            publisher.publish(batch)
-            taken = follower.next()
-            assert taken is not None
-            seen.append(taken.info.valid)
-        assert seen == [48, 16]
-    follower.close()
-    publisher.close()
-    feed.close()
 
 
 @pytest.mark.parametrize("reads_ahead", [False, True])

@@ -177,13 +177,6 @@ def test_an_iterable_dataset_is_read_in_its_order() -> None:
             DataLoader(Numbers(), **{name: value})
 
 
-def test_a_loader_without_ends_goes_on_in_the_next_epoch() -> None:
-    loader = DataLoader([{"n": number} for number in range(5)], 4, shuffle=True, ends="cycle")
-    batches = iter(loader)
-    rows = [row for _ in range(5) for row in next(batches)["n"].numpy().tolist()]
-    assert [sorted(rows[start : start + 5]) for start in range(0, 20, 5)] == [list(range(5))] * 4
-
-
 def test_a_dataset_of_batches_needs_no_batch_size() -> None:
     batches = [{"x": np.full((3, 2), number)} for number in range(3)]
     assert [batch["x"].numpy().tolist() for batch in DataLoader(batches, batch_size=None)] == [
