@@ -25,12 +25,13 @@ from libai_data.data.samplers import CyclicSampler
 from libai_data.data.sources import open_source
 from libai_data.launch.launcher import free_port
 from tests.data.sources.object_store import BUCKET, STALL, ObjectStore
-from tests.distributed.jobs import Job, launch_command, start_by_launcher
+from tests.distributed.jobs import Job, start_by_launcher
 from tests.distributed.launcher import launch_ranks
 from tests.distributed.namespaces import Node, two_nodes, why_not
-from tests.distributed.processes import BOOTSTRAP, command_of, ranks_environment
+from tests.distributed.processes import command_of, ranks_environment
 from tests.distributed.scripts.stream_and_resume import BATCH, ORDER, Records, digest_of, stream
 from tests.distributed.scripts.stream_shards import BATCHES, loader_of
+from tests.distributed.test_two_nodes import start_on
 from tests.properties import slowly
 
 pyarrow = pytest.importorskip("pyarrow")
@@ -108,6 +109,7 @@ WHOLE_CACHE = 100
 LANED = "blend-lanes,filter-lanes,packer-lanes,filter-epochs,packer-epochs"
 IN_LANES = f"plain,{LANED}"
 ALL_KINDS = f"{IN_LANES},blend,filter,packer"
+MEASURED = ("filter-lanes", "measured-lanes")
 
 
 @pytest.mark.parametrize(
@@ -231,21 +233,22 @@ class TwoNodes:
         servers.wait_for(lambda: "Serving" in servers.outputs()[0], "server")
         subprocess.run(nodes[0].command(sys.executable, *table, self.address), check=True, env=ranks_environment())
 
+    def fetched(self, begun: int) -> list[str]:
+        """The shards that the server has sent since its log had `begun` characters."""
+        return re.findall(r'"GET /(\d+)\.parquet HTTP/1.1" 200', self.servers.outputs()[0][begun:])
+
     def start(self, job: Job, ranks: int, readers: str, steps: int, cached: int) -> None:
         """Start the ranks of each node, with a cache for so many shards."""
         self.run(job, ranks, cached, RESUMING, self.address, str(self.folder), readers, "1", str(steps))
 
     def run(self, job: Job, ranks: int, cached: int, script: Path, *arguments: str) -> None:
         """Start a script on the ranks of each node, with a cache for so many shards."""
-        meeting = str(free_port())
-        for number, node in enumerate(self.nodes):
-            where = ["--nnodes", "2", "--node_rank", str(number), "--master_addr", self.nodes[0].address]
-            command = [*launch_command(ranks, *where, "--master_port", meeting), str(BOOTSTRAP), str(script)]
-            own = {
-                "LIBAI_DATA_CACHE_DIR": str(self.folder / f"cache{number}"),
-                "LIBAI_DATA_CACHE_SIZE": str(cached * self.size),
-            }
-            job.start(node.command(*command, *arguments), ranks_environment(own))
+
+        def cache_of(node: int) -> dict[str, str]:
+            size = str(cached * self.size)
+            return {"LIBAI_DATA_CACHE_DIR": str(self.folder / f"cache{node}"), "LIBAI_DATA_CACHE_SIZE": size}
+
+        start_on(job, self.nodes, script, *arguments, ranks=ranks, env_of=cache_of)
 
 
 @pytest.fixture
@@ -265,46 +268,37 @@ def test_two_nodes_stream_the_batches_of_local_files_and_share_the_shards(served
         served.start(job, 1, "node", steps, cached=36)
         ended = job.wait(WATCHDOG)
         assert ended.codes == [0, 0], ended.output
-        gets = re.findall(r'"GET /(\d+)\.parquet HTTP/1.1" 200', served.servers.outputs()[0][begun:])
     check_taken(tmp_path, steps)
-    assert len(gets) <= 1.1 * SHARDS, "a node fetches its own shards, once, and keeps them"
+    assert len(served.fetched(begun)) <= 1.1 * SHARDS, "a node fetches its own shards, once, and keeps them"
 
 
 @pytest.mark.slow
 @on_two_nodes
-@pytest.mark.parametrize(("ranks", "readers"), [(1, "every_rank"), (2, "node")])
+@pytest.mark.parametrize(
+    ("ranks", "readers", "kinds", "cached"),
+    [
+        (1, "every_rank", LANED, 36),
+        (2, "node", LANED, 36),
+        *((2, readers, kind, WHOLE_CACHE) for readers in ("every_rank", "node") for kind in MEASURED),
+    ],
+)
 def test_two_nodes_stream_blends_filters_and_packers_in_lanes_as_one_process_reads_local_files(
-    ranks: int, readers: str, served: TwoNodes, tmp_path: Path
+    ranks: int, readers: str, kinds: str, cached: int, served: TwoNodes, tmp_path: Path
 ) -> None:
-    found = tmp_path / "taken.json"
+    """If no lengths are known, a node finds the outputs of its lanes by reading their samples."""
+    begun, found = len(served.servers.outputs()[0]), tmp_path / "taken.json"
     with Job() as job:
-        served.run(job, ranks, 36, SCRIPT, served.address, str(found), str(2 * ranks), readers, LANED)
+        served.run(job, ranks, cached, SCRIPT, served.address, str(found), str(2 * ranks), readers, kinds)
         ended = job.wait(WATCHDOG)
     assert ended.codes == [0, 0], ended.output
     taken = json.loads(found.read_text())
-    assert len(taken) == LANED.count(",") + 1
+    assert len(taken) == kinds.count(",") + 1
     for case, rows in taken.items():
         check_rows(case, rows, tmp_path)
-
-
-@pytest.mark.slow
-@on_two_nodes
-@pytest.mark.parametrize("readers", ["every_rank", "node"])
-@pytest.mark.parametrize("kind", ["filter-lanes", "measured-lanes"])
-def test_nodes_that_measure_samples_fetch_the_shards_of_their_own_lanes(
-    kind: str, readers: str, served: TwoNodes, tmp_path: Path
-) -> None:
-    """No lengths are known, so a node finds the outputs of its lanes by reading their samples."""
-    begun = len(served.servers.outputs()[0])
-    found = tmp_path / "taken.json"
-    with Job() as job:
-        served.run(job, 2, WHOLE_CACHE, SCRIPT, served.address, str(found), "4", readers, kind)
-        ended = job.wait(WATCHDOG)
-    assert ended.codes == [0, 0], ended.output
-    check_rows(kind, json.loads(found.read_text())[f"4 {readers} {kind}"], tmp_path)
-    gets = re.findall(r'"GET /(\d+)\.parquet HTTP/1.1" 200', served.servers.outputs()[0][begun:])
-    assert set(gets) == {f"{shard:02}" for shard in range(SHARDS)}
-    assert len(gets) <= SHARDS + 1, "two nodes share a shard only at the end of a span"
+    if kinds in MEASURED:
+        gets = served.fetched(begun)
+        assert set(gets) == {f"{shard:02}" for shard in range(SHARDS)}
+        assert len(gets) <= SHARDS + 1, "two nodes share a shard only at the end of a span"
 
 
 @pytest.mark.slow

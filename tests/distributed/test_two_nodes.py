@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable
 
@@ -53,13 +53,20 @@ def run_on(nodes: Sequence[Node], timeout: float, script: Path, *args: str) -> E
         return job.wait(timeout)
 
 
-def start_on(job: Job, nodes: Sequence[Node], script: Path, *args: str, ranks: int = 2) -> None:
+def start_on(
+    job: Job,
+    nodes: Sequence[Node],
+    script: Path,
+    *args: str,
+    ranks: int = 2,
+    env_of: Callable[[int], Mapping[str, str]] = lambda node: {},
+) -> None:
     """Start a script on some ranks of each node, through a launcher on each."""
     port = str(free_port())
     for number, node in enumerate(nodes):
         where = ["--nnodes", "2", "--node_rank", str(number), "--master_addr", nodes[0].address]
         command = launch_command(ranks, *where, "--master_port", port) + [str(BOOTSTRAP), str(script), *args]
-        job.start(node.command(*command), ranks_environment())
+        job.start(node.command(*command), ranks_environment(env_of(number)))
 
 
 @pytest.fixture(scope="module")
