@@ -120,7 +120,7 @@ class AppendFile:
 
 def output_path(text: str, rule: Rule = OUTPUT) -> Path:
     """The `type` of a command-line argument that names a folder, or a file or folder, to write."""
-    if not rule.holds(text):
+    if not rule.accepts(text):
         raise argparse.ArgumentTypeError(f"{text!r} must be {rule.allowed}")
     return Path(text)
 

@@ -40,11 +40,11 @@ def _unused(default: Any, instead: str) -> Rule:
 
 def _checked_later(rule: Rule) -> Rule:
     """A rule that accepts every value, because the code that reads the key checks the value itself."""
-    return rule._replace(holds=lambda value: True)
+    return rule._replace(accepts=lambda value: True)
 
 
 _COUNT = whole(1)
-_COUNT_OR_INF = Rule(f"{_COUNT.allowed}, or inf", lambda value: value == math.inf or _COUNT.holds(value))
+_COUNT_OR_INF = Rule(f"{_COUNT.allowed}, or inf", lambda value: value == math.inf or _COUNT.accepts(value))
 _EPOCHS = or_none(real(0, 1e9))
 _TEXTS = or_none(list_of(str, "texts"))
 _PAIRS = or_none(list_of(ListConfig, "lists of two, as [[0, 64], [1000, 128]]"))

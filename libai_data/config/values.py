@@ -46,9 +46,9 @@ def check_values(cfg: Any) -> None:
     problems = []
     for key, (_, rule, *_) in KEYS.items():
         value = _value_of(cfg, key)
-        if value is _ABSENT or rule.holds(value):
+        if value is _ABSENT or rule.accepts(value):
             continue
-        if isinstance(value, float) and value.is_integer() and rule.holds(int(value)):
+        if isinstance(value, float) and value.is_integer() and rule.accepts(int(value)):
             OmegaConf.update(cfg, key, int(value))
             continue
         problems.append(rule.problem(key, value))

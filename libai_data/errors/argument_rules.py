@@ -24,12 +24,12 @@ class Rule(NamedTuple):
 
     Args:
         allowed: the allowed values in words, as in "seed is 'x'; it must be <allowed>".
-        holds: returns whether a value is allowed.
+        accepts: returns whether a value is allowed.
         choices: the allowed values, if there are few.
     """
 
     allowed: str
-    holds: Callable[[Any], bool]
+    accepts: Callable[[Any], bool]
     choices: tuple[Any, ...] = ()
 
     def problem(self, name: str, value: Any) -> str:
@@ -43,68 +43,68 @@ class Rule(NamedTuple):
 def whole(least: int, most: int = _LARGEST, words: str = "") -> Rule:
     """An int from `least` to `most`, both included; `words` say what special values mean."""
 
-    def holds(value: Any) -> bool:
+    def accepts(value: Any) -> bool:
         return isinstance(value, Integral) and not isinstance(value, bool) and least <= value <= most  # type: ignore
 
     limits = f"at least {least}" if most == _LARGEST else f"{least} to {most}"
-    return Rule(f"an int, {limits}{words and f' ({words})'}", holds)
+    return Rule(f"an int, {limits}{words and f' ({words})'}", accepts)
 
 
 def real(least: float, most: float, words: str = "") -> Rule:
     """A finite number from `least` to `most`, both included."""
 
-    def holds(value: Any) -> bool:
+    def accepts(value: Any) -> bool:
         return isinstance(value, Real) and not isinstance(value, bool) and bool(least <= value <= most)  # type: ignore
 
-    return Rule(f"a number, {least} to {most}{words and f' ({words})'}", holds)
+    return Rule(f"a number, {least} to {most}{words and f' ({words})'}", accepts)
 
 
 def one_of(*choices: Any) -> Rule:
     """One of a few values; the type must be equal too."""
 
-    def holds(value: Any) -> bool:
+    def accepts(value: Any) -> bool:
         return any(type(choice) is type(value) and choice == value for choice in choices)
 
-    return Rule(" or ".join(map(repr, choices)), holds, choices)
+    return Rule(" or ".join(map(repr, choices)), accepts, choices)
 
 
 def list_of(kind: type, words: str, least: int = 0) -> Rule:
     """A list, or another sequence, of at least `least` elements, all of type `kind`."""
 
-    def holds(value: Any) -> bool:
+    def accepts(value: Any) -> bool:
         is_list = isinstance(value, Sequence) and not isinstance(value, (str, bytes)) and len(value) >= least
         return is_list and all(isinstance(each, kind) and type(each) is not bool for each in value)
 
-    return Rule(f"a list of {words}", holds)
+    return Rule(f"a list of {words}", accepts)
 
 
 def _are_field_names(value: Any) -> bool:
-    return list_of(str, "", 1).holds(value) and len({*value}) == len(value)
+    return list_of(str, "", 1).accepts(value) and len({*value}) == len(value)
 
 
 def each(rule: Rule, count: int | None = None, least: int = 0) -> Rule:
     """A list of `count` elements, or of any number from `least` on, that all follow a rule."""
 
-    def holds(value: Any) -> bool:
+    def accepts(value: Any) -> bool:
         fits = isinstance(value, (list, tuple)) and count in (None, len(value)) and len(value) >= least
-        return fits and all(map(rule.holds, value))
+        return fits and all(map(rule.accepts, value))
 
-    return Rule(f"a list{'' if count is None else f' of {count}'}, each {rule.allowed}", holds)
+    return Rule(f"a list{'' if count is None else f' of {count}'}, each {rule.allowed}", accepts)
 
 
 def several(rule: Rule) -> Rule:
     """A list, tuple or array of values that all follow a rule."""
 
-    def holds(value: Any) -> bool:
+    def accepts(value: Any) -> bool:
         is_list = isinstance(value, Sequence) and not isinstance(value, (str, bytes))
-        return (is_list or bool(getattr(value, "shape", ()))) and all(map(rule.holds, value))
+        return (is_list or bool(getattr(value, "shape", ()))) and all(map(rule.accepts, value))
 
-    return Rule(f"a list, each {rule.allowed}", holds)
+    return Rule(f"a list, each {rule.allowed}", accepts)
 
 
 def or_none(rule: Rule) -> Rule:
     """A rule that also allows None."""
-    return rule._replace(allowed=f"{rule.allowed}, or None", holds=lambda value: value is None or rule.holds(value))
+    return rule._replace(allowed=f"{rule.allowed}, or None", accepts=lambda value: value is None or rule.accepts(value))
 
 
 def _is_path(text: Any) -> bool:
@@ -113,7 +113,7 @@ def _is_path(text: Any) -> bool:
 
 def _is_output(value: Any) -> bool:
     # pathlib turns "s3://bucket" into "s3:/bucket".
-    return PATH.holds(value) and not re.search(r"^~|^[\w+.-]+:/|://", os.fspath(value))
+    return PATH.accepts(value) and not re.search(r"^~|^[\w+.-]+:/|://", os.fspath(value))
 
 
 INT = Rule("an int", lambda value: isinstance(value, Integral) and not isinstance(value, bool))
@@ -122,7 +122,7 @@ BATCH_SIZE = whole(1, 2**31 - 1)
 EPOCH = whole(0, 2**31 - 1)
 FLAG = one_of(True, False)
 TEXT = Rule("a text", lambda value: isinstance(value, (str, os.PathLike)))
-PATH = Rule("a path, as text or a pathlib.Path", lambda value: TEXT.holds(value) and _is_path(os.fspath(value)))
+PATH = Rule("a path, as text or a pathlib.Path", lambda value: TEXT.accepts(value) and _is_path(os.fspath(value)))
 OUTPUT = Rule("a path on this machine (no '~', and no address such as s3://bucket/x)", _is_output)
 OUTPUT_FILE = Rule(
     "a path of a file on this machine (no folder, no '~', and no address such as s3://bucket/x)",
@@ -146,7 +146,7 @@ def check(rules: Mapping[str, Rule], **values: Any) -> None:
         ConfigError: An argument breaks its rule; the message names the first one, its value and the allowed values.
     """
     for name, value in values.items():
-        if name in rules and not rules[name].holds(value):
+        if name in rules and not rules[name].accepts(value):
             raise ConfigError(rules[name].problem(name, value))
 
 
@@ -193,6 +193,6 @@ def check_types(target: Callable[..., Any], values: Mapping[str, Any], path: str
         kinds = str(parameter.annotation).split(" | ") if parameter is not None else []
         rules = [_RULE_OF_TYPE.get(kind) for kind in kinds]
         known = [rule for rule in rules if rule is not None]
-        if known and len(known) == len(rules) and not any(rule.holds(value) for rule in known):
+        if known and len(known) == len(rules) and not any(rule.accepts(value) for rule in known):
             allowed = " or ".join(rule.allowed for rule in known)
             raise ConfigError(f"{path and path + '.'}{name} is {value!r:.200}; it must be {allowed}.")

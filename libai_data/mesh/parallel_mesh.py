@@ -196,13 +196,13 @@ def spread_layers(num_layers: int, num_stages: int) -> tuple[int, ...]:
 
 def refuse(rule: Rule, name: str, value: object) -> None:
     """Raise a MeshError if a value breaks its rule."""
-    if not rule.holds(value):
+    if not rule.accepts(value):
         raise MeshError(rule.problem(name, value))
 
 
 def _check_stages(name: str, stages: tuple[int, ...], num_stages: int) -> None:
     for layer, stage in enumerate(stages):
-        if not whole(0, num_stages - 1).holds(stage):
+        if not whole(0, num_stages - 1).accepts(stage):
             raise MeshError(
                 f"{name}[{layer}] is {stage!r}, but with pipeline_parallel_size={num_stages} "
                 f"the stages are 0..{num_stages - 1}."
@@ -253,7 +253,7 @@ def _configured_stages(dist_cfg: Mapping[str, Any], num_stages: int) -> tuple[in
             f"train.dist.pipeline_num_layers is missing: with pipeline_parallel_size={num_stages} "
             "it must be the number of the model's layers."
         )
-    if not whole(num_stages).holds(num_layers):
+    if not whole(num_stages).accepts(num_layers):
         raise ConfigError(
             f"train.dist.pipeline_num_layers is {num_layers!r}; it must be an integer of at least "
             f"pipeline_parallel_size={num_stages}, so that each stage gets a layer."

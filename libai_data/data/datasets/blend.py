@@ -166,7 +166,7 @@ def _limits(max_epochs: Sequence[float | None] | None, sizes: tuple[int, ...]) -
     if max_epochs is None or all(each is None for each in max_epochs):
         return ()
     for each in max_epochs:
-        if each is not None and not (REAL.holds(each) and 0 < each < inf):
+        if each is not None and not (REAL.accepts(each) and 0 < each < inf):
             raise ConfigError(
                 f"max_epochs is {list(max_epochs)}; {each!r} is not allowed: give a number above 0 for each dataset, "
                 "or None for any number of epochs"

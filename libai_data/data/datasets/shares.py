@@ -21,7 +21,7 @@ def shares_of(what: str, weights: Sequence[Any]) -> list[Fraction]:
     Raises:
         ConfigError: A weight is negative or no number, or all are 0.
     """
-    if not several(ANYTHING).holds(weights):
+    if not several(ANYTHING).accepts(weights):
         raise ConfigError(f"{what} are {weights!r:.200}; give a list of numbers")
     exact = [_fraction(what, weight, weights) for weight in weights]
     total = sum(exact, Fraction(0))

@@ -22,14 +22,14 @@ _COUNTS = each(_NUMBER)
 _PHASE = Rule(
     "a list of a place and of samples of each dataset",
     lambda value: (
-        isinstance(value, (list, tuple)) and len(value) == 2 and _NUMBER.holds(value[0]) and _COUNTS.holds(value[1])
+        isinstance(value, (list, tuple)) and len(value) == 2 and _NUMBER.accepts(value[0]) and _COUNTS.accepts(value[1])
     ),
 )
 
 
 START = Rule(
     "a place and what is used of its sample, in lanes those of each lane, or None",
-    lambda value: value is None or PAIR.holds(value) or (bool(value) and each(PAIR).holds(value)),
+    lambda value: value is None or PAIR.accepts(value) or (bool(value) and each(PAIR).accepts(value)),
 )
 
 
@@ -154,9 +154,9 @@ def start_from_json(start: Any, lanes: int) -> Start:
     """Read a start that `to_json` wrote as pairs of place and offset, or None (-1). Other lanes are a ConfigError."""
     if start is None:
         return -1
-    if lanes == 1 and PAIR.holds(start):
+    if lanes == 1 and PAIR.accepts(start):
         return int(start_of(*start))
-    pairs = [] if PAIR.holds(start) else start
+    pairs = [] if PAIR.accepts(start) else start
     if lanes == 1 or [place % lanes for place, _ in pairs] != list(range(lanes)):
         raise ConfigError(f"start does not fit a stream of {lanes} lane{'s' * (lanes > 1)}")
     return tuple(int(start_of(*pair)) for pair in pairs)
@@ -203,5 +203,5 @@ def check_state(state: Any, keys: Keys, saved_by: str, name: str = "") -> None:
         path = f"{name}.{key}" if name else key
         if isinstance(rule, Keys):
             check_state(state[key], rule, saved_by, path)
-        elif not rule.holds(state[key]):
+        elif not rule.accepts(state[key]):
             raise CheckpointError(f"the data state's {rule.problem(path, state[key])}")

@@ -56,7 +56,7 @@ class Task:
     def __post_init__(self) -> None:
         if not self.keys or len(set(self.keys)) < len(self.keys):
             raise ConfigError(f"the keys of texts (--json-keys) are {list(self.keys)}; give one or more, each once")
-        if not all(map(FILE_NAME.holds, self.keys)):
+        if not all(map(FILE_NAME.accepts, self.keys)):
             raise ConfigError(
                 f"the keys of texts (--json-keys) are {list(self.keys)}; a key is a part of the name of its output "
                 "file, so it has at least one character, and no '/'"

@@ -178,8 +178,8 @@ def least_and_largest(name: str, bounds: Sequence[float]) -> tuple[float, float]
 
 def _pair(size: Size) -> tuple[int, int]:
     one = whole(1, _LARGEST)
-    pair = (size, size) if one.holds(size) else size
-    if not each(one, 2).holds(pair):
+    pair = (size, size) if one.accepts(size) else size
+    if not each(one, 2).accepts(pair):
         raise ConfigError(f"size is {size!r:.200}; it must be an int of 1 to {_LARGEST}, or (height, width)")
     height, width = pair  # type: ignore[misc]
     return int(height), int(width)  # type: ignore[arg-type]
