@@ -150,7 +150,7 @@ def check(rules: Mapping[str, Rule], **values: Any) -> None:
             raise ConfigError(rules[name].problem(name, value))
 
 
-def takes_numpy_numbers(function: Function) -> Function:
+def with_python_numbers(function: Function) -> Function:
     """Convert numpy numbers in a function's arguments to Python numbers, because JSON cannot store numpy numbers."""
 
     def plain(value: Any) -> Any:

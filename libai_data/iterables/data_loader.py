@@ -12,7 +12,7 @@ from libai_data.data.samplers.listed import DealtIndices, known_length
 from libai_data.data.samplers.sampler import StreamSampler
 from libai_data.delivery.shared_loader import SharedLoader
 from libai_data.errors import ConfigError
-from libai_data.errors.argument_rules import BATCH_SIZE, FLAG, Rule, check, or_none, takes_numpy_numbers
+from libai_data.errors.argument_rules import BATCH_SIZE, FLAG, Rule, check, or_none, with_python_numbers
 from libai_data.iterables.from_iterable import from_iterable, refuse_unknown
 from libai_data.iterables.iterable_loader import IterableLoader
 from libai_data.iterables.kinds import dataset_name, has_index
@@ -99,7 +99,7 @@ class DataLoader(_Made, metaclass=ABCMeta):
         ConfigError: Arguments are out of range, or exclude each other.
     """
 
-    @takes_numpy_numbers
+    @with_python_numbers
     def __new__(
         cls,
         dataset: Any,

@@ -27,8 +27,8 @@ from libai_data.errors.argument_rules import (
     check,
     one_of,
     or_none,
-    takes_numpy_numbers,
     whole,
+    with_python_numbers,
 )
 from libai_data.iterables.collation import PieceCollator
 from libai_data.iterables.iterable_loader import IterableLoader
@@ -63,7 +63,7 @@ _RULES = {
 }
 
 
-@takes_numpy_numbers
+@with_python_numbers
 def from_iterable(
     source: Any,
     micro_batch_size: int | None = None,

@@ -32,8 +32,8 @@ from libai_data.errors.argument_rules import (
     one_of,
     or_none,
     real,
-    takes_numpy_numbers,
     whole,
+    with_python_numbers,
 )
 from libai_data.loader.arena import Arena, PrivateArena
 from libai_data.loader.batch_reader import BatchReader, ReadyBatch, assemble, info_of
@@ -126,7 +126,7 @@ class BatchLoader(ResumableLoader):
         ConfigError: An argument is out of range, or a layout malformed.
     """
 
-    @takes_numpy_numbers
+    @with_python_numbers
     def __init__(
         self,
         dataset: Any,
