@@ -109,7 +109,7 @@ class SharedLoader(ResumableLoader):
         self.fingerprint: dict[str, Any] = json.loads(fingerprint)
         self.dataset: Any = self._loader.dataset if self._loader is not None else facts
         self.batch_sampler = self.stream = make_stream(facts, (plan.mesh.shard_of(rank),))
-        self.stream.others_tell = plan.mesh.data_parallel_size > 1
+        self.stream.exchanges_starts = plan.mesh.data_parallel_size > 1
         order = order_in_words(self.stream)
         self._agreement = Agreement(collates, check_every, order, plan.mesh.data_parallel_size)
         # If ranks of this node get the same rows, each gets them copy-on-write, because a model may change its inputs.

@@ -169,7 +169,7 @@ class BatchLoader(ResumableLoader):
         self.mixup_func = mixup_func
         self.stream = as_stream(batch_sampler, dataset)
         if isinstance(self.stream, StreamSampler):
-            self.stream.others_tell = 1 < self.stream.data_parallel_size == get_data_parallel_size()
+            self.stream.exchanges_starts = 1 < self.stream.data_parallel_size == get_data_parallel_size()
         self._samples = self._samples_now()
         self._refuse_other_sampler()
         self.num_workers = num_workers

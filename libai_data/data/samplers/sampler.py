@@ -77,7 +77,7 @@ class StreamSampler:
     """
 
     endless: bool
-    others_tell = False
+    exchanges_starts = False
     """Whether ranks exchange the starts of their lanes before they save a state; loaders of several ranks set this."""
     restored_start: Start | None = None
     """For a stream transform, the start in the state that was restored last."""
@@ -272,7 +272,7 @@ class StreamSampler:
     @property
     def follows_own_lanes(self) -> bool:
         """Whether this reader reads only samples of its own lanes; other readers know the starts of the other lanes."""
-        return self.others_tell and self.measures_lanes
+        return self.exchanges_starts and self.measures_lanes
 
     @property
     def _reads_all_lanes(self) -> bool:

@@ -115,7 +115,7 @@ def test_every_mesh_packs_the_same_and_goes_on_from_any_cut(case: Case, ranks: i
     assert len(json.dumps(state)) < 1024 + 64 * first.order.lanes
     parts, samplers = [], [case.sampler(micro, rank, ranks) for rank in range(ranks)]
     for sampler in samplers:
-        sampler.others_tell = ranks > 1
+        sampler.exchanges_starts = ranks > 1
         sampler.load_state_dict(state)
         assert sampler.state_dict() == state
         rows = outputs(sampler, 4)
@@ -318,7 +318,7 @@ def test_ranks_read_their_own_shards_in_lanes(options: dict[str, Any], known: bo
         documents.shard_lengths = np.full(16, 10)
         packs = PackedDataset(documents, 16, lengths=lengths if known else None, **options)
         sampler = CyclicSampler(packs, 8 // ranks, True, 0, rank, ranks, seed=1, lanes=8, block=2)
-        sampler.others_tell = ranks > 1
+        sampler.exchanges_starts = ranks > 1
         return sampler
 
     state = sampler_of(0, 1).state_dict()
@@ -342,7 +342,7 @@ def test_batches_of_another_size_read_lanes_that_a_reader_has_not_followed(known
     case = Case([3, 1, 4, 1, 5], 4, True, known, None, lanes=4)
     samplers = [case.sampler(2, rank, 2) for rank in range(2)]
     for sampler in samplers:
-        sampler.others_tell = True
+        sampler.exchanges_starts = True
         outputs(sampler, 3)
         sampler.follow(StepSchedule(((0, 4), (3, 6))))
     parts = [outputs(sampler, 5) for sampler in samplers]
@@ -357,7 +357,7 @@ def test_a_restored_state_replaces_what_a_reader_knew_of_its_lanes(known: bool) 
     """Also of batches that it has read behind the place of the state."""
     case = Case([3, 1, 4, 1, 5], 4, True, known, None, lanes=4)
     used, fresh = (case.sampler(2, 0, 2) for _ in range(2))
-    used.others_tell = fresh.others_tell = True
+    used.exchanges_starts = fresh.exchanges_starts = True
     outputs(used, 3)
     state = {**fresh.state_dict(), "position": 4}
     for sampler in (used, fresh):
