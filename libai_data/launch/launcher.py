@@ -25,11 +25,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from libai_data.atomic_files import output_path
-from libai_data.errors import DataPipelineError, nearest
+from libai_data.errors import ConfigError, DataPipelineError, nearest
 from libai_data.launch.exit_codes import STOPPED
 from libai_data.launch.hosts import Hosts, read_hostfile
 from libai_data.launch.output import STDERR, STDOUT, say
-from libai_data.launch.ports import DEFAULT_PORT, FREE_PORTS, free_port
+from libai_data.launch.ports import DEFAULT_PORT, FREE_PORTS, check_host, free_port
 from libai_data.launch.ranks import FORWARDED, Ranks
 from libai_data.launch.restarts import JOB_VARIABLE, Restarts, Runner, Training, describe, run_with_restarts
 
@@ -151,6 +151,10 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
         parser.error(f"--stop_grace_seconds is {args.stop_grace_seconds}; it must be at least 0, and below 1e9")
     if args.master_port is not None and not 0 < args.master_port < 2**16:
         parser.error(f"--master_port is {args.master_port}; it must be 1 to 65535")
+    try:
+        check_host("--master_addr", args.master_addr or "")
+    except ConfigError as error:
+        parser.error(str(error))
     if args.max_restarts < 0:
         parser.error(f"--max-restarts is {args.max_restarts}; it must be at least 0")
     if args.max_restarts and args.nnodes > 1:

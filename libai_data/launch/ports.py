@@ -20,6 +20,14 @@ _CREDENTIALS = struct.Struct("3i")
 _MOST_CALLERS = 4096  # ranks of a machine that may connect; nobody accepts, so the backlog must have room for all
 
 
+def check_host(name: str, host: str) -> None:
+    """Raise a ConfigError if `host`, which the user gave as `name`, cannot be a name or address, such as '10.0..1'."""
+    try:
+        host.encode("idna")  # as the functions of `socket` do
+    except UnicodeError:
+        raise ConfigError(f"{name} is {host!r}, which is no address and no name of a machine") from None
+
+
 def listen(port: int, backlog: int = 1) -> socket.socket:
     """Listen on a TCP port of all addresses of this machine, with IPv6 if available. With 0, the system chooses.
 

@@ -128,7 +128,11 @@ def call_rank0(job: JobRank, seconds: float) -> socket.socket:
                 where = f"rank {job.rank} cannot reach rank 0 at {job.host}, port {job.port}, within {seconds:g} s"
                 raise PeerError(f"{where}: {why_unreached(error)}") from error
             time.sleep(_SECONDS_BETWEEN_TRIES)
-    introduce(link, {"rank": job.rank}, job.key, max(deadline - time.monotonic(), _SECONDS_TO_ANSWER))
+    left = max(deadline - time.monotonic(), min(_SECONDS_TO_ANSWER, seconds / 2))
+    try:
+        introduce(link, {"rank": job.rank}, job.key, left)
+    except PeerError as error:
+        raise PeerError(f"rank {job.rank} reaches {job.host}, port {job.port}, but {error}") from error
     return link
 
 

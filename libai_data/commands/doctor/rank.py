@@ -14,6 +14,7 @@ from libai_data.engine.models import build_configured_tokenizer
 from libai_data.errors import ConfigError
 from libai_data.iterables.iterable_loader import indexed_dataset_of
 from libai_data.launch.job_environment import SECRET_VARIABLE, job_key
+from libai_data.launch.ports import check_host
 from libai_data.mesh.current import set_mesh
 from libai_data.mesh.parallel_mesh import ParallelMesh
 
@@ -34,7 +35,7 @@ class JobRank(NamedTuple):
         """Read the launcher's variables; without WORLD_SIZE, the job has one rank.
 
         Raises:
-            ConfigError: A variable is no number, or RANK is not below WORLD_SIZE.
+            ConfigError: A variable is no number, or out of its range; or MASTER_ADDR is no address.
         """
         if "WORLD_SIZE" not in environment:
             return JobRank()
@@ -50,7 +51,10 @@ class JobRank(NamedTuple):
         rank, local_rank, world_size, port = numbers
         if not rank < world_size:
             raise ConfigError(f"RANK is {rank}; with WORLD_SIZE={world_size} it must be 0 to {world_size - 1}")
+        if port >= 2**16:
+            raise ConfigError(f"MASTER_PORT is {port}; it must be 1 to 65535")
         host = environment.get("MASTER_ADDR", "127.0.0.1")
+        check_host("MASTER_ADDR", host)
         has_secret = bool(environment.get(SECRET_VARIABLE))
         return JobRank(rank, local_rank, world_size, host, port, job_key(environment), has_secret)
 

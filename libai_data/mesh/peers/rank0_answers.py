@@ -17,7 +17,7 @@ from typing import Any
 from libai_data.errors import ConfigError
 from libai_data.launch.job_environment import job_id
 from libai_data.launch.parent_pipe import keep_from_forks
-from libai_data.launch.ports import bound
+from libai_data.launch.ports import bound, check_host
 
 _QUESTION = b"libai_data: which job?"
 _LONGEST = 1024
@@ -69,9 +69,10 @@ def refuse_rank0_of_another_job(rank: int, port: int) -> None:
     """Before this process joins the job, ask the rank 0 at the job's port about its job, if one answers.
 
     Raises:
-        ConfigError: That rank 0 belongs to another job, or has met all its ranks.
+        ConfigError: That rank 0 belongs to another job, or has met all its ranks; or MASTER_ADDR is no address.
     """
     host = os.environ.get("MASTER_ADDR", "")
+    check_host("MASTER_ADDR", host)
     deadline = time.monotonic() + _SECONDS_FOR_PREDECESSOR
     while (answer := _ask(host, port)) is not None:
         if rank > 0 and answer["job"] == job_id() and not answer["has_joined"]:

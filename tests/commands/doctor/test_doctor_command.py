@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from libai_data.commands.doctor import main
+from libai_data.commands.doctor.rank import JobRank
+from libai_data.errors import ConfigError
 from libai_data.launch.job_environment import SECRET_VARIABLE
 from libai_data.launch.launcher import free_port
 from tests.commands.doctor.data import SICK
@@ -110,6 +112,28 @@ def test_a_rank_that_cannot_reach_rank_0_says_why_and_ends(host: str, cause: str
     ended = run_to_end([*DOCTOR, "--seconds", "1"], env=rank_of(1, 2, port, host))
     assert ended.returncode == 1
     assert f"libai-data doctor: rank 1 cannot reach rank 0 at {host}, port {port}, within 1 s: {cause}" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "message"),
+    [
+        ("10.0.0..1", 12345, "MASTER_ADDR is '10.0.0..1', which is no address and no name of a machine"),
+        ("127.0.0.1", 65536, "MASTER_PORT is 65536; it must be 1 to 65535"),
+    ],
+)
+def test_an_impossible_address_is_refused(host: str, port: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        JobRank.of(rank_of(1, 2, port, host))
+
+
+def test_a_rank_that_reaches_a_program_without_an_answer_says_where() -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        port = silent.getsockname()[1]
+        ended = run_to_end([*DOCTOR, "--seconds", "1"], env=rank_of(1, 2, port))
+    assert ended.returncode == 1
+    assert f"rank 1 reaches 127.0.0.1, port {port}, but the program that listens there does not answer" in ended.stderr
 
 
 def test_a_port_that_is_taken_is_said() -> None:
