@@ -20,7 +20,7 @@ from libai_data.data.datasets.blend import Blend
 from libai_data.data.datasets.shard_lengths import shard_lengths_of
 from libai_data.data.datasets.stream_transform import StreamTransform
 from libai_data.data.files.identity import key_of
-from libai_data.data.samplers.cursor import Cursor
+from libai_data.data.samplers.cursor import Cursor, EpochPositions
 from libai_data.data.samplers.lane_order import LaneOrder
 from libai_data.data.samplers.sampler import StreamSampler
 from libai_data.data.samplers.stream_state import order_in_words
@@ -251,12 +251,16 @@ class SharedLoader(ResumableLoader):
         return self._own_part(batch, as_numpy), cursor
 
     def _check_place(self, expected: Cursor, found: BatchInfo) -> None:
+        by_epoch = isinstance(self.stream, EpochPositions) and not self.endless
+        own, theirs = (expected.position, expected.epoch), (found.position, found.epoch if by_epoch else 0)
         # If nothing is left of the epoch, only the rank that reads finds this. Then it begins the next epoch.
-        if found.position != expected.position and (found.epoch, found.position) != (expected.epoch + 1, 0):
-            raise ContractError(
-                f"rank {self._rank} begins a pass at position {expected.position}, but the rank that reads for it "
-                f"begins at position {found.position}: load the same state, and set the same epoch, on all ranks"
-            )
+        if theirs == own or (expected.position and by_epoch and theirs == (0, expected.epoch + 1)):
+            return
+        words, their_words = (f"position {place}{f' of epoch {epoch}' * by_epoch}" for place, epoch in (own, theirs))
+        raise ContractError(
+            f"rank {self._rank} begins a pass at {words}, but the rank that reads for it begins at {their_words}: load "
+            "the same state, and set the same epoch, on all ranks"
+        )
 
     def _publish(self, batch: NodeBatch | None) -> None:
         for publisher in self._publishers:

@@ -39,4 +39,13 @@ def test_a_leader_that_fails_to_open_is_an_error_on_all_ranks_and_the_next_loade
             in told[rank][0]
         )
     assert "rank 2 begins a pass at position 6, but the rank that reads for it begins at position 0: load" in told[2][1]
+    told = [found["an epoch on one rank"] for found in (leader, *others)]
+    assert told[0] == ["", ""] and told[1][1] == ""
+    for rank in (1, 2):
+        assert (
+            f"rank {rank} begins a pass at position 0 of epoch 0, but the rank that reads for it begins"
+            in told[rank][0]
+        )
+        assert "begins at position 0 of epoch 5: load the same state, and set the same epoch" in told[rank][0]
+    assert "rank 2 begins a pass at position 0 of epoch 5, but the rank that reads" in told[2][1]
     assert [len(found[""]) for found in (leader, *others)] == [2, 2, 2]

@@ -11,7 +11,7 @@ from unittest import mock
 import numpy as np
 import oneflow as flow
 
-from libai_data import DataLoader
+from libai_data import DataLoader, from_iterable
 from libai_data.config import LazyCall
 from libai_data.delivery import shared_loader
 from libai_data.delivery.build import build_nlp_train_loader
@@ -79,7 +79,20 @@ def begun_with_state_on(rank: int) -> str:
         return str(error)
 
 
+def begun_with_epoch_on(rank: int) -> str:
+    """The same for an epoch of an iterable."""
+    loader = from_iterable(lambda epoch: iter([{"x": epoch}]), 1, ends="pad", readers="node")
+    if flow.env.get_rank() == rank:
+        loader.set_epoch(5)
+    try:
+        next(iter(loader))
+        return ""
+    except ContractError as error:
+        return str(error)
+
+
 found = {fails: opened(fails) for fails in ("exits", "cannot say why", "has no link", "has no memory", "")}
 found["other arguments"] = [given(batch_size=4, seed=1), given(fields=["x"], num_workers=1), given(num_workers=1)]
 found["a state on one rank"] = [begun_with_state_on(0), begun_with_state_on(2)]
+found["an epoch on one rank"] = [begun_with_epoch_on(0), begun_with_epoch_on(2)]
 Path(sys.argv[1], f"{flow.env.get_rank()}.json").write_text(json.dumps(found))
