@@ -50,7 +50,9 @@ STATE = Keys(
 def check_place(state: Mapping[str, Any]) -> None:
     """Raise an error if the parts of a loader's state, with the keys of `STATE`, contradict each other."""
     details, position, endless = state.get("iterable", {}), state["position"], state["ends"] == "cycle"
-    row, begun, mark = details.get("row"), details.get("epoch", 0), details.get("source", {}).get("row", 0)
+    # A rank that does not read saves no 'iterable'.
+    begun = details.get("epoch", state.get("epoch", 0))
+    row, mark = details.get("row"), details.get("source", {}).get("row", 0)
     contradictions = []
     if row is not None and position:
         # In an endless stream, rows count from the beginning of their epoch, and positions from the beginning of the

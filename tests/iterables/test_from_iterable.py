@@ -259,6 +259,21 @@ def test_a_batch_of_the_iterable_is_a_global_batch_unless_a_size_is_given() -> N
     loader.close()
 
 
+@pytest.mark.parametrize("epochs", [0, 1])
+def test_a_state_of_a_rank_that_does_not_read_resumes_in_any_epoch(epochs: int) -> None:
+    stopped = from_iterable(lambda: map(sample, range(22)), 4)
+    for _ in range(epochs):
+        taken(stopped)
+    taken(stopped, 3)
+    state = {name: value for name, value in stopped.state_dict().items() if name != "iterable"}
+    resumed = from_iterable(lambda: map(sample, range(22)), 4)
+    resumed.load_state_dict(state)
+    [(info, rows), *_] = taken(resumed, 1)
+    assert (info.epoch, rows) == (epochs, [12, 13, 14, 15])
+    for loader in (stopped, resumed):
+        loader.close()
+
+
 @pytest.mark.parametrize("batches", [False, True], ids=["samples", "batches"])
 @pytest.mark.parametrize("change", ["leaves a row out", "changes a value"])
 def test_a_stream_that_replays_otherwise_after_many_rows_is_refused(change: str, batches: bool) -> None:
