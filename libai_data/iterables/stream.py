@@ -216,7 +216,8 @@ class IterableStream(EpochPositions, StreamSampler):
             kept = restored.get("source")
             mark = None if kept is None else Mark(int(kept["row"]), str(kept["state"]))
             return (Place(epoch, int(restored["row"]), str(restored.get("rows_digest", "")), mark),)
-        digests = restored.get("rows_digests", {})
+        # A state of a source without shards has the digest of the rows of its only shard.
+        digests = restored.get("rows_digests") or {"0": restored.get("rows_digest", "")}
         rows, start = position // (self.data_parallel_size if self._is_sharded else 1), 0 if self.endless else epoch
         return tuple(
             Place(start, rows, str(digests.get(str(shard), ""))) for shard in self.shards[: len(self._readers)]

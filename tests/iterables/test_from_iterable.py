@@ -274,6 +274,25 @@ def test_a_state_of_a_rank_that_does_not_read_resumes_in_any_epoch(epochs: int) 
         loader.close()
 
 
+@pytest.mark.parametrize(("ends", "batches", "following"), [("drop", 3, 12), ("cycle", 7, 6)])
+def test_a_state_of_a_stream_is_compared_by_a_function_of_one_shard(ends: str, batches: int, following: int) -> None:
+    def rows(shard: int, num_shards: int) -> Iterator[Any]:
+        return (sample(number) for number in range(shard, 22, num_shards))
+
+    stopped = from_iterable(lambda: rows(0, 1), 4, ends=ends)
+    taken(stopped, batches)
+    state = stopped.state_dict()
+    resumed = from_iterable(rows, 4, ends=ends)
+    resumed.load_state_dict(state)
+    assert taken(resumed, 1)[0][1] == [*range(following, following + 4)]
+    others = from_iterable(lambda shard, num_shards: rows(shard + 1, num_shards), 4, ends=ends)
+    others.load_state_dict(state)
+    with pytest.raises(CheckpointError, match="does not replay"):
+        taken(others)
+    for loader in (stopped, resumed, others):
+        loader.close()
+
+
 @pytest.mark.parametrize("batches", [False, True], ids=["samples", "batches"])
 @pytest.mark.parametrize("change", ["leaves a row out", "changes a value"])
 def test_a_stream_that_replays_otherwise_after_many_rows_is_refused(change: str, batches: bool) -> None:
