@@ -221,16 +221,22 @@ class TaskQueue:
     def trainer_waits(self, place: int) -> bool:
         """Note that the trainer waits until the task at this place is done; returns False if it is done already.
 
-        The worker that finishes the task sets `event`.
+        The worker that finishes the task sets `event`. If other tasks wait, a sleeping worker is woken, because the
+        workers that are awake do not keep up.
         """
+        sleeper = None
         self._lock()
         try:
             if self.is_done(place):
                 return False
             self._ends[_TRAINER_WAITS] = place + 1
-            return True
+            if self._ends[_HEAD] < self._ends[_TAIL]:
+                sleeper = self._sleeper(0, time.monotonic_ns())
         finally:
             self._unlock()
+        if sleeper is not None:
+            self._wakers[sleeper].set()
+        return True
 
     def clear_claim(self, worker: int) -> None:
         """Clear a worker's claim, and count the worker as awake."""

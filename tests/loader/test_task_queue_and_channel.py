@@ -141,6 +141,19 @@ def test_the_trainer_is_woken_by_the_task_that_it_waits_for_alone() -> None:
     task_queue.close()
 
 
+def test_a_trainer_that_must_wait_wakes_another_worker_if_tasks_wait() -> None:
+    task_queue = TaskQueue(2)
+    assert task_queue.take(1) is None
+    first, second = task_queue.put(entry(0), may_wait=9), task_queue.put(entry(1), may_wait=9)
+    task_queue.take(0)
+    assert not is_set(task_queue.waker(1))
+    assert task_queue.trainer_waits(first) and is_set(task_queue.waker(1))
+    task_queue.waker(1).clear()
+    assert task_queue.take(1) == (second, entry(1)) and task_queue.take(1, done=TOOK) is None
+    assert task_queue.trainer_waits(first) and not is_set(task_queue.waker(1)), "no task waits"
+    task_queue.close()
+
+
 def test_what_waits_and_what_is_claimed_are_told_apart() -> None:
     task_queue = TaskQueue(1)
     assert task_queue.seconds_waiting() == 0
