@@ -388,7 +388,7 @@ def _fields(
     arrays: Mapping[str, np.ndarray], layouts: Mapping[str, Layout], parts: frozenset[str], as_numpy: bool
 ) -> dict[str, DistTensorData]:
     fields: dict[str, DistTensorData] = {}
-    for name, tensor in (arrays if as_numpy else as_flow_tensors(arrays)).items():
+    for name, tensor in zip(arrays, arrays.values() if as_numpy else as_flow_tensors(arrays)):
         # Without `__init__`, whose checks take four times as long: the values are known to be valid.
         fields[name] = field = _new_field()
         field.tensor, layout = tensor, layouts[name]

@@ -271,7 +271,7 @@ def collate(collator: Collator, samples: list[Any], names: Sequence[str] | None 
     skeleton = leaves_of_batch(named(batch, None if fields_in(batch) is not None else names), leaves)
     layouts = {path: layout_of(value, path) for path, value in leaves.items()}
     for path, value in leaves.items():
-        leaves[path] = text_to_array(value) if is_texts(value) else array_of(value, path)
+        leaves[path] = np.asarray(text_to_array(value) if is_texts(value) else array_of(value, path), order="C")
     return Collated(layouts, None if is_flat(skeleton) else skeleton, leaves)
 
 

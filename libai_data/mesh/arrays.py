@@ -146,16 +146,15 @@ def as_flow_tensor(tensor: Any) -> Any:
         ) from error
 
 
-def as_flow_tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """`as_flow_tensor` for the fields of a batch. Errors name the field."""
-    from_numpy = _from_numpy()
+def as_flow_tensors(arrays: Mapping[str, np.ndarray]) -> list[Any]:
+    """`as_flow_tensor` for the fields of a batch, which are contiguous. Errors name the field."""
     try:
-        return {name: from_numpy(a if a.flags.c_contiguous else a.copy()) for name, a in arrays.items()}
+        return [*map(_from_numpy(), arrays.values())]
     except RuntimeError:
-        tensors: dict[str, Any] = {}
+        tensors: list[Any] = []
         for name, array in arrays.items():
             try:
-                tensors[name] = as_flow_tensor(array)
+                tensors.append(as_flow_tensor(array))
             except SchemaError as error:
                 raise SchemaError(f"field '{name}': {error}") from error
         return tensors
