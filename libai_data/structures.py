@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, KeysView, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import MethodType
 from typing import Any, Callable, NamedTuple, Union
 
@@ -414,6 +415,11 @@ class Origin(NamedTuple):
     parts: frozenset[str] = frozenset()
     absent: frozenset[str] = frozenset()
 
+
+# For each batch of a loader: the constructors of these classes are written in Python, and take twice as long.
+new_info = partial(tuple.__new__, BatchInfo)
+new_rows = partial(tuple.__new__, RowIndices)
+new_origin = partial(tuple.__new__, Origin)
 
 _NO_ORIGIN = Origin()
 

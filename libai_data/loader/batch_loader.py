@@ -52,7 +52,7 @@ from libai_data.loader.starting import START_METHODS, WorkerStarter
 from libai_data.loader.threads import ThreadExecutor
 from libai_data.loader.worker import Payload
 from libai_data.mesh.current import get_data_parallel_size, get_mesh
-from libai_data.structures import Agreement, Instance, Origin, RowIndices
+from libai_data.structures import Agreement, Instance, new_origin, new_rows
 
 WORKER_TYPES = ("process", "thread")
 MOST_PREFETCHED = 256
@@ -245,10 +245,9 @@ class BatchLoader(ResumableLoader):
         batch = next(iteration, None)
         if batch is None:
             return None
-        rows = RowIndices(batch.index_batch.epochs, batch.index_batch.indices)
-        info = info_of(batch.index_batch)
+        read, info = batch.index_batch, info_of(batch.index_batch)
         agreement.witness = self._reader.witness if self._reader is not None else None
-        origin = Origin(info, rows, agreement, batch.parts)
+        origin = new_origin((info, new_rows((read.epochs, read.indices)), agreement, batch.parts, frozenset()))
         return assemble(batch.arrays, batch.layouts, batch.skeleton, origin, as_numpy), self.stream.after(info)
 
     def begin(self, position: int, also_kept: int = 0, fetches_ahead: bool = True) -> Iteration:

@@ -24,7 +24,7 @@ from libai_data.loader.schema import Layout, SampleSchema, SchemaMismatch, Tenso
 from libai_data.loader.slots import ArraySpec, Slot, SlotList, bytes_of
 from libai_data.loader.stage_times import NO_TIMES, StageTimes
 from libai_data.mesh.arrays import as_flow_tensors
-from libai_data.structures import BatchInfo, DistTensorData, Instance, NamedBatch, Origin, batch_of
+from libai_data.structures import BatchInfo, DistTensorData, Instance, NamedBatch, Origin, batch_of, new_info
 
 _INDEX_BYTES = 16
 """Bytes for epoch and index of a sample, which a slot has in addition to the batch."""
@@ -267,7 +267,7 @@ class BatchReader:
         else:
             raise RuntimeError("a batch without an error has been neither read nor collated")
         pending.slot = None
-        return ReadyBatch(pending.index_batch, arrays, layouts, skeleton, slot, specs, self._read_in_part)
+        return _new_ready((pending.index_batch, arrays, layouts, skeleton, slot, specs, self._read_in_part))
 
     def read(self, index_batch: IndexBatch) -> ReadyBatch:
         """Submit and finish a batch; without a task if the executor reads in this thread. See `finish`."""
@@ -288,7 +288,8 @@ class BatchReader:
             self._slot_list.give_back(slot)
             raise
         arrays = self._slot_list.hand_out(slot, specs)
-        return ReadyBatch(batch, arrays, self._layouts_of_schema, schema.skeleton, slot, specs, self._read_in_part)
+        layouts, parts = self._layouts_of_schema, self._read_in_part
+        return _new_ready((batch, arrays, layouts, schema.skeleton, slot, specs, parts))
 
     def _deliver(self, batch: IndexBatch, error: Exception | None, skipped: Sequence[SkippedSample]) -> None:
         """Count a batch that was read; raises its error, or an error if too many samples were skipped."""
@@ -382,6 +383,7 @@ def assemble(
 
 
 _new_field = partial(DistTensorData.__new__, DistTensorData)
+_new_ready = partial(tuple.__new__, ReadyBatch)
 
 
 def _fields(
@@ -412,4 +414,4 @@ def _samples_read(batch: IndexBatch) -> int:
 
 def info_of(batch: IndexBatch) -> BatchInfo:
     """The `BatchInfo` of a batch."""
-    return BatchInfo(batch.step, batch.epoch, batch.position, batch.size, batch.valid, batch.next_start)
+    return new_info((batch.step, batch.epoch, batch.position, batch.size, batch.valid, batch.next_start))

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Collection, Iterator, Mapping, Sized
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -66,6 +67,10 @@ class IndexBatch(NamedTuple):
     epochs: np.ndarray
     indices: np.ndarray
     next_start: Start | None = None
+
+
+_new_batch = partial(tuple.__new__, IndexBatch)
+"""Makes an IndexBatch in half the time of the constructor, which is written in Python."""
 
 
 class StreamSampler:
@@ -207,7 +212,7 @@ class StreamSampler:
         else:
             epochs, indices = self._full_part(position, size)
         place = int(self.left_out.places_of(np.array([position]))[0]) if self.left_out.ranges else position
-        return IndexBatch(number, place // self.order.epoch_size, position, size, valid, epochs, indices)
+        return _new_batch((number, place // self.order.epoch_size, position, size, valid, epochs, indices, None))
 
     def _places_of_rows(self, positions: np.ndarray, size: int, rows: np.ndarray, end: int | None = None) -> np.ndarray:
         """The places of some rows of the batches that begin at these positions, int64 [batches, rows].
