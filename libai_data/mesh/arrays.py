@@ -121,8 +121,11 @@ def first_leaf(values: Any) -> Any:
     return values
 
 
-def as_flow_tensor(tensor: Any) -> Any:
+def as_flow_tensor(tensor: Any, subject: str = "") -> Any:
     """Make a OneFlow tensor over an array's memory, or of a copy if it is not contiguous; return a tensor as it is.
+
+    Args:
+        subject: what the array is, as the first words of an error's message.
 
     Raises:
         SchemaError: The array is masked, or OneFlow lacks its dtype.
@@ -136,13 +139,13 @@ def as_flow_tensor(tensor: Any) -> Any:
         return _from_numpy()(tensor if tensor.flags.c_contiguous else tensor.copy())
     except RuntimeError as error:
         if not tensor.dtype.isnative:
-            return as_flow_tensor(_native(tensor))
+            return as_flow_tensor(_native(tensor), subject)
         # A dim of size 1 may have a negative stride, which OneFlow refuses.
         if min(tensor.strides, default=0) < 0:
-            return as_flow_tensor(np.ascontiguousarray(tensor).copy())
+            return as_flow_tensor(np.ascontiguousarray(tensor).copy(), subject)
         raise SchemaError(
-            f"OneFlow has no tensors of dtype {tensor.dtype}; convert the field to bool, int8, uint8, int32, int64, "
-            "float16, float32 or float64"
+            f"{subject}OneFlow has no tensors of dtype {tensor.dtype}; convert the field to bool, int8, uint8, int32, "
+            "int64, float16, float32 or float64"
         ) from error
 
 
@@ -151,13 +154,7 @@ def as_flow_tensors(arrays: Mapping[str, np.ndarray]) -> list[Any]:
     try:
         return [*map(_from_numpy(), arrays.values())]
     except RuntimeError:
-        tensors: list[Any] = []
-        for name, array in arrays.items():
-            try:
-                tensors.append(as_flow_tensor(array))
-            except SchemaError as error:
-                raise SchemaError(f"field '{name}': {error}") from error
-        return tensors
+        return [as_flow_tensor(array, f"field '{name}': ") for name, array in arrays.items()]
 
 
 @cache
