@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -208,12 +209,13 @@ def write_edited(saved: SavedState, stream: StreamState) -> Path:
 
     If the file system has hard links, both directories share the files that do not change.
     """
-    backup = _new_name(saved.path)
-    names = list(json.loads((saved.path / MANIFEST).read_text())["files"])
+    names = (saved.path.with_name(f"{saved.path.name}.before_edit_{number}") for number in count(1))
+    backup = next(path for path in names if not path.exists())
+    files = list(json.loads((saved.path / MANIFEST).read_text())["files"])
     kept = PendingDirectory(backup)
     changed = PendingDirectory(saved.path)
     try:
-        for name in names:
+        for name in files:
             kept.add_same(name, saved.path)
             if name != STATE:
                 changed.add_same(name, saved.path)
@@ -227,10 +229,3 @@ def write_edited(saved: SavedState, stream: StreamState) -> Path:
         changed.discard()
         raise CheckpointError(f"{saved.path} could not be changed, and is the same as before: {error}") from error
     return backup
-
-
-def _new_name(path: Path) -> Path:
-    number = 1
-    while (candidate := path.with_name(f"{path.name}.before_edit_{number}")).exists():
-        number += 1
-    return candidate
