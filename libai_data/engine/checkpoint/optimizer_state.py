@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.engine.checkpoint.placement import fill
+from libai_data.engine.checkpoint.placement import fill, whole_on_rank0
 from libai_data.engine.checkpoint.tensor_file import TensorFile
 from libai_data.errors import CheckpointError
+from libai_data.mesh.current import broadcast_py_object
 
 logger = logging.getLogger(__name__)
 
@@ -87,10 +88,8 @@ def _collect_graph(graph: Any) -> tuple[int, dict[str, Any]]:
 
 def _integer(tensor: Any) -> int:
     """The number in a tensor of one item, on all ranks; of a local tensor, rank 0's number. Collective."""
-    from libai_data.mesh.current import broadcast_py_object, is_main_process, tensor_to_rank0
-
-    local = tensor_to_rank0(tensor, device="cpu", to_local=True)
-    return int(broadcast_py_object(int(local.numpy().ravel()[0]) if is_main_process() else None))
+    array = whole_on_rank0(tensor)
+    return int(broadcast_py_object(None if array is None else int(array.ravel()[0])))
 
 
 def _check(name: str, file: TensorFile, parameters: dict[str, Any]) -> None:

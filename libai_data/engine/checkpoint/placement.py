@@ -73,12 +73,7 @@ def whole_on_rank0(tensor: Any) -> np.ndarray | None:
 
     The result may share memory with `tensor`: use it before the next step.
     """
-    if (tensor.is_global and any(dim is not None for dim in split_dims_of(tensor))) or not _on_rank0(tensor):
-        tensor = tensor_to_rank0(tensor, device="cpu", to_local=True)
-    elif tensor.is_global:
-        tensor = tensor.to_local()
+    if tensor.is_global:
+        is_there = set(split_dims_of(tensor)) == {None} and 0 in np.asarray(tensor.placement.ranks)
+        tensor = tensor.to_local() if is_there else tensor_to_rank0(tensor, device="cpu", to_local=True)
     return tensor.detach().numpy() if is_main_process() else None
-
-
-def _on_rank0(tensor: Any) -> bool:
-    return not tensor.is_global or 0 in np.asarray(tensor.placement.ranks)
