@@ -198,14 +198,11 @@ class LanedBlendOrder(BlendOrder, LaneOrder):
             own[rows] = turns * self.lanes + residues[rows]
         return datasets, own
 
-    def _rounds_before(self, place: int) -> np.ndarray:
-        """Places of each lane before a place, int64 [lanes]; the lanes are in the order of their turns."""
-        return (place - np.arange(self.lanes) + self.lanes - 1) // self.lanes
-
     def _taken_in_lanes(self, number: int, place: int) -> np.ndarray:
-        """Samples of a dataset that each lane has before a place, int64 [lanes]."""
+        """Samples of a dataset that each lane has before a place, int64 [lanes], in the order of the turns."""
         pattern = self._lane_patterns[bisect_right(self._starts, place) - 1]
-        return pattern.taken_before(number, self._rounds_before(place))
+        places_of_lanes = (place - np.arange(self.lanes) + self.lanes - 1) // self.lanes
+        return pattern.taken_before(number, places_of_lanes)
 
     def taken_before(self, place: int) -> tuple[int, ...]:
         return tuple(int(self._taken_in_lanes(number, place).sum()) for number in range(len(self.blend.sizes)))

@@ -40,7 +40,8 @@ class ImageRecords:
 
     def __init__(self, images: Any) -> None:
         self._images = images
-        self._field = _kind_of(_encoded(images.read(0)[0])) if len(images) else ""
+        first = _encoded(images.read(0)[0]) if len(images) else b""
+        self._field = next((kind for magic, kind in _KINDS.items() if first.startswith(magic)), "img")
         self.identity = self.identity_of(0, len(images))
 
     def __len__(self) -> int:
@@ -64,10 +65,6 @@ class ImageRecords:
         return [self[index] for index in indices]
 
     __getitems__ = read_many
-
-
-def _kind_of(encoded: bytes) -> str:
-    return next((kind for magic, kind in _KINDS.items() if encoded.startswith(magic)), "img")
 
 
 def _encoded(image: Any) -> bytes:

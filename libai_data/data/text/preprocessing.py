@@ -102,7 +102,8 @@ def preprocess(
     ends = task.ends(tokenizer)
     folder = Path(f"{output_prefix}.parts")
     with own_folder(folder):
-        plan = _plan(paths, task, cutting)
+        plan: dict[str, Any] = {**asdict(task), "tokenizer": task.tokenizer.fingerprint(), "format": cutting.format}
+        plan.update(part_bytes=cutting.part_bytes, inputs=[file_identity(path) for path in paths])
         keep_to_plan(folder, plan)
         run = _Run(folder, task, cutting, paths, progress)
         run.tokenize(workers, cluster)
@@ -131,12 +132,6 @@ def preprocess(
                     writer.add_source(shard_prefix(folder, part, number))
         shutil.rmtree(folder)
     return result
-
-
-def _plan(paths: Sequence[Path], task: Task, cutting: Cutting) -> dict[str, Any]:
-    plan: dict[str, Any] = {**asdict(task), "tokenizer": task.tokenizer.fingerprint()}
-    plan.update(format=cutting.format, part_bytes=cutting.part_bytes, inputs=[file_identity(path) for path in paths])
-    return plan
 
 
 class _Run:
