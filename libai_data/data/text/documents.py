@@ -43,12 +43,15 @@ def read_piece(piece: Piece, keys: Sequence[str], documents: str) -> Iterator[Re
         # A file that cannot be opened has a problem, and no row groups.
         if piece.stop:
             yield from _rows(piece, keys)
-    elif piece.format == JSON_LINES:
-        for line, data in _lines(piece.read()):
-            yield _parsed(line, _unmarked(data), keys)
     else:
-        for line, data in _text_units(piece.read(), documents):
-            yield _decoded(line, _unmarked(data), len(keys))
+        is_json = piece.format == JSON_LINES
+        for line, data in _lines(piece.read()) if is_json else _text_units(piece.read(), documents):
+            try:
+                text = _unmarked(data).decode("utf-8")
+            except UnicodeDecodeError as error:
+                yield BadLine(line, f"not UTF-8: {error.reason} at byte {error.start}")
+            else:
+                yield _parsed(line, text, keys) if is_json else Document(line, (text,) * len(keys))
     if piece.problem:
         yield BadLine(0, piece.problem)
 
@@ -93,18 +96,9 @@ def _paragraphs(data: bytes) -> Iterator[tuple[int, bytes]]:
             lines = []
 
 
-def _decoded(line: int, data: bytes, times: int) -> Record:
+def _parsed(line: int, text: str, keys: Sequence[str]) -> Record:
     try:
-        return Document(line, (data.decode("utf-8"),) * times)
-    except UnicodeDecodeError as error:
-        return BadLine(line, f"not UTF-8: {error.reason} at byte {error.start}")
-
-
-def _parsed(line: int, data: bytes, keys: Sequence[str]) -> Record:
-    try:
-        found = parsed_object(data.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        return BadLine(line, f"not UTF-8: {error.reason} at byte {error.start}")
+        found = parsed_object(text)
     except FormatError as error:
         return BadLine(line, str(error))
     return _texts_of(line, found, keys)
