@@ -42,7 +42,7 @@ class Task(NamedTuple):
     first_row: int  # row in the batch of the first of these samples
     batch_rows: int  # rows of the whole batch
     slot: Slot | None = None  # the slot to read into; None if an executor collates into memory of its own
-    hopeless: bool = False  # workers died or hung over these samples; only substitutes are read
+    substitute_only: bool = False  # workers died or hung over these samples; only substitutes are read
     position: int = 0  # position in the stream of the global batch's first sample
 
 
@@ -196,7 +196,7 @@ class TaskRunner:
         if task.slot is None or schema is None:
             raise RuntimeError("a task without a collator needs a slot and a schema")
         rows = self.rows(schema, task.slot, task.batch_rows, task.first_row, len(task.indices))
-        if task.hopeless:
+        if task.substitute_only:
             self.reader.substitute_into(rows, task.epochs, task.indices)
         else:
             self.reader.read_into(rows, task.epochs, task.indices)

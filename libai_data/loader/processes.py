@@ -105,7 +105,7 @@ class ProcessExecutor(Executor):
         """Let the first worker read the first sample; returns when the worker has answered or ended."""
         self._first_sample_death = None
         asked, process = time.monotonic(), self._pool.processes[0]
-        self._pool.tell(0, ("first sample", (int(task.epochs[0]), int(task.indices[0]), task.hopeless)))
+        self._pool.tell(0, ("first sample", (int(task.epochs[0]), int(task.indices[0]), task.substitute_only)))
         while not self._first_sample and process is self._pool.processes[0]:
             self._receive_or_check()
             seconds = self._awake.seconds_since(max(asked, self._last_message[0]))
@@ -127,7 +127,8 @@ class ProcessExecutor(Executor):
         epochs, indices = self._indices.of(slot.offset, slot.size, task.batch_rows)
         rows = slice(task.first_row, task.first_row + count)
         epochs[rows], indices[rows] = task.epochs, task.indices
-        entry = Entry(slot.offset, slot.size, task.first_row, count, task.batch_rows, int(task.hopeless), task.position)
+        substitutes = int(task.substitute_only)
+        entry = Entry(slot.offset, slot.size, task.first_row, count, task.batch_rows, substitutes, task.position)
         # Half of what is read ahead may wait, so that a worker is woken once for several batches.
         may_wait = min(self._may_wait, (len(self._tasks) + len(self._ready)) // 2)
         self._tasks[self._task_queue.put(entry, may_wait)] = task

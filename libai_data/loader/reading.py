@@ -55,14 +55,14 @@ class SampleReader(WatchedDataset):
         """Read one sample, or its substitute."""
         return self._or_substitute(epoch, index, lambda chosen: self._get(epoch, chosen))
 
-    def first_sample(self, epoch: int, index: int, hopeless: bool = False) -> SampleForm:
+    def first_sample(self, epoch: int, index: int, substitute_only: bool = False) -> SampleForm:
         """Read the sample from which the schema is learned, or its substitute.
 
         Args:
-            hopeless: workers died or hung over this sample; only a substitute is read.
+            substitute_only: workers died or hung over this sample; only a substitute is read.
         """
         noted = len(self._skipped)
-        if hopeless:
+        if substitute_only:
             sample = self._substitute(epoch, index, lambda chosen: self._get(epoch, chosen), *_WORKERS_ENDED)
         else:
             sample = self.sample(epoch, index)

@@ -58,8 +58,8 @@ class Retry:
         if deaths < DEATHS_ALLOWED:
             self._deaths[key] = deaths
             return [task]
-        if self._may_substitute and not task.hopeless:
-            return [task._replace(hopeless=True)]
+        if self._may_substitute and not task.substitute_only:
+            return [task._replace(substitute_only=True)]
         raise SampleError(
             f"workers repeatedly ended on samples {task.indices.tolist()} of {self._dataset_name}; the last "
             f"one was {who}. If memory is short, use fewer workers or a lower prefetch"

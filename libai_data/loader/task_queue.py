@@ -53,7 +53,7 @@ class Entry(NamedTuple):
     rows: int  # number of its samples
     batch_rows: int  # rows of the whole batch
     # 1 if workers died or hung over its samples, so that only substitutes are read.
-    hopeless: int = 0
+    substitute_only: int = 0
     position: int = 0  # position in the stream of the global batch's first sample
 
 

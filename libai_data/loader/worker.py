@@ -203,9 +203,9 @@ class _Worker:
         except EOFError as error:
             raise _TrainerGone from error
 
-    def _first_sample(self, epoch: int, index: int, hopeless: bool) -> Any:
+    def _first_sample(self, epoch: int, index: int, substitute_only: bool) -> Any:
         try:
-            form = self._reader.first_sample(epoch, index, hopeless)
+            form = self._reader.first_sample(epoch, index, substitute_only)
             return form._replace(fields={name: _sendable(name, value) for name, value in form.fields.items()})
         except BaseException as error:
             return remote_failure(error)
@@ -214,9 +214,9 @@ class _Worker:
         """Run a task; returns its times, or None if the worker has sent the result to the trainer."""
         rows = slice(entry.first_row, entry.first_row + entry.rows)
         epochs, indices = self._indices.of(entry.offset, entry.size, entry.batch_rows)
-        slot, hopeless = Slot(0, entry.offset, entry.size), bool(entry.hopeless)
+        slot, substitute_only = Slot(0, entry.offset, entry.size), bool(entry.substitute_only)
         task = Task(
-            place, epochs[rows], indices[rows], entry.first_row, entry.batch_rows, slot, hopeless, entry.position
+            place, epochs[rows], indices[rows], entry.first_row, entry.batch_rows, slot, substitute_only, entry.position
         )
         try:
             result = self._runner.run(task)
