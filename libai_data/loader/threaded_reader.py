@@ -9,14 +9,14 @@ from typing import Any, Callable, TypeVar
 import numpy as np
 
 from libai_data.data.items import check_kept, contents_of
-from libai_data.data.random.global_generators import share_generators, take_doubt
+from libai_data.data.random.global_generators import share_generators, take_has_drawn
 from libai_data.loader.failures import ErrorPolicy
 from libai_data.loader.reading import SampleReader, row_slices
 from libai_data.loader.row_writer import Rows
 
 Result = TypeVar("Result")
 
-_MOST_DOUBTS = 16
+_MOST_REREADS = 16
 """How often samples are read again because a global random generator has moved, whichever code moved it."""
 
 
@@ -27,7 +27,7 @@ class ThreadedReader(SampleReader):
         super().__init__(dataset, seed, policy, names)
         self._readers = [SampleReader(dataset, seed, policy, names) for _ in range(threads)]
         self._pool = ThreadPoolExecutor(threads, "libai_data worker thread", share_generators, (True,))
-        self._doubts_left = _MOST_DOUBTS
+        self._rereads_left = _MOST_REREADS
         self._has_compared = False
 
     def _samples(self, epochs: np.ndarray, indices: np.ndarray) -> list[Any]:
@@ -65,19 +65,19 @@ class ThreadedReader(SampleReader):
 
         def watched(reader: SampleReader, part: slice) -> tuple[Future[Result], bool]:
             found: Future[Result] = Future()
-            take_doubt()
+            take_has_drawn()
             try:
                 found.set_result(read(reader, part))
             except BaseException as error:
                 found.set_exception(error)
-            return found, take_doubt()
+            return found, take_has_drawn()
 
         parts = row_slices(count, len(self._readers))
         # Wait for all parts, also after a failure: no thread may still write into rows that are reused.
         done = list(self._pool.map(watched, self._readers, parts))
         reports = [reader.take_report() for reader, _ in zip(self._readers, parts)]
-        if self._doubts_left and any(doubt for _, doubt in done):
-            self._doubts_left -= 1
+        if self._rereads_left and any(has_drawn for _, has_drawn in done):
+            self._rereads_left -= 1
             return None
         for times, skipped in reports:
             self._times.add(times)

@@ -11,7 +11,7 @@ from typing import Callable
 
 import numpy as np
 
-from libai_data.data.random.global_generators import WHAT_TO_WRITE, share_generators, take_doubt, tell_once
+from libai_data.data.random.global_generators import WHAT_TO_WRITE, share_generators, take_has_drawn, tell_once
 from libai_data.errors import SampleError
 from libai_data.loader.executor import Awake, Executor, Task, TaskResult, TaskRunner, wants_to_end
 from libai_data.loader.sample_form import SampleForm
@@ -20,7 +20,7 @@ from libai_data.loader.schema import SampleSchema
 _SECONDS_BETWEEN_LOOKS = 1.0
 _FIRST_NUMBER = 0
 """Tasks have this number or higher ones; tasks that read a first sample, for the schema, have lower ones."""
-_MOST_DOUBTS = 16
+_MOST_REREADS = 16
 
 
 class ThreadExecutor(Executor):
@@ -49,7 +49,7 @@ class ThreadExecutor(Executor):
         self._unfinished = 0
         self._done: deque[TaskResult] = deque()
         self._caller_tasks: deque[Task] = deque()
-        self._doubts_left = _MOST_DOUBTS
+        self._rereads_left = _MOST_REREADS
         self._working: list[tuple[float, Task | None]] = [(0.0, None)] * workers
         self._threads = [
             threading.Thread(target=self._work, args=(number,), name=f"libai_data worker {number}", daemon=True)
@@ -77,9 +77,9 @@ class ThreadExecutor(Executor):
                 result = self._do(runner, task)
             except BaseException as error:
                 result = TaskResult(task.number, wants_to_end(task.indices.tolist(), error))
-            doubt = take_doubt()
+            has_drawn = take_has_drawn()
             if task.number >= _FIRST_NUMBER:
-                self._results.put((task, result, doubt))
+                self._results.put((task, result, has_drawn))
             else:
                 with self._first_guard:
                     if task.number == self._first_task:
@@ -137,9 +137,9 @@ class ThreadExecutor(Executor):
         while not self._done:
             if self._caller_tasks and not self._unfinished:
                 return self._run(self._caller_tasks.popleft())
-            task, result, doubtful = self._wait_for_thread()
+            task, result, has_drawn = self._wait_for_thread()
             self._unfinished -= 1
-            if doubtful and self._doubts_left:
+            if has_drawn and self._rereads_left:
                 self._caller_tasks.append(task)
             else:
                 self._done.append(result)
@@ -158,8 +158,8 @@ class ThreadExecutor(Executor):
                 WHAT_TO_WRITE,
             )
         else:
-            self._doubts_left -= 1
-            if not self._doubts_left:
+            self._rereads_left -= 1
+            if not self._rereads_left:
                 tell_once(
                     "Other code of this process draws from global random generators while threads read %s. The loader "
                     "can no longer detect whether its samples draw from them, too; if they do, use "

@@ -533,7 +533,7 @@ def test_threads_read_what_draws_below_something_that_puts_the_generators_back(
 ) -> None:
     """The reading around it finds the generators as they were, and must learn of it nevertheless."""
     for module in (loader_threads, threaded_reader):
-        monkeypatch.setattr(module, "_MOST_DOUBTS", 2)
+        monkeypatch.setattr(module, "_MOST_REREADS", 2)
 
     def tokens(**arguments: Any) -> list[Any]:
         documents = RaggedDocuments(150)

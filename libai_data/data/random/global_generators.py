@@ -232,10 +232,10 @@ def reads_beside_others() -> bool:
     return _thread.shares
 
 
-def take_doubt() -> bool:
+def take_has_drawn() -> bool:
     """Whether any thread has moved a global generator while this thread read, since the last call."""
-    doubt, _thread.has_drawn = _thread.has_drawn, False
-    return doubt
+    has_drawn, _thread.has_drawn = _thread.has_drawn, False
+    return has_drawn
 
 
 @contextmanager
