@@ -35,7 +35,7 @@ _SECONDS_BETWEEN_LOOKS = 1.0
 _SECONDS_TO_PRINT_STACKS = 0.3
 _SECONDS_TO_START = 60.0
 _SECONDS_WORTH_WAKING = 0.00035
-"""Seconds of waiting work for which waking a worker pays off."""
+"""Seconds of waiting work for which waking another worker pays off."""
 _SECONDS_BEFORE_HELP = 0.002
 """How long the trainer waits for the workers that are awake, before it wakes the others."""
 _LEAST_SECONDS = 1e-6
@@ -127,11 +127,10 @@ class ProcessExecutor(Executor):
         epochs, indices = self._indices.of(slot.offset, slot.size, task.batch_rows)
         rows = slice(task.first_row, task.first_row + count)
         epochs[rows], indices[rows] = task.epochs, task.indices
-        substitutes = int(task.substitute_only)
-        entry = Entry(slot.offset, slot.size, task.first_row, count, task.batch_rows, substitutes, task.position)
-        # Half of what is read ahead may wait, so that a worker is woken once for several batches.
-        may_wait = min(self._may_wait, (len(self._tasks) + len(self._ready)) // 2)
-        self._tasks[self._task_queue.put(entry, may_wait)] = task
+        entry = Entry(
+            slot.offset, slot.size, task.first_row, count, task.batch_rows, int(task.substitute_only), task.position
+        )
+        self._tasks[self._task_queue.put(entry, self._may_wait)] = task
 
     def next_result(self) -> TaskResult:
         """Wait until some task is done; returns its result."""
@@ -140,8 +139,8 @@ class ProcessExecutor(Executor):
         return self._ready.popleft()
 
     def has_result(self) -> bool:
-        if not self._ready and not self._listen(0) and not self._ready:
-            self._task_queue.wake(1)
+        if not self._ready:
+            self._listen(0)
         return bool(self._ready)
 
     def _receive_or_check(self) -> None:
@@ -163,7 +162,6 @@ class ProcessExecutor(Executor):
         oldest = next(iter(self._tasks), None)
         if oldest is not None and not self._task_queue.trainer_waits(oldest):
             return
-        self._task_queue.wake(1)
         if not self._listen(_SECONDS_BEFORE_HELP) and not self._ready:
             self._task_queue.wake()
             self._listen(_SECONDS_BETWEEN_LOOKS)

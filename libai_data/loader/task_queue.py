@@ -99,10 +99,11 @@ class TaskQueue:
     def put(self, entry: Entry, may_wait: int = 0) -> int:
         """Append a task; returns its place.
 
-        A sleeping worker is woken if more than `may_wait` tasks wait, or if one has waited long.
+        A sleeping worker is woken if all workers sleep, if more than `may_wait` tasks wait, or if one has waited long.
 
         Args:
-            may_wait: number of tasks that may wait. If tasks are short, waking a worker costs more than it gains.
+            may_wait: number of tasks that may wait for the workers that are awake. If tasks are short, waking another
+                worker costs more than it gains.
         """
         self._lock()
         try:
@@ -125,11 +126,11 @@ class TaskQueue:
         """Let workers claim no more tasks."""
         self._ends[_STOPPED] = 1
 
-    def wake(self, most: int = sys.maxsize) -> None:
-        """Wake the workers that sleep, up to `most` of them, if a task waits."""
+    def wake(self) -> None:
+        """Wake all workers that sleep, if a task waits."""
         self._lock()
         try:
-            sleepers = self._sleepers()[:most] if self._ends[_HEAD] < self._ends[_TAIL] else []
+            sleepers = self._sleepers() if self._ends[_HEAD] < self._ends[_TAIL] else []
             for worker in sleepers:
                 self._set_awake(worker, time.monotonic_ns())
         finally:
@@ -144,8 +145,11 @@ class TaskQueue:
         """Choose the worker to wake, and mark it as awake; None if none is to be woken."""
         sleepers = self._sleepers()
         head = self._ends[_HEAD]
-        is_new = now - self._entries[head % CAPACITY * _ENTRY + _PUT_AT] < _LONG
-        if not sleepers or (is_new and self._ends[_TAIL] - head <= may_wait):
+        if not sleepers or (
+            len(sleepers) < self.workers
+            and self._ends[_TAIL] - head <= may_wait
+            and now - self._entries[head % CAPACITY * _ENTRY + _PUT_AT] < _LONG
+        ):
             return None
         # Always the first: if one worker is enough, it is always the same one, with warm caches.
         self._set_awake(sleepers[0], now)
