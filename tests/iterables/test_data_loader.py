@@ -287,6 +287,15 @@ def test_a_sampler_with_a_generator_resumes_and_one_without_is_refused() -> None
         next(iter(other))
 
 
+def test_a_resume_of_a_sampler_with_another_batch_size_is_refused_with_the_remedy() -> None:
+    stopped, other = (DataLoader(Pictures(), batch_size=size, sampler=range(10)) for size in (2, 4))
+    batches = iter(stopped)
+    assert len([next(batches), next(batches)]) == 2
+    other.load_state_dict(stopped.state_dict())
+    with pytest.raises(CheckpointError, match="Use the global batch size of the checkpoint, on any mesh"):
+        next(iter(other))
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_rank_0_alone_notes_arguments_without_an_effect(rank: int, caplog: pytest.LogCaptureFixture) -> None:
     tell_once.cache_clear()

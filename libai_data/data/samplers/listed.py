@@ -200,8 +200,9 @@ class ListedBatches(EpochPositions):
         instead = "remove it and set weights=" if "Weighted" in self._name else "use CyclicSampler"
         raise CheckpointError(
             f"the {self._argument} ({self._name}) does not replay: its lists {before} epoch {epoch} differ from the "
-            "lists before the checkpoint, so the samples would be others. Seed it (`generator` of a torch sampler), "
-            f"{instead}, or continue with other samples on purpose: {allowing('seed')}"
+            "lists before the checkpoint, so the samples would be others. Use the global batch size of the "
+            f"checkpoint, on any mesh. Seed it (`generator` of a torch sampler), {instead}, or continue with other "
+            f"samples on purpose: {allowing('seed')}"
         )
 
     def order_words(self) -> dict[str, Any]:
