@@ -254,7 +254,7 @@ class NodePublisher:
     def _receive(self, rank: int) -> None:
         """Wait for a message of a follower, and process it."""
         try:
-            with waiting_for_rank(f"rank {rank}, which does not ask for a batch,"):
+            with waiting_for_rank(f"rank {rank}, which does not ask for a batch"):
                 kind, content = self._followers[rank].receive()
         except (EOFError, OSError) as error:
             raise PeerError(f"rank {rank} of this node is gone; see its output") from error

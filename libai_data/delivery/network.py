@@ -108,7 +108,7 @@ class NetworkPublisher:
 
     def _put(self, head: dict[str, Any], buffers: list[memoryview]) -> None:
         with self._changed:
-            with waiting_for_rank(f"node {self._node}, which does not ask for a batch,"):
+            with waiting_for_rank(f"node {self._node}, which does not ask for a batch"):
                 self._changed.wait_for(self._has_room)
             if self._has_left or self._closing:
                 return
