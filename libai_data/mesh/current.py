@@ -282,7 +282,7 @@ def moved(tensor: Any, placement: Any, sbp: list[Any]) -> Any:
 
     dtype = tensor.dtype
     # OneFlow 0.9 cannot send these between CPUs; it raises an error, or aborts.
-    sent = {flow.uint8: flow.int8, flow.float16: flow.float32}.get(dtype)
+    sent = {flow.uint8: flow.int8, flow.float16: flow.float32, flow.bfloat16: flow.float32}.get(dtype)
     if sent is None or tensor.placement.type != "cpu":
         return tensor.to_global(placement=placement, sbp=sbp)
     return tensor.to(sent).to_global(placement=placement, sbp=sbp).to(dtype)

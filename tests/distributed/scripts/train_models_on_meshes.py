@@ -133,6 +133,7 @@ def collectives() -> dict[str, Any]:
         "received": received,
         "global": [made_global.is_global, all(parameter.is_global for parameter in module.parameters())],
         "whole": on_rank0(partial).tolist(),
+        "halves": meshes.tensor_to_rank0(partial.to(flow.bfloat16)).to(flow.float32).to_local().tolist(),
         "local_tensor_untouched": meshes.tensor_to_rank0(local) is local,
     }
 
