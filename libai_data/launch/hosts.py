@@ -25,7 +25,7 @@ from typing import Any
 from libai_data.errors import ConfigError
 from libai_data.launch.exit_codes import STOPPED, as_exit_code, described
 from libai_data.launch.job_environment import SECRET_VARIABLE
-from libai_data.launch.output import LastWords, quoted, say, write_to_stderr
+from libai_data.launch.output import OutputPipes, quoted, say, write_to_stderr
 from libai_data.launch.parent_pipe import die_with_main_thread
 from libai_data.launch.ranks import FAILURE_GRACE_SECONDS, FORWARDED, STOPPING
 from libai_data.launch.restarts import Training
@@ -140,21 +140,21 @@ class Hosts:
         """Start all nodes, and wait for their end; returns the exit code of the node that failed first, else 0."""
         self._first, self._rests = None, {}
         self._secret = secrets.token_hex(16)
-        words = LastWords(self._print)
+        outputs = OutputPipes(self._print)
         self._nodes = []
         try:
             for rank, host in enumerate(self._chosen):
                 self._nodes.append(RemoteNode(host, self._args.ssh, self._order(rank, script_args)))
-                words.watch(host, self._nodes[-1].output)
-            self._watch_nodes(words)
+                outputs.watch(host, self._nodes[-1].output)
+            self._watch_nodes(outputs)
         finally:
             for node in self._nodes:
                 node.close()
-            words.empty()
+            outputs.empty()
             for name, rest in self._rests.items():
                 if rest:
                     self._print(name, b"\n")
-        return self._result(words)
+        return self._result(outputs)
 
     def _order(self, rank: int, script_args: list[str]) -> dict[str, object]:
         args = self._args
@@ -171,13 +171,13 @@ class Hosts:
             "arguments": [*map(str, arguments), args.training_script, *script_args],
         }
 
-    def _watch_nodes(self, words: LastWords) -> None:
+    def _watch_nodes(self, outputs: OutputPipes) -> None:
         """Send heartbeats and signals to the nodes, until all nodes have ended."""
         beat = 0.0
         kill_at: float | None = None
         has_sent_fail = False
         while any(node.process.poll() is None for node in self._nodes):
-            words.pump(_POLL_SECONDS)
+            outputs.pump(_POLL_SECONDS)
             now = time.monotonic()
             if now - beat > _HEARTBEAT_SECONDS:
                 beat = now
@@ -219,16 +219,16 @@ class Hosts:
                 self._first = name
         write_to_stderr(name, b"".join(b"[%s] %s\n" % (name.encode(), line) for line in lines))
 
-    def _result(self, words: LastWords) -> int:
+    def _result(self, outputs: OutputPipes) -> int:
         codes = {node.name: as_exit_code(node.process.returncode) for node in self._nodes}
         if self._first is None:
             return next((code for code in codes.values() if code), 0)
         code = codes[self._first] or 1
-        lines = words.of(self._first)
+        lines = outputs.of(self._first)
         if not any(_FAILED.match(line.encode()) for line in lines):
             # The node's launcher reported no failed rank, so the connection failed.
             say(f"{self._first} cannot be reached, or the ssh connection was lost (exit code {code})")
-        if lines and words.last_writer != self._first:
+        if lines and outputs.last_writer != self._first:
             say(f"{self._first} failed first; the end of what it wrote:\n{quoted(lines).rstrip()}")
         return code
 

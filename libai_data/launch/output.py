@@ -129,7 +129,7 @@ def write_to_stderr(name: str, chunk: bytes) -> None:
     STDERR.write(chunk)
 
 
-class LastWords:
+class OutputPipes:
     """The pipes to which processes write. Only the caller of `pump` reads these pipes.
 
     Args:

@@ -22,7 +22,7 @@ from libai_data.launch.cuda_libraries import library_path_for_ranks
 from libai_data.launch.exit_codes import STOPPED, as_exit_code, described
 from libai_data.launch.job_environment import SECRET_VARIABLE, seconds_from_environment
 from libai_data.launch.joining_pipe import GRACE_SECONDS, JoiningRanks
-from libai_data.launch.output import LastWords, last_lines, quoted, say
+from libai_data.launch.output import OutputPipes, last_lines, quoted, say
 from libai_data.launch.parent_pipe import die_with_main_thread
 from libai_data.launch.ports import free_port, machines_connected_to, refuse_one_machine, reserve_port
 from libai_data.launch.signals import signals_blocked
@@ -90,7 +90,7 @@ class Ranks:
         self._joining = JoiningRanks()
         self._files: list[IO[bytes]] = []
         self._began: dict[int, int] = {}
-        self._words = LastWords()
+        self._outputs = OutputPipes()
         self._launcher_pid = os.getpid()
         for signum in FORWARDED:
             signal.signal(signum, self._forward)
@@ -124,14 +124,14 @@ class Ranks:
         self.processes, self._files, self._joining = [], [], JoiningRanks()
         self._kill_at, self._kill_joining_at, self._report_at = None, None, None
         self._check_at, self._seen_waiting = 0.0, []
-        self._words = LastWords(terminals=not self._controlled)
+        self._outputs = OutputPipes(terminals=not self._controlled)
         try:
             self._start(script_args)
             return self._wait()
         finally:
             # Processes that a rank started and did not end, such as workers, are in the rank's process group.
             self.kill()
-            self._words.empty()
+            self._outputs.empty()
             self._joining.close()
             for file in self._files:
                 file.close()
@@ -210,7 +210,7 @@ class Ranks:
                 return
             except OSError as error:
                 problem = error
-                self._words.pump(POLL_SECONDS)
+                self._outputs.pump(POLL_SECONDS)
         if args.node_rank:
             raise TimeoutError(
                 f"rank 0 did not listen on {where[0]} port {where[1]} within {seconds:g} s ({problem}): was machine 0 "
@@ -245,10 +245,10 @@ class Ranks:
             if self._kill_joining_at is not None and time.monotonic() > self._kill_joining_at:
                 for rank in self._joining.waiting(codes):
                     self.processes[rank].kill()
-            self._words.pump(POLL_SECONDS)
+            self._outputs.pump(POLL_SECONDS)
         if first is not None:
             self.kill()
-            self._words.empty()
+            self._outputs.empty()
             self._report_last(*first)
         code = (first[1] or 1) if first is not None else 0
         if not self.processes and self.stop_signal is not None:
@@ -299,8 +299,8 @@ class Ranks:
 
     def _output(self, local_rank: int) -> tuple[Output, Output]:
         if not self._args.redirect_stdout_and_stderr:
-            stderr = self._words.open(str(local_rank))
-            return stderr if self._controlled else self._words.open_stdout(), stderr
+            stderr = self._outputs.open(str(local_rank))
+            return stderr if self._controlled else self._outputs.open_stdout(), stderr
         folder = _log_folder(self._args, local_rank)
         folder.mkdir(parents=True, exist_ok=True)
         # Append, so that the output of an earlier attempt is kept.
@@ -356,11 +356,11 @@ class Ranks:
         if (
             not code
             or not self._is_failure(code)
-            or (not redirected and self._words.last_writer in (None, str(local_rank)))
+            or (not redirected and self._outputs.last_writer in (None, str(local_rank)))
         ):
             return
         rank = self._args.nproc_per_node * self._args.node_rank + local_rank
-        lines = self._words.of(str(local_rank))
+        lines = self._outputs.of(str(local_rank))
         if redirected:
             written = (_log_folder(self._args, local_rank) / "stderr").read_bytes()
             lines = last_lines(written[self._began[local_rank] :])

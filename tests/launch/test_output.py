@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from libai_data.launch import output
-from libai_data.launch.output import LastWords, Output
+from libai_data.launch.output import Output, OutputPipes
 from tests.deadline import Deadline, wait_until
 from tests.distributed.processes import REPOSITORY
 
@@ -75,24 +75,24 @@ def test_lines_of_writers_that_write_the_ends_of_lines_by_themselves_stay_whole(
 ) -> None:
     monkeypatch.setattr(output, "_SECONDS_FOR_A_LINE", WATCHDOG)
     passed_on: list[tuple[str, bytes]] = []
-    words = LastWords(lambda name, chunk: passed_on.append((name, chunk)))
-    writers = [words.open("first"), words.open("second")]
+    outputs = OutputPipes(lambda name, chunk: passed_on.append((name, chunk)))
+    writers = [outputs.open("first"), outputs.open("second")]
     for piece in (b"one", b"\n", b"two\rthr", b"ee\n"):
         for writer in writers:
             os.write(writer, piece)
-        words.pump(WATCHDOG)
+        outputs.pump(WATCHDOG)
     assert [chunk for _, chunk in passed_on] == [b"one\n"] * 2 + [b"two\r"] * 2 + [b"three\n"] * 2
     monkeypatch.setattr(output, "_SECONDS_FOR_A_LINE", 0.1)
     os.write(writers[0], b"a question? ")
     deadline = Deadline(WATCHDOG)
     while len(passed_on) < 7 and not deadline.has_passed:
-        words.pump(WATCHDOG)
+        outputs.pump(WATCHDOG)
     os.write(writers[1], b"the last words")
     for writer in writers:
         os.close(writer)
-    words.empty()
+    outputs.empty()
     assert passed_on[6:] == [("first", b"a question? "), ("second", b"the last words")]
-    assert words.of("second") == ["one", "two", "three", "the last words"]
+    assert outputs.of("second") == ["one", "two", "three", "the last words"]
 
 
 def launch(*arguments: object, stdout: int = subprocess.PIPE) -> subprocess.Popen[bytes]:
