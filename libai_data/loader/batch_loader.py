@@ -412,7 +412,7 @@ class BatchLoader(ResumableLoader):
                 self._streamed.end_read_ahead()
             self._end_workers()
             if self._streamed is not None:
-                self._streamed.let_go()
+                self._streamed.close_open_shards()
             self._arena.close()
 
     def _end_workers(self) -> None:

@@ -248,7 +248,7 @@ class StreamedShards:
         if self._log is not None:
             self._log.close()
 
-    def let_go(self) -> None:
+    def close_open_shards(self) -> None:
         """Close the shards that this process has open, so that other loaders have room in the cache."""
         for source in self.sources:
             source.opened.clear()
