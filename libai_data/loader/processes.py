@@ -240,7 +240,7 @@ class ProcessExecutor(Executor):
         self._check_open()
         pid, was_ready = self._pool.processes[number].pid, self._is_ready[number]
         process = self._pool.processes[number]
-        ended, last_words = process.wait(), process.stderr.last_words()
+        ended, last_output = process.wait(), process.stderr.last_output()
         if not process.has_ended():
             # The system may still write into the batch for this worker, so no other worker can read the same rows.
             self._fatal = SampleError(f"worker {number} (process {pid}) of {self._dataset_name} {ended}")
@@ -249,7 +249,7 @@ class ProcessExecutor(Executor):
         if (
             process.is_program
             and not self._has_unpickled
-            and self._starter.fork_instead(f"a worker that unpickled {self._dataset_name} {how}{last_words}")
+            and self._starter.fork_instead(f"a worker that unpickled {self._dataset_name} {how}{last_output}")
         ):
             self._restart(number)
             return
@@ -259,21 +259,21 @@ class ProcessExecutor(Executor):
         self._task_queue.clear_claim(number)
         task = None if place is None or self._task_queue.is_waiting(place) else self._tasks.pop(place, None)
         if task is None and number == 0 and self._first_task is not None and was_ready:
-            self._first_sample_death = f"worker {number}, which {how}{last_words}", bool(hung)
+            self._first_sample_death = f"worker {number}, which {how}{last_output}", bool(hung)
             lost = f"sample {int(self._first_task.indices[0])} is read again"
         elif task is None:
             self._deaths_without_task += 1
             if self._deaths_without_task > _DEATHS_ALLOWED_WITHOUT_TASK * len(self._pool):
                 who = f"worker {number} (process {pid})"
-                self._fatal = SampleError(f"{who} {how}, again and again, before it read{last_words}")
+                self._fatal = SampleError(f"{who} {how}, again and again, before it read{last_output}")
                 raise self._fatal
             lost = "it had no task"
         else:
             lost = f"samples {task.indices.tolist()} are read again"
-        logger.warning("Worker %d (process %d) %s; it is replaced, and %s%s.", number, pid, how, lost, last_words)
+        logger.warning("Worker %d (process %d) %s; it is replaced, and %s%s.", number, pid, how, lost, last_output)
         self._restart(number)
         if task is not None:
-            self._retry_task(task, f"worker {number}, which {how}{last_words}", bool(hung))
+            self._retry_task(task, f"worker {number}, which {how}{last_output}", bool(hung))
         # The dead worker may have been woken for a task that it did not claim.
         self._task_queue.wake()
 

@@ -279,7 +279,7 @@ class CapturedStderr:
             sys.stderr.write(text.decode(errors="replace"))
             sys.stderr.flush()
 
-    def last_words(self) -> str:
+    def last_output(self) -> str:
         """The end of what the worker printed, for messages about how it ended; "" if it printed nothing."""
         self.pass_on()
         text = self._tail.decode(errors="replace").strip()

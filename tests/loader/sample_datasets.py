@@ -356,7 +356,7 @@ class Speechless(Exception):
         raise ValueError("no words")
 
 
-class LastWords(Failing):
+class Printing(Failing):
     """Prints to standard error, and ends its process."""
 
     def fail(self, index: int) -> None:

@@ -30,10 +30,10 @@ from tests.loader.sample_datasets import (
     Exiting,
     Hanging,
     HangingOnce,
-    LastWords,
     LeavingChildren,
     Numbers,
     NumbersFilled,
+    Printing,
     Slow,
     growing_collator,
     stack_dicts,
@@ -154,7 +154,7 @@ def test_what_a_worker_says_before_it_dies_reaches_a_trainer_without_a_descripto
     start_method: str, monkeypatch: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As in notebooks, whose `sys.stderr` has no descriptor, and in services, which may have none at all."""
-    for dataset, words in ((LastWords(bad=[9]), "the licence has expired"), (Crashing(bad=[9]), "Segmentation fault")):
+    for dataset, words in ((Printing(bad=[9]), "the licence has expired"), (Crashing(bad=[9]), "Segmentation fault")):
         for stream_of_errors in (io.StringIO(), None):
             with monkeypatch.context() as patched:
                 patched.setattr(sys, "stderr", stream_of_errors)
