@@ -444,7 +444,7 @@ def _wait_for_oneflow() -> None:
         sys.modules["oneflow"].zeros(1).numpy()
 
 
-def _report_reached(shards: StreamedShards, stream: Any, position: int) -> None:
-    """Report to the streamed shards which batch was handed out."""
-    if (batch := stream.batch_of(position)) is not None:
-        shards.reached(batch)
+def _report_reached(shards: StreamedShards, stream: Any, position: int) -> int:
+    """Report to the streamed shards which batch was handed out; returns the next position to report."""
+    batch = stream.batch_of(position)
+    return position if batch is None else stream.position_of_batch(shards.reached(batch))

@@ -106,7 +106,8 @@ class Iteration:
 
     Args:
         ahead: number of batches to read ahead.
-        reached: called with the position of each batch that is handed out; None if nobody needs it.
+        reached: called with the position of a batch that is handed out. It returns the first position of which it must
+            know next, so that most batches need no call. None if nobody needs positions.
         turns: lock for beginning or interrupting the use of the reader, because threads may share a loader.
     """
 
@@ -117,11 +118,11 @@ class Iteration:
         reader: BatchReader,
         ahead: int,
         times: LoaderTimes,
-        reached: Callable[[int], None] | None,
+        reached: Callable[[int], int] | None,
         turns: AbstractContextManager[Any],
     ) -> None:
         self._reader = reader
-        self._reached = reached
+        self._reached, self._next_reached = reached, 0
         self._turns = turns
         self._ahead = ahead
         self._times = times
@@ -168,8 +169,8 @@ class Iteration:
             self._over = True
             raise StopIteration
         self._count(asked)
-        if self._reached is not None:
-            self._reached(batch.index_batch.position)
+        if self._reached is not None and batch.index_batch.position >= self._next_reached:
+            self._next_reached = self._reached(batch.index_batch.position)
         return batch
 
     def next_if_ready(self) -> ReadyBatch | None:

@@ -235,10 +235,9 @@ class StreamedShards:
         """The folders of the sources, for messages."""
         return ", ".join(source.folder for source in self.sources)
 
-    def reached(self, batch: int) -> None:
-        """Release the prefetched shards whose uses all end before this batch."""
-        if self._ahead is not None:
-            self._ahead.reached(batch)
+    def reached(self, batch: int) -> int:
+        """Release the prefetched shards whose uses all end before this batch; returns the next batch to report."""
+        return batch if self._ahead is None else self._ahead.reached(batch)
 
     def end_read_ahead(self) -> None:
         """Stop the prefetch, and release its shards."""

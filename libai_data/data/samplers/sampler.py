@@ -309,6 +309,13 @@ class StreamSampler:
         place = self._place_at(position)
         return None if place is None else place // self.global_batch_size
 
+    def position_of_batch(self, batch: int) -> int:
+        """The first position whose `batch_of` may be this batch or a later one."""
+        if self._walk is not None:
+            return 0
+        place = batch * self.global_batch_size
+        return place - self.left_out.count_before(place)
+
     def _place_at(self, position: int) -> int | None:
         """The place of the first sample that is needed for a position; None if the place is not known."""
         if self._walk is None:

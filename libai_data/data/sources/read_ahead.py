@@ -50,10 +50,10 @@ class ReadAhead:
         self._close = weakref.finalize(self, _release_all, self._held, self._pool)
         self.reached(0)
 
-    def reached(self, batch: int) -> None:
-        """Release the shards whose uses all end before this batch, and fetch more."""
+    def reached(self, batch: int) -> int:
+        """Release the shards whose uses all end before this batch, and fetch more; returns the next batch to report."""
         if batch <= self._first_end:  # This needs no lock, because the number only grows.
-            return
+            return self._first_end + 1
         with self._lock:
             # A shard that is still being fetched is released later. A shard with a later use stays.
             kept: _Held = []
@@ -81,6 +81,7 @@ class ReadAhead:
                     shards[use.shard] = self._pool.submit(self._fetched, use.shard)
                 self._held.append((use, shards[use.shard]))
             self._first_end = min((use.last for use, _ in self._held), default=batch)
+            return self._first_end + 1
 
     def _fetched(self, shard: int) -> Callable[[], None]:
         try:

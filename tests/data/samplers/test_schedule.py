@@ -44,6 +44,15 @@ def test_positions_and_places_lead_to_each_other_past_what_is_left_out(left_out:
     ]
 
 
+@given(ranges)
+def test_a_batch_of_a_shard_plan_is_reached_at_its_position_and_not_before(left_out: Any) -> None:
+    sampler = CyclicSampler(range(100), 4)
+    sampler.left_out = LeftOut(tuple(left_out))
+    for batch in range(20):
+        reached = [position for position in range(100) if (sampler.batch_of(position) or 0) >= batch]
+        assert reached == [*range(sampler.position_of_batch(batch), 100)]
+
+
 @given(schedules())
 def test_each_position_belongs_to_the_one_step_that_takes_it(schedule: StepSchedule) -> None:
     position = 0
