@@ -134,12 +134,17 @@ def runs_of(ends: np.ndarray, rows: np.ndarray) -> Iterator[tuple[int, np.ndarra
         ends: rows up to the end of each part, int64 [parts].
         rows: int64 [n].
     """
-    numbers = np.searchsorted(ends, rows, side="right")
-    places = np.argsort(numbers, kind="stable")
-    found, firsts, counts = np.unique(numbers[places], return_index=True, return_counts=True)
-    own = rows[places] - np.where(found, ends[found - 1], 0).repeat(counts)
-    for number, first, stop in zip(found.tolist(), firsts.tolist(), (firsts + counts).tolist()):
-        yield number, places[first:stop], own[first:stop]
+    if not len(rows):
+        return
+    numbers = ends.searchsorted(rows, side="right")
+    places = numbers.argsort(kind="stable")
+    numbers = numbers[places]
+    own = rows[places] - np.where(numbers, ends[numbers - 1], 0)
+    # Not `np.unique`, which would sort once more.
+    begins = (numbers[1:] != numbers[:-1]).nonzero()[0] + 1
+    edges = [0, *begins.tolist(), len(rows)]
+    for first, stop in zip(edges, edges[1:]):
+        yield int(numbers[first]), places[first:stop], own[first:stop]
 
 
 def checked_indices(indices: Indices, count: int, what: str) -> np.ndarray:
