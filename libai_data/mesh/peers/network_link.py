@@ -1,7 +1,8 @@
 """The link between nodes: TCP connections from the leader of each node to rank 0.
 
-Messages are JSON, so data from the network is never executed. Both ends prove that they know a key of the job. The key
-is never sent. The messages are neither encrypted nor signed.
+Messages are JSON. Only the nesting of a nested batch is sent as a pickle, because the batch may contain named tuples of
+the user's classes. Both ends prove that they know a key of the job. The key is never sent. The messages are neither
+encrypted nor signed.
 """
 
 from __future__ import annotations
