@@ -76,8 +76,8 @@ def test_the_project_trains_with_its_own_parts(project: Path, ranks: int) -> Non
 
 @pytest.mark.slow
 def test_the_project_trains_in_graph_mode_and_ends_early_on_all_ranks(project: Path) -> None:
-    # A hidden state so large that a step takes milliseconds: see the architecture's page on graphs on CPUs.
-    words = ["train.train_iter=60", "graph.enabled=True", "model.hidden=4096", "train.num_accumulation_steps=1"]
+    # A step must take milliseconds, also beside other tests: see the page on the architecture about graphs on CPUs.
+    words = ["train.train_iter=60", "graph.enabled=True", "model.hidden=131072", "train.num_accumulation_steps=1"]
     words += ["train.evaluation.eval_period=5", "train.early_stopping.patience=1", "train.early_stopping.min_delta=100"]
     log = launch(project, 2, "train", "project.py", *words)
     assert "The training ends early: Acc@1 has not improved for 1 evaluations" in log
