@@ -128,22 +128,37 @@ def _change(place: _Place, value: Any, opened: set[str], is_quoted: bool = False
         for key in sorted(value, key=lambda k: k != TARGET):
             _change(_place_of(place.root, present, place.full_key, str(key)), value[key], opened)
         return
-    # The quotes show that the user wants a text.
-    if not is_quoted:
-        _refuse_text(place, present, value)
+    _check_kind(place, present, value, is_quoted)
     if callable(present) and isinstance(value, str) and place.key not in SPECIAL_KEYS and not _refers(value):
         value = locate(value)
     place.put(value)
 
 
-def _refuse_text(place: _Place, present: Any, value: Any) -> None:
-    """Rejects a text in place of a number or flag, because this is probably a mistake."""
-    if isinstance(present, (bool, int, float)) and isinstance(value, str) and not _refers(value):
+def _check_kind(place: _Place, present: Any, value: Any, is_quoted: bool) -> None:
+    """Rejects a value of another kind than the value that it replaces, because this is probably a mistake.
+
+    A text in quotes is accepted, because the quotes show that the user wants a text.
+    """
+    if value is None or _refers(value):
+        return
+    key = place.full_key
+    force = f" To set it anyway, write ++{key}=..."
+    if isinstance(present, DictConfig):
+        keys = [str(k) for k in present if k not in SPECIAL_KEYS]
+        raise ConfigError(
+            f"{key} is a section with the keys {', '.join(keys) or '(none)'}; {_shown(value)} cannot replace it. "
+            f"Set one of its keys: {key}.{keys[0] if keys else 'key'}=...{force}"
+        )
+    if isinstance(present, ListConfig) and not isinstance(value, list):
+        raise ConfigError(
+            f"{key} is a list of {len(present)}; {_shown(value)} cannot replace it. "
+            f"Write a list, {key}=[...], or set an element, {key}.0=...{force}"
+        )
+    if isinstance(present, (bool, int, float)) and isinstance(value, str) and not is_quoted:
         is_bool = isinstance(present, bool)
         raise ConfigError(
-            f"{place.full_key} is {'true or false' if is_bool else 'a number'} ({_shown(present)}); found the text "
-            f"{value!r}.{nearest(value, ('true', 'false')) if is_bool else ''} To set it anyway, write "
-            f"++{place.full_key}=..."
+            f"{key} is {'true or false' if is_bool else 'a number'} ({_shown(present)}); found the text {value!r}."
+            f"{nearest(value, ('true', 'false')) if is_bool else ''}{force}"
         )
 
 
