@@ -201,8 +201,9 @@ def refuse(rule: Rule, name: str, value: object) -> None:
 
 
 def _check_stages(name: str, stages: tuple[int, ...], num_stages: int) -> None:
+    is_stage = whole(0, num_stages - 1).accepts
     for layer, stage in enumerate(stages):
-        if not whole(0, num_stages - 1).accepts(stage):
+        if not is_stage(stage):
             raise MeshError(
                 f"{name}[{layer}] is {stage!r}, but with pipeline_parallel_size={num_stages} "
                 f"the stages are 0..{num_stages - 1}."
