@@ -9,13 +9,14 @@ import json
 import random
 import re
 from collections.abc import Collection, Mapping, Sequence
-from itertools import accumulate, zip_longest
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from libai_data.data.text.conversations import Message
@@ -24,6 +25,9 @@ from libai_data.errors import ConfigError, FormatError, error_text
 # Fields of a message besides its content. A template that does not name a field leaves it out.
 _OTHER_FIELDS = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
 _OTHER_TEXT = "\ue000"  # a character of the private use area, with which no message begins
+UNKNOWN = -1
+SPOKEN = "_spoken_messages"
+"""Name of the template variable with all messages."""
 
 
 class Span(NamedTuple):
@@ -78,18 +82,32 @@ class ChatTemplate:
         """
         return self._rendered(messages, tools, ask)[0]
 
-    def _rendered(self, messages: Sequence[Message], tools: Any, ask: bool = False) -> tuple[str, list[Span]]:
+    def _rendered(self, messages: Sequence[Message], tools: Any, ask: bool = False) -> tuple[str, list[MarkedPart]]:
         try:
-            given = {"messages": messages, "tools": tools, "add_generation_prompt": ask}
-            text, parts = self._generation_marks.removed(self._template.render(**given, **self._special))
+            text, parts = self._filled(messages, tools, ask)
         except Exception as error:  # a template can raise any error
-            raise FormatError(f"the chat template fails: {error_text(error)}") from error
+            number = self._fails_at(messages, tools, error)
+            raise FormatError(f"message {number}: the chat template fails: {error_text(error)}") from error
         try:
             # JSON may contain lone surrogates, which no tokenizer accepts.
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise FormatError(f"it is not Unicode text: {error.reason}, {error.object[error.start]!r}") from error
         return text, parts
+
+    def _filled(self, messages: Sequence[Message], tools: Any, ask: bool) -> tuple[str, list[MarkedPart]]:
+        given = {"messages": messages, "tools": tools, "add_generation_prompt": ask, SPOKEN: messages}
+        return self._generation_marks.removed(self._template.render(**given, **self._special))
+
+    def _fails_at(self, messages: Sequence[Message], tools: Any, error: Exception) -> int:
+        """The first message with which the template fails in this way."""
+        for number in range(len(messages) - 1):
+            try:
+                self._filled(messages[: number + 1], tools, False)
+            except Exception as earlier:  # a template can raise any error
+                if error_text(earlier) == error_text(error):
+                    return number
+        return len(messages) - 1
 
     def with_spans(
         self, messages: Sequence[Message], wanted: Collection[int], tools: Any = None
@@ -99,9 +117,8 @@ class ChatTemplate:
         If the template marks what an assistant says, by `{% generation %}`, the marks are the places of its messages.
 
         Raises:
-            FormatError: The template leaves a message out. Or it writes messages differently if others follow, or
-                only some of the assistant's messages are wanted, but the template does not mark each message once, so
-                that their places are not known. Or see `render`.
+            FormatError: The template leaves a message out, or writes messages differently if others follow, so that
+                their places are not known; or see `render`.
         """
         self._check_names(messages, tools)
         text, parts = self._rendered(messages, tools)
@@ -109,15 +126,20 @@ class ChatTemplate:
         assistants = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
         if not self.marks:
             return text, [self._span(text, messages, number, tools) for number in wanted]
-        if not set(assistants) <= set(wanted):
-            if len(parts) != len(assistants):
-                raise FormatError(
-                    f"the chat template marks {len(parts)} parts by 'generation', but {len(assistants)} messages are "
-                    "the assistant's, and not all of them count in the loss; mark each of these messages once"
-                )
-            parts = [part for number, part in zip(assistants, parts) if number in wanted]
-        others = sorted(set(wanted).difference(assistants))
-        spans = [part for part in parts if part.start < part.stop]
+        numbers = [part.number for part in parts]
+        if any(number != UNKNOWN for number in numbers):
+            # A part marked behind the loop over the messages, such as a final token, belongs to the message before it.
+            for place, number in enumerate(numbers):
+                numbers[place] = numbers[place - 1] if number == UNKNOWN and place else number
+        elif len(numbers) == len(assistants):
+            numbers = assistants
+        elif parts:
+            raise FormatError(
+                f"the chat template marks {len(parts)} parts by 'generation', but not in a loop over the messages, of "
+                f"which {len(assistants)} are the assistant's; mark each of these once"
+            )
+        spans = [Span(*part[1:]) for number, part in zip(numbers, parts) if number in wanted and part.start < part.stop]
+        others = sorted(set(wanted).difference(assistants, numbers))
         return text, spans + [self._span(text, messages, number, tools) for number in others]
 
     def _check_names(self, messages: Sequence[Message], tools: Any) -> None:
@@ -194,9 +216,17 @@ def _raise(message: str) -> None:
     raise ValueError(message)
 
 
+class MarkedPart(NamedTuple):
+    """A part of a text that a template marks."""
+
+    number: int  # number of its message, or UNKNOWN
+    start: int  # its first character
+    stop: int  # the character behind it
+
+
 class GenerationMarks(Extension):
-    """The tags `{% generation %}` ... `{% endgeneration %}` around what an assistant says. Each tag writes a mark into
-    the text, which `removed` finds and removes.
+    """The tags `{% generation %}` ... `{% endgeneration %}` around what an assistant says. They write marks into the
+    text, which `removed` finds and removes.
 
     Source: Hugging Face, "Chat templates", `return_assistant_tokens_mask`.
     """
@@ -206,16 +236,40 @@ class GenerationMarks(Extension):
     def __init__(self, environment: jinja2.Environment) -> None:
         super().__init__(environment)
         # A random number, so that no conversation contains the mark.
-        self._mark = f"<{random.SystemRandom().getrandbits(96)}>"
+        self._mark = f"<{random.SystemRandom().getrandbits(96)}:{{}}>"
+        self._pattern = re.compile(self._mark.format("(-?\\d*)"))
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        mark = nodes.Output([nodes.TemplateData(self._mark)], lineno=line)
-        return [mark, *body, mark]
+        begin = self.call_method("_begin", [nodes.DerivedContextReference()])
+        end = nodes.TemplateData(self._mark.format(""))
+        return [nodes.Output([begin], lineno=line), *body, nodes.Output([end], lineno=line)]
 
-    def removed(self, marked: str) -> tuple[str, list[Span]]:
-        """The text without marks, and the places of the parts that were between two marks."""
-        pieces = marked.split(self._mark)
-        ends = [*accumulate(map(len, pieces))]
-        return "".join(pieces), [Span(start, stop) for start, stop in zip(ends[::2], ends[1::2])]
+    def _begin(self, context: Context) -> str:
+        return self._mark.format(_number_of_message(context[SPOKEN], context.get_all()))
+
+    def removed(self, marked: str) -> tuple[str, list[MarkedPart]]:
+        """The text without marks, and the parts that were between marks."""
+        pieces: list[str] = []
+        parts: list[MarkedPart] = []
+        opened: list[tuple[int, int]] = []
+        length = behind = 0
+        for mark in self._pattern.finditer(marked):
+            pieces.append(marked[behind : mark.start()])
+            length += len(pieces[-1])
+            behind = mark.end()
+            if mark[1]:
+                opened.append((int(mark[1]), length))
+            else:
+                parts.append(MarkedPart(*opened.pop(), length))
+        return "".join([*pieces, marked[behind:]]), parts
+
+
+def _number_of_message(messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> int:
+    """The number of the message in a variable of the template, such as that of its loop; UNKNOWN if it is not clear."""
+    held = {id(value) for value in variables.values()}
+    found = [number for number, message in enumerate(messages) if id(message) in held]
+    if len(found) > 1:
+        found = [number for number in found if messages[number]["role"] == "assistant"]
+    return found[0] if len(found) == 1 else UNKNOWN

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.errors import FormatError
+from libai_data.errors import FormatError, nearest
 
 Message = Mapping[str, Any]
 _OF_MESSAGES = ("messages", "conversations")
@@ -35,6 +35,7 @@ def messages_of(item: Any) -> tuple[Sequence[Message], Any]:
     else:
         raise FormatError(
             f"it has the fields {names_in(item)}; a conversation has 'messages', or 'instruction' and 'output'"
+            f"{_hint(item, (*_OF_MESSAGES, 'instruction', 'output'))}"
         )
     after_system = _with_system(item, messages)
     # Records of pairs are also used for fine-tuning on their messages; the two answers are then ignored.
@@ -50,13 +51,15 @@ def pair_of(item: Any) -> tuple[Sequence[Message], Sequence[Message], Any]:
     """
     item = _plain(item)
     if not isinstance(item, dict) or any(name not in item for name in _ANSWERS):
-        raise FormatError(f"it has the fields {names_in(item)}; a pair has 'chosen' and 'rejected'")
+        raise FormatError(
+            f"it has the fields {names_in(item)}; a pair has 'chosen' and 'rejected'{_hint(item, _ANSWERS)}"
+        )
     used, prompt = _prompt_of(item)
     answers = [_messages_in(item[name], "assistant") for name in _ANSWERS]
     if not prompt and any(isinstance(item[name], str) for name in _ANSWERS):
         raise FormatError(
             f"it has the fields {names_in(item)}; a pair of texts needs the text that they answer in 'prompt', or "
-            "messages before them in 'messages'"
+            f"messages before them in 'messages'{_hint(item, ('prompt', 'messages'))}"
         )
     both = [_with_system(item, _answered(prompt, used, name, answer)) for name, answer in zip(_ANSWERS, answers)]
     _check_used(item, [*_ANSWERS, *used], [*both[0], *both[1]])
@@ -264,6 +267,11 @@ def _first_field(item: Any, names: Sequence[str]) -> str:
 
 def _is_empty(value: Any) -> bool:
     return value is None or (isinstance(value, (str, dict, list)) and not value)
+
+
+def _hint(item: Any, wanted: Sequence[str]) -> str:
+    hints = (nearest(name, wanted) for name in item if name not in wanted) if isinstance(item, Mapping) else ()
+    return next((f".{hint}" for hint in hints if hint), "")
 
 
 def names_in(item: Any) -> Any:

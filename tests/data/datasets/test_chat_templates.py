@@ -12,7 +12,7 @@ import pytest
 from libai_data.data.datasets import ChatDataset
 from libai_data.data.text.tokenizer import TextTokenizer, TokenizerFiles
 from libai_data.errors import ConfigError, FormatError
-from tests.data.datasets.chats import CHATML, MARKED, TEMPLATES, arrays, conversation, learned, tokenizer_folder
+from tests.data.datasets.chats import CHATML, TEMPLATES, arrays, conversation, learned, tokenizer_folder
 
 pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
@@ -45,8 +45,9 @@ def test_a_token_at_the_end_of_all_messages_alone_is_of_the_last(folder: Path, t
     assert learned(arrays(dataset[0]), folder) == "b<|begin|>d<|begin|>\n<|im_end|>"
 
 
-THINKS = MARKED.replace("{% generation %}", "{% generation %}{% if loop.last %}<think>{% endif %}")
-# In a macro, and the token that ends all behind the loop, as Phi 3's.
+IN_LOOP = THINKING.replace("{% if loop", "{% generation %}{% if loop")
+IN_LOOP = IN_LOOP.replace("<|im_end|>", "<|im_end|>{% endgeneration %}", 1)
+# Of the assistant's only, in a macro, and the token that ends all behind the loop, as Phi 3's.
 END_OF_ALL = (
     "{% macro said(m) %}{% generation %}{{ m.content }}{% endgeneration %}{% endmacro %}{% for m in messages %}"
     "<|im_start|>{% if m.role == 'assistant' %}{{ said(m) }}{% else %}{{ m.content }}{% endif %}"
@@ -60,7 +61,11 @@ UNNAMED = (
 
 @pytest.mark.parametrize(
     ("template", "both", "first", "last"),
-    [(THINKS, "b<|im_end|><think>d<|im_end|>", "b<|im_end|>", "<think>d<|im_end|>"), (UNNAMED, "bd", "b", "d")],
+    [
+        (IN_LOOP, "b<|im_end|><think>d<|im_end|>", "b<|im_end|>", "<think>d<|im_end|>"),
+        (END_OF_ALL, "bd<|im_end|>", "b", "d<|im_end|>"),
+        (UNNAMED, "bd", "b", "d"),
+    ],
 )
 def test_marks_of_a_template_decide_what_carries_loss_of_the_messages_that_may(
     folder: Path, tokenizer: TextTokenizer, template: str, both: str, first: str, last: str
@@ -73,14 +78,10 @@ def test_marks_of_a_template_decide_what_carries_loss_of_the_messages_that_may(
         assert learned(arrays(dataset[0]), folder) == expected
 
 
-def test_other_numbers_of_marks_are_refused_if_not_all_of_the_assistants_messages_count(
-    folder: Path, tokenizer: TextTokenizer
-) -> None:
-    item = conversation("a", "b", "c", "d")
-    assert learned(arrays(ChatDataset([item], tokenizer, 64, chat_template=END_OF_ALL)[0]), folder) == "bd<|im_end|>"
-    item["messages"][1]["weight"] = 0
-    with pytest.raises(FormatError, match=r"marks 3 parts by 'generation', but 2 messages are the assistant's"):
-        ChatDataset([item], tokenizer, 64, chat_template=END_OF_ALL)[0]
+def test_marks_that_belong_to_no_message_are_refused(tokenizer: TextTokenizer) -> None:
+    twice = UNNAMED + "{% generation %}c{% endgeneration %}"
+    with pytest.raises(FormatError, match=r"marks 3 parts by 'generation', but not in a loop .* 2 are the assistant's"):
+        ChatDataset([conversation("a", "b", "c", "d")], tokenizer, 64, chat_template=twice)[0]
 
 
 DROPS = CHATML.replace("<|im_start|>", "{% if message.role in ['user', 'assistant'] %}<|im_start|>", 1)

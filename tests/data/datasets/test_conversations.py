@@ -80,7 +80,7 @@ def test_each_layout_of_a_pair_has_the_prompt_once(tokenizer: TextTokenizer, ite
         ({"question": "a", "chosen": "b", "rejected": "c"}, "'rejected'\\]; a pair of texts needs the text"),
         ({"prompt": "a", "chosen": "b", "rejected": "c", "history": [["d", "e"]]}, "its 'history' is not used"),
         ({"prompt": "a", "chosen": "b", "rejected": []}, "its messages are \\[\\]"),
-        ({"prompt": "a", "choosen": "b", "rejected": "c"}, "'choosen', .* a pair has 'chosen' and 'rejected'"),
+        ({"prompt": "a", "choosen": "b", "rejected": "c"}, "'chosen' and 'rejected'. Did you mean 'chosen'"),
         ({"prompt": "a", "messages": [USER], "chosen": "b", "rejected": "c"}, "its 'messages' is not used"),
         ({"prompt": "a", "instruction": "d", "chosen": "b", "rejected": "c"}, "its 'instruction' is not used"),
         ({"prompt": "a", "chosen": [USER, GOOD], "rejected": "c"}, "'chosen' begins with a message of the role 'user'"),
@@ -111,6 +111,7 @@ def said(message: dict[str, Any]) -> dict[str, Any]:
         ({**conversation("a", "b"), "conversations": [{"from": "human", "value": "c"}]}, "'conversations' is not used"),
         ({"instruction": "a", "output": "b", "prompt": "c"}, "its 'prompt' is not used"),
         ({"input": "a", "output": "b"}, r"has the fields \['input', 'output'\]; a conversation has"),
+        ({"conversation": []}, "Did you mean 'conversations'"),
         ({"conversations": [{"from": "function_call", "value": "a"}]}, "message 0 is from 'function_call'"),
         (said({"content": "a", "weights": 0}), "message 1 has 'weights', .* Did you mean 'weight'"),
         (said({"content": "a", "tool_call": [{"name": "f"}]}), "message 1 has 'tool_call', .*'tool_calls'"),
@@ -181,22 +182,22 @@ CALLS = CHATML.replace(
 @pytest.mark.parametrize(
     ("calls", "words"),
     [
-        (3, "message 1 has the tool_calls 3; they must be a list of calls"),
-        ([3], r"message 1 has the tool_calls \[3\]"),
-        (np.arange(2), r"message 1 has the tool_calls \[0, 1\]"),
-        ({"name": "f"}, "message 1 has the tool_calls {'name': 'f'}"),
-        ([{"function": "f"}], "message 1 has the tool_calls .*'function': 'f'"),
-        ([{"function": {"name": 3}}], "message 1 has the tool_calls"),
+        (3, "the tool_calls 3; they must be a list of calls"),
+        ([3], r"the tool_calls \[3\]"),
+        (np.arange(2), r"the tool_calls \[0, 1\]"),
+        ({"name": "f"}, "the tool_calls {'name': 'f'}"),
+        ([{"function": "f"}], "the tool_calls .*'function': 'f'"),
+        ([{"function": {"name": 3}}], "the tool_calls"),
         ([{"name": "f", "arguments": {}}], "the chat template fails: UndefinedError: .*'function'"),
         ([{"function": {"name": "f", "arguments": {1, 2}}}], "the chat template fails: TypeError"),
     ],
 )
-def test_tool_calls_that_are_none_are_refused_with_the_conversation(
+def test_tool_calls_that_are_none_are_refused_with_the_message(
     tokenizer: TextTokenizer, calls: Any, words: str
 ) -> None:
     item = {"messages": [*said({"content": "b", "tool_calls": calls})["messages"], *conversation("c", "d")["messages"]]}
     dataset = ChatDataset([item], tokenizer, 64, chat_template=CALLS)
-    with pytest.raises(FormatError, match=f"conversation 0: {words}"):
+    with pytest.raises(FormatError, match=f"conversation 0: message 1.*{words}"):
         dataset[0]
 
 
