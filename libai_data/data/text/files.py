@@ -167,11 +167,13 @@ def foreign_encoding(data: bytes) -> str:
     for magic, suffix in _MAGIC.items():
         if data.startswith(magic):
             return f"the file is compressed; rename it so that its name ends with {suffix}"
-    # Text of any script has characters of ASCII, such as spaces and ends of lines. In UTF-16, one byte of each is 0, in
-    # UTF-32 three. Text in UTF-8 has no byte that is 0.
+    # Text of any script has characters of ASCII, such as spaces and ends of lines. In UTF-16, one byte of each is 0,
+    # always on the same side. In UTF-32, three of four bytes are 0. Text in UTF-8 has no byte that is 0.
+    fewer, more = sorted((data[0::2].count(0), data[1::2].count(0)))
     is_marked = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    if is_marked or data.count(0) > max(2, len(data) // 256):
-        return "the file is UTF-16 or UTF-32, not UTF-8; convert it, as by `iconv -f UTF-16 -t UTF-8`"
+    if is_marked or fewer > len(data) // 8 or more > max(2, len(data) // 256, 4 * fewer):
+        bits = 32 if fewer > max(1, len(data) // 8) else 16
+        return f"the file is UTF-{bits}, not UTF-8; convert it, as by `iconv -f UTF-{bits} -t UTF-8`"
     return ""
 
 

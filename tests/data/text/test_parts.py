@@ -84,7 +84,7 @@ def test_documents_do_not_depend_on_the_size_of_the_parts(
 @pytest.mark.parametrize("suffix", COMPRESS)
 def test_each_compression_gives_the_same_documents(tmp_path: Path, suffix: str) -> None:
     lines = [json.dumps({"text": f"document {number} " * 50}) for number in range(200)]
-    path = tmp_path / f"corpus.JSONL{suffix.upper()}"
+    path = tmp_path / f"corpus.jsonl{suffix}"
     path.write_bytes(COMPRESS[suffix]("\n".join(lines).encode()))
     found, bad = read_all([path], Cutting(part_bytes=4000))
     assert found == [(f"document {number} " * 50,) for number in range(200)]
@@ -123,16 +123,27 @@ def test_lines_that_are_no_documents_are_told_with_their_line(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-be"])
-@pytest.mark.parametrize("name", ["x.txt", "x.txt.gz"])
-def test_utf_16_is_recognised_in_every_script_with_spaces(tmp_path: Path, encoding: str, name: str) -> None:
-    for script in (script for script, (_, space, _) in SCRIPTS.items() if space):
-        # Few spaces: as words are longer than those of `sentences`.
-        lines = [line.replace(" ", "", line.count(" ") * 2 // 3) for line in sentences(script, 20)]
-        data = ("\n".join(lines) + "\n").encode(encoding)
-        (tmp_path / name).write_bytes(COMPRESS[".gz"](data) if name.endswith(".gz") else data)
-        found, bad = read_all([tmp_path / name], Cutting())
-        assert not found
-        assert len(bad) == 1 and "UTF-16" in bad[0]
+@pytest.mark.parametrize("name", ["x.jsonl", "x.txt", "x.txt.gz"])
+def test_utf_16_is_recognised_with_its_mark_and_without(tmp_path: Path, encoding: str, name: str) -> None:
+    path = tmp_path / name
+    data = "\n".join('{"text": "a line of words"}' for _ in range(500)).encode(encoding)
+    path.write_bytes(COMPRESS[path.suffix](data) if path.suffix == ".gz" else data)
+    found, bad = read_all([path], Cutting(part_bytes=1000))
+    assert not found
+    assert len(bad) == 1 and f"iconv -f {encoding[:6].upper()} -t" in bad[0]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("script", [script for script, (_, space, _) in SCRIPTS.items() if space])
+def test_utf_16_without_a_mark_is_recognised_in_every_script_with_spaces(
+    tmp_path: Path, encoding: str, script: str
+) -> None:
+    # Few spaces: as words are longer than those of `sentences`.
+    lines = [line.replace(" ", "", line.count(" ") * 2 // 3) for line in sentences(script, 20)]
+    (tmp_path / "x.txt").write_bytes(("\n".join(lines) + "\n").encode(encoding))
+    found, bad = read_all([tmp_path / "x.txt"], Cutting())
+    assert not found
+    assert len(bad) == 1 and "UTF-16" in bad[0]
 
 
 def test_a_few_zeros_and_short_lines_are_utf_8(tmp_path: Path) -> None:
@@ -174,9 +185,9 @@ def names(paths: list[Path]) -> list[str]:
 def test_folders_give_files_of_known_suffixes_and_what_is_left_out_is_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for name in ("LICENSE", "README.md", "a.jsonl", "b.txt.gz", "c.parquet", "d.json.zst", "e.TXT.GZ", "f.npy"):
+    for name in ("LICENSE", "README.md", "a.jsonl", "b.txt.gz", "c.parquet", "d.json.zst", "e.TXT", "f.npy"):
         (tmp_path / name).write_text("x")
-    assert names(find_inputs([str(tmp_path)])) == ["a.jsonl", "b.txt.gz", "c.parquet", "d.json.zst", "e.TXT.GZ"]
+    assert names(find_inputs([str(tmp_path)])) == ["a.jsonl", "b.txt.gz", "c.parquet", "d.json.zst", "e.TXT"]
     assert "3 of 8 files" in caplog.text and "LICENSE" in caplog.text
     assert names(find_inputs([f"{tmp_path}/*.md"])) == ["README.md"]
     assert len(find_inputs([str(tmp_path)], form="text")) == 8

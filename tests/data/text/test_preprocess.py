@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import signal
@@ -58,6 +59,15 @@ def test_a_tokenizer_that_does_not_know_the_text_is_told(tmp_path: Path, capsys:
         assert main(arguments) == 0
         printed = capsys.readouterr().out
         assert share in printed and ("unknown" in printed) == bool(share)
+
+
+def test_suffixes_may_be_of_capital_letters(tmp_path: Path, tokenizer: str) -> None:
+    (tmp_path / "corpus").mkdir()
+    corpus = write_json_lines(tmp_path / "corpus" / "A.JSONL", texts(5))
+    (tmp_path / "corpus" / "B.Jsonl.GZ").write_bytes(gzip.compress(corpus.read_bytes()))
+    result = preprocess([str(tmp_path / "corpus")], str(tmp_path / "out"), Task(TokenizerFiles(tokenizer)))
+    assert (result.documents, result.bad) == (10, 0)
+    assert len(documents_of(result.prefixes["text"])[0][0]) < 100
 
 
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece", "sentencepiece"])
@@ -203,7 +213,8 @@ def test_a_broken_parquet_file_is_told_of_and_the_others_are_read(tmp_path: Path
         ),
         (b'[\n{"text": "a"},\n{"text": "b"}\n]', "JSON lines have one object per line"),
         (b'{"txt": "a word"}\n' * 3, "no 'text'; there are ['txt']. Did you mean 'txt'?"),
-        ('{"text": "a"}\n'.encode("utf-16"), "the file is UTF-16 or UTF-32, not UTF-8"),
+        ('{"text": "a"}\n'.encode("utf-16"), "the file is UTF-16, not UTF-8"),
+        ('{"text": "a"}\n'.encode("utf-32"), "iconv -f UTF-32 -t UTF-8"),
     ],
 )
 def test_an_input_without_a_document_fails_with_the_reason_and_leaves_no_corpus(
