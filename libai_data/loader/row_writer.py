@@ -44,6 +44,24 @@ class Rows(dict[str, np.ndarray]):
         """The function that copies samples into these rows."""
         return _row_writer(self.schema, dict(self))
 
+    @cached_property
+    def ends(self) -> list[tuple[str, np.ndarray]]:
+        """The first and the last bytes of the rows of each field, up to 8, as unsigned integers [rows]."""
+        found = []
+        for name, array in self.items():
+            if array.size and array.flags.c_contiguous:
+                content = array.reshape(len(array), -1).view(np.uint8)
+                size = content.shape[1]
+                width = 1 << min(3, size.bit_length() - 1)
+                for begin in sorted({0, size - width}):
+                    found.append((name, content[:, begin : begin + width].view(f"u{width}")[:, 0]))
+        return found
+
+    @cached_property
+    def last_ends(self) -> list[tuple[str, np.ndarray]]:
+        """Of each field, the last of its `ends`, if they have so many bytes that data hardly ever equals a mark."""
+        return [(name, words) for name, words in dict(self.ends).items() if words.itemsize >= _BYTES_OF_SURE_MARKS]
+
 
 def _row_writer(schema: SampleSchema, rows: dict[str, np.ndarray]) -> RowWriter:
     # Flat tuples, with values in the form that samples have, because each field of each sample is compared with them.
@@ -126,13 +144,14 @@ def _checked(spec: FieldSpec, value: Any) -> np.ndarray:
 
 
 _MARKS = 0xA5, 0x5A
+_BYTES_OF_SURE_MARKS = 4
 
 
 class BatchFiller:
     """Calls `read_batch`, and raises an error if it does not fill a row: the row would still contain an old batch.
 
-    Before the first call, each row is filled with a mark. If the mark is left, it may be data of the dataset. Then a
-    second call decides, with other arrays and another mark.
+    Before each call, the ends of the rows are marked: both ends before the first call, and the last one afterwards. If
+    a mark is left, it may be data of the dataset. Then a second call decides, with other arrays and another mark.
 
     Args:
         reads_parts: whether `read_batch` has an argument `parts`.
@@ -141,7 +160,7 @@ class BatchFiller:
     def __init__(self, read_batch: Callable[..., Any], reads_parts: bool) -> None:
         self._read_batch = read_batch
         self._reads_parts = reads_parts
-        self._fills_all_rows = False
+        self._has_filled = False
 
     def __call__(self, indices: np.ndarray, out: Rows) -> None:
         """Fill `out`.
@@ -149,29 +168,29 @@ class BatchFiller:
         Raises:
             SchemaError: `read_batch` replaced an array of `out`, or did not fill a row.
         """
-        if self._fills_all_rows:
-            self._fill(indices, out)
-            return
         left = self._rows_not_filled(_MARKS[0], indices, out)
         if left:
             others = Rows(out.schema, {name: np.empty_like(array) for name, array in out.items()})
             left &= self._rows_not_filled(_MARKS[1], indices, others)
         for name, row in sorted(left):
             raise SchemaError(
-                f"read_batch did not fill row {row} of out['{name}']; it must fill each row: out['{name}'][...] = ..."
+                f"read_batch did not fill row {row} of out['{name}']; it must fill each row completely: "
+                f"out['{name}'][...] = ..."
             )
-        self._fills_all_rows = True
+        self._has_filled = True
 
     def _rows_not_filled(self, mark: int, indices: np.ndarray, out: Rows) -> set[tuple[str, int]]:
-        rows = {
-            name: array.reshape(len(array), -1).view(np.uint8)
-            for name, array in out.items()
-            if array.size and array.flags.c_contiguous
-        }
-        for marked in rows.values():
-            marked[...] = mark
+        ends = out.last_ends if self._has_filled else out.ends
+        marks = [int.from_bytes(bytes([mark]) * words.itemsize, "little") for _, words in ends]
+        for (_, words), marked in zip(ends, marks):
+            words.fill(marked)
         self._fill(indices, out)
-        return {(name, int(row)) for name, marked in rows.items() for row in np.flatnonzero((marked == mark).all(1))}
+        left = set()
+        for (name, words), marked in zip(ends, marks):
+            rows = words.tolist()  # A list is searched faster than a small array.
+            if marked in rows:
+                left.update((name, row) for row, word in enumerate(rows) if word == marked)
+        return left
 
     def _fill(self, indices: np.ndarray, out: Rows) -> None:
         given = dict(out)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from libai_data.data.datasets import BlendedDataset
 from libai_data.data.samplers import SingleRoundSampler
 from libai_data.errors import DataPipelineError, SampleError
 from libai_data.loader.reading import row_slices
@@ -133,19 +134,47 @@ class AddsOne(NumbersFilled):
         out["more"] = indices
 
 
+class LeavesSample17(NumbersFilled):
+    def read_batch(self, indices: np.ndarray, out: dict[str, np.ndarray]) -> None:
+        before = {name: array.copy() for name, array in out.items()}
+        super().read_batch(indices, out)
+        for name in out:
+            out[name][indices == 17] = before[name][indices == 17]
+
+
+class FillsABeginning(NumbersFilled):
+    def read_batch(self, indices: np.ndarray, out: dict[str, np.ndarray]) -> None:
+        out["index"][...] = indices
+        out["values"][:, :1] = 1
+
+
+class FillsAnEnd(NumbersFilled):
+    def read_batch(self, indices: np.ndarray, out: dict[str, np.ndarray]) -> None:
+        out["index"][...] = indices
+        out["values"][:, 2:] = 1
+
+
 @WITHOUT_SPAWN
 @pytest.mark.parametrize(
     ("dataset", "message"),
     [
         (LeavesRows(), r"read_batch did not fill row 0 of out\['\w+'\]"),
+        (LeavesSample17(), r"read_batch did not fill row \d of out\['\w+'\]"),
+        (FillsABeginning(), r"read_batch did not fill row 0 of out\['values'\]"),
+        (FillsAnEnd(), r"read_batch did not fill row 0 of out\['values'\]"),
+        # Read in rows that are not consecutive.
+        (BlendedDataset([NumbersFilled(), LeavesSample17()], [1, 1]), "read_batch did not fill row"),
         (SetsAnother(), r"read_batch assigns a new array to out\['index'\]; fill"),
         (AddsOne(), r"read_batch assigns a new array to out\['more'\]; fill"),
     ],
-    ids=["leaves rows", "sets another array", "adds one"],
+    ids=[
+        *("leaves rows", "leaves a later row", "fills a beginning", "fills an end", "leaves a row of a blend"),
+        *("sets another array", "adds one"),
+    ],
 )
 def test_a_read_batch_that_does_not_fill_its_rows_is_refused(workers: Any, dataset: Any, message: str) -> None:
     with pytest.raises(SampleError, match=message):
-        stream(dataset, batches=1, **workers)
+        stream(dataset, batches=40, **workers)
 
 
 class FilledWithMarks:

@@ -297,10 +297,9 @@ def _read_rows(dataset: Any, indices: np.ndarray, out: Rows, rows: np.ndarray, p
     if last - first + 1 == len(rows):
         dataset.read_batch(indices, {name: array[first : last + 1] for name, array in out.items()}, *arguments)
         return
-    # Rows that are not consecutive are no view of `out`, so they are read into separate arrays and copied.
-    apart: dict[str, np.ndarray] = {
-        name: np.empty((len(rows), *array.shape[1:]), array.dtype) for name, array in out.items()
-    }
+    # Rows that are not consecutive are no view of `out`, so they are read into separate arrays and copied. These have
+    # the marks of `out`, which show the loader the rows that the dataset does not fill.
+    apart: dict[str, np.ndarray] = {name: array[rows] for name, array in out.items()}
     dataset.read_batch(indices, apart, *arguments)
     for name, array in apart.items():
         out[name][rows] = array

@@ -206,7 +206,7 @@ class SoftLabels:
         read = self._read_by("read_batch")
 
         def read_batch(indices: np.ndarray, out: Mapping[str, np.ndarray]) -> None:
-            numbers = np.empty(len(indices), np.int64)
+            numbers = np.full(len(indices), -1)
             read(indices, {**out, LABELS: numbers})
             self._fill(out[LABELS], numbers)
 
