@@ -54,7 +54,8 @@ def named(item: Any, names: Sequence[str] | None = None) -> dict[str, Any]:
         return _given_names(item, names)
     kind = TupleFields if _is_tuple(item) else dict
     if names is None or isinstance(names, ArgumentNames):
-        used = {name: value for name, value in fields.items() if not str(name).startswith("__")}
+        # By `fields[name]`, because a dict may decode its values in `__getitem__`, which `items` does not call.
+        used = {name: fields[name] for name in [*fields.keys()] if not str(name).startswith("__")}
         for name in used:
             if not isinstance(name, str):
                 raise SchemaError(

@@ -93,7 +93,9 @@ def taken_apart(fields: Mapping[str, Any], leaves: dict[str, Any]) -> dict[str, 
     Raises:
         SchemaError: Two leaves have the same path.
     """
-    skeleton = {str(name): _apart(value, str(name), leaves) for name, value in fields.items()}
+    # The text of a name that is both a str and an Enum is its value; `str` would give the name of the member.
+    names = {name: str.__str__(name) if isinstance(name, str) else str(name) for name in [*fields.keys()]}
+    skeleton = {text: _apart(fields[name], text, leaves) for name, text in names.items()}
     return TupleFields(skeleton) if isinstance(fields, TupleFields) else skeleton
 
 
@@ -103,7 +105,7 @@ def _apart(value: Any, path: str, leaves: dict[str, Any]) -> Any:
     if is_dataclass(value):
         value = fields_of_dataclass(value)
     if isinstance(value, abc.Mapping) and not isinstance(value, Instance):
-        return {key: _apart(item, f"{path}.{key}", leaves) for key, item in value.items()}
+        return {key: _apart(value[key], f"{path}.{key}", leaves) for key in [*value.keys()]}
     if is_named_tuple(value):
         return type(value)(*(_apart(item, f"{path}.{name}", leaves) for name, item in zip(value._fields, value)))
     if is_nest(value):

@@ -84,6 +84,8 @@ def _collated(samples: Sequence[Any], path: str) -> Any:
         return Instance(**_by_key([sample.get_fields() for sample in samples], path))
     if isinstance(first, abc.Mapping):
         batch = _by_key(samples, path)
+        if isinstance(first, dict) and type(first).__getitem__ is not dict.__getitem__:
+            return batch  # It may decode values when they are asked for, and would decode those of the batch again.
         try:
             return type(first)(batch)  # type: ignore[call-arg]
         except TypeError:  # Its constructor needs other arguments.

@@ -268,7 +268,11 @@ class SampleReader(WatchedDataset):
             self._times.copy += perf_counter() - start
 
     def _fields(self, schema: SampleSchema, sample: Any) -> dict[str, Any]:
-        return fields_of(sample) if schema.skeleton is None else form_of(sample, self._names).fields
+        if schema.skeleton is not None:
+            return form_of(sample, self._names).fields
+        fields = fields_of(sample)
+        # A dict with defaults, such as a Counter, would make up fields that the sample lacks.
+        return fields if type(fields) is dict else {name: fields[name] for name in fields}
 
 
 def reads_parts(dataset: Any, names: Sequence[str] | None = None) -> bool:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import enum
 import math
 import threading
+from collections import Counter, defaultdict
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -210,6 +213,53 @@ def test_a_sample_unlike_the_ones_before_it_is_refused(workers: dict[str, Any], 
         with pytest.raises(DataPipelineError, match=f"(?s){message}"):
             next(iterator)
         assert loader.state_dict()["position"] == 4
+
+
+@WITHOUT_SPAWN
+@pytest.mark.parametrize("kind", [Counter, partial(defaultdict, int)])
+def test_a_dict_makes_up_no_field_that_its_sample_lacks(workers: dict[str, Any], kind: Any) -> None:
+    dataset = OfAnyForm(lambda index: kind({"a": index, "c" if index == 6 else "b": 1}))
+    with loading(dataset, **workers) as loader:
+        batches = iter(loader)
+        next(batches)
+        with pytest.raises(SampleError, match=r"(?s)sample 6 .*missing \['b'\], unexpected \['c'\]"):
+            next(batches)
+
+
+class Doubling(dict[str, Any]):
+    """Decodes a value when it is asked for."""
+
+    def __getitem__(self, name: str) -> Any:
+        value = super().__getitem__(name)
+        return value if isinstance(value, dict) else 2 * value
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("collate_fn", [None, default_collate])
+def test_a_dict_that_decodes_its_values_decodes_those_of_each_row(workers: dict[str, Any], collate_fn: Any) -> None:
+    dataset = OfAnyForm(lambda index: Doubling(x=np.full(2, index), of=Doubling(y=np.full(1, index))))
+    with loading(dataset, collate_fn=collate_fn, **workers) as loader:
+        assert plain(dict(next(iter(loader)))) == {
+            "x": [[0, 0], [2, 2], [4, 4], [6, 6]],
+            "of": {"y": [[0], [2], [4], [6]]},
+        }
+
+
+class Name(str, enum.Enum):
+    X = "x"
+    Y = "y"
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("collate_fn", [None, default_collate])
+def test_names_that_are_members_of_an_enum_are_their_texts(workers: dict[str, Any], collate_fn: Any) -> None:
+    dataset = OfAnyForm(lambda index: {Name.X: index, "of": {Name.Y: index}})
+    with loading(dataset, collate_fn=collate_fn, **workers) as loader:
+        batch = next(iter(loader))
+        assert batch["x"].numpy().tolist() == [0, 1, 2, 3]
+        assert [*to_global(batch)] == [*batch] == ["x", "of"]
+        assert [type(name) for name in batch] == [str, str]
+        assert batch["of"]["y"].numpy().tolist() == [0, 1, 2, 3]
 
 
 @EVERYWHERE
