@@ -20,7 +20,14 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig
 
 from libai_data.config.naming import CONFIG_MODULE_PREFIX
-from libai_data.errors import ConfigError, ConfigImportError, DataPipelineError, error_text, nearest
+from libai_data.errors import (
+    ConfigError,
+    ConfigImportError,
+    DataPipelineError,
+    comes_from_signal_handler,
+    error_text,
+    nearest,
+)
 
 _numbers = itertools.count()
 _NO_USERS = ("libai_data", "omegaconf", "importlib")
@@ -38,7 +45,10 @@ def run_config_file(path: str) -> dict[str, Any]:
     """
     try:
         return _run(os.path.abspath(path), ()).__dict__
-    except Exception as error:
+    # A program whose config calls `sys.exit(0)`, perhaps in a library, would seem to have succeeded.
+    except (Exception, SystemExit) as error:
+        if isinstance(error, SystemExit) and comes_from_signal_handler(error):
+            raise
         frames = list(traceback.walk_tb(error.__traceback__))
         if isinstance(error, ConfigError) and frames[-1][0].f_globals["__name__"] == __name__:
             raise  # The message already names the place.
@@ -59,7 +69,7 @@ def files_near(path: str, suffixes: tuple[str, ...] = (".py", ".yaml", ".yml")) 
     return nearest(os.path.basename(path), names) or f" Config files in {folder}: {listed or 'none'}."
 
 
-def _located(error: Exception, frames: Sequence[tuple[types.FrameType, int]], path: str) -> ConfigError:
+def _located(error: BaseException, frames: Sequence[tuple[types.FrameType, int]], path: str) -> ConfigError:
     """The error with the last file and line of a config in its traceback."""
     text = str(error) if isinstance(error, DataPipelineError) else error_text(error)
     place = path

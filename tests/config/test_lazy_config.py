@@ -108,6 +108,7 @@ def test_loading_leaves_imports_and_modules_as_they_were(write: Write) -> None:
     [
         ({"c.py": "x = 1\nimport no_such\n"}, r"c\.py, line 2: ModuleNotFoundError: No module named 'no_such'"),
         ({"c.py": "a = {}\nb = a['c']\n"}, r"c\.py, line 2: KeyError: 'c'"),
+        ({"c.py": "import sys\nsys.exit(0)\n"}, r"c\.py, line 2: SystemExit: 0"),
         (
             {"c.py": "from omegaconf import DictConfig\nx = DictConfig({}, flags={'struct': True}).a\n"},
             r"c\.py, line 2: ConfigAttributeError",
