@@ -156,6 +156,15 @@ def test_a_mistyped_argument_is_an_error_with_the_nearest(source: Any, sampler: 
         DataLoader(source, batchsize=4, sampler=sampler)
 
 
+@pytest.mark.parametrize("kind", [list, tuple])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_list_that_returns_other_items_by_index_is_read_by_index(kind: Any, num_workers: int) -> None:
+    doubled = type("Doubled", (kind,), {"__getitem__": lambda self, index: {"x": 2 * kind.__getitem__(self, index)}})
+    loader = DataLoader(doubled(range(6)), 3, num_workers=num_workers, worker_type="thread")
+    assert [batch["x"].tolist() for batch in loader.numpy()] == [[0, 2, 4], [6, 8, 10]]
+    loader.close()
+
+
 @pytest.mark.parametrize("collate_fn", [None, collate])
 def test_an_error_of_a_collator_names_the_users(collate_fn: Any) -> None:
     name = "default_collate" if collate_fn is None else "collate"

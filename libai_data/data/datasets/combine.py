@@ -10,7 +10,7 @@ import inspect
 import sys
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Any, Callable
 
 import numpy as np
@@ -226,7 +226,7 @@ def length_of(dataset: Any) -> int:
             raise ConfigError(f"dataset is a {name}, whose [index] is a column; pass its rows: table.{rows}")
     if isinstance(dataset, Mapping):
         raise ConfigError(
-            f"dataset is a {name}, a mapping of {list(dataset)!r:.100}; pass one dataset, such as one split"
+            f"dataset is a {name}, a mapping of {[*islice(dataset, 8)]!r:.100}; pass one dataset, such as one split"
         )
     try:
         return len(dataset)

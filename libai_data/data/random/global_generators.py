@@ -287,7 +287,9 @@ def own_generators(dataset: Any) -> list[str]:
         elif isinstance(thing, dict):
             waiting.extend((f"{name}[{key!r}]", value) for key, value in islice(thing.items(), _MOST_ITEMS))
         elif isinstance(thing, (list, tuple)):
-            waiting.extend((f"{name}[{place}]", value) for place, value in enumerate(thing[:_MOST_ITEMS]))
+            # Not a slice: a list may have a `__getitem__` of its own, for single indices.
+            items = islice(iter(thing), _MOST_ITEMS)
+            waiting.extend((f"{name}[{place}]", value) for place, value in enumerate(items))
         elif not isinstance(thing, (type, ModuleType, FunctionType)):
             waiting.extend((f"{name}.{key}", value) for key, value in getattr(thing, "__dict__", {}).items())
     return found
