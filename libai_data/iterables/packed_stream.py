@@ -11,9 +11,10 @@ from typing import Any, Callable
 
 import numpy as np
 
+from libai_data.data.attributes import attribute_of
 from libai_data.data.datasets.packing import PackedDataset
 from libai_data.data.datasets.stream_transform import start_of
-from libai_data.errors import CheckpointError, ConfigError
+from libai_data.errors import CheckpointError, ConfigError, SampleError
 from libai_data.errors.argument_rules import FUNCTION, check
 from libai_data.iterables.failed_rows import FailedRow, Skipping
 from libai_data.iterables.iterable_source import Source
@@ -67,10 +68,7 @@ class MappedStream(_Stage):
         self.source, self._function = _stream(source, "Map"), function
 
     def rows(self, rows: Iterator[Any], save: SaveState | None, state: str | None) -> Opened:
-        def changed(row: Any) -> Any:
-            return row if isinstance(row, FailedRow) else self._function(row)
-
-        return map(changed, rows), save
+        return map(_applied(self._function, to_failed=lambda row: row), rows), save
 
 
 class FilteredStream(_Stage):
@@ -90,7 +88,22 @@ class FilteredStream(_Stage):
         self.source, self._keep = _stream(source, "FilteredDataset"), keep
 
     def rows(self, rows: Iterator[Any], save: SaveState | None, state: str | None) -> Opened:
-        return filter(lambda row: isinstance(row, FailedRow) or self._keep(row), rows), save
+        return filter(_applied(self._keep, to_failed=lambda row: True), rows), save
+
+
+def _applied(function: Callable[[Any], Any], to_failed: Callable[[FailedRow], Any]) -> Callable[[Any], Any]:
+    """A function of a row that calls `function`, or `to_failed` for a row that could not be read."""
+
+    def call(row: Any) -> Any:
+        if isinstance(row, FailedRow):
+            return to_failed(row)
+        try:
+            return function(row)
+        except StopIteration as error:  # It would end the epoch silently.
+            name = attribute_of(function, "__qualname__", type(function).__name__)
+            raise SampleError(f"{name} raised StopIteration, for example by next() of an empty iterator") from error
+
+    return call
 
 
 class PackedStream(_Stage):

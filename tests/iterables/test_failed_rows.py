@@ -136,6 +136,20 @@ def test_rows_over_which_a_library_in_rust_fails_are_skipped_but_ctrl_c_is_not()
             next(rows)
 
 
+@pytest.mark.parametrize("kind", [MappedStream, FilteredStream])
+def test_a_function_that_stops_the_iteration_fails_instead_of_ending_the_epoch(kind: Any) -> None:
+    def known(row: Any) -> Any:
+        return row if row["y"] != 3 else next(iter(()))
+
+    loader = from_iterable(kind(Stateful(22), known), 1)
+    with pytest.raises(SampleError, match=r"known raised StopIteration, for example by next"):
+        list(loader)
+    loader.close()
+    loader = from_iterable(kind(Stateful(22), known), 1, on_error="skip")
+    assert flat(taken(loader)) == [*range(3), *range(4, 22)]
+    loader.close()
+
+
 def raise_(error: type[BaseException]) -> None:
     raise error
 
