@@ -51,6 +51,7 @@ class Source:
         self.name = attribute_of(thing, "__qualname__", type(thing).__name__)
         if is_own_loader(thing):
             raise ConfigError(f"a {self.name} of libai_data is a loader already; use it as it is")
+        self._is_told = batches is not None
         self.batches = yields_batches(thing) if batches is None else batches
         self.short_batch = short_batch(thing) if self.batches else 0
         """Rows of the last batch of an epoch, if it is known to be shorter than the others; else 0."""
@@ -105,7 +106,8 @@ class Source:
         """Begin an epoch at a `state` that `SaveState` returned; only a function with `shard` uses `shard`.
 
         Raises:
-            ConfigError: The iterable has only one epoch, or would continue in the middle of an interrupted epoch.
+            ConfigError: The iterable has only one epoch, or would continue in the middle of an interrupted epoch; or
+                a function returned what yields batches.
             CheckpointError: The iterable cannot restore the state.
         """
         thing = self._made(epoch, shard, num_shards)
@@ -115,6 +117,11 @@ class Source:
         return alone.reading(*self._opened(thing, epoch, state))
 
     def _opened(self, thing: Any, epoch: int, state: str | None) -> Opened:
+        if not self._is_told and not self.batches and yields_batches(thing):
+            raise ConfigError(
+                f"{self.name} returned a {type(thing).__name__}, which yields batches, but what a function yields "
+                "counts as samples; set batches=True, or batches=False if each of its items is a sample"
+            )
         self._rounds_begun = max(self._rounds_begun, epoch + 1)
         keeps_state = _keeps_state(thing)
         if keeps_state and has_attribute(thing, "set_epoch"):

@@ -15,10 +15,12 @@ _OWN_LOADERS = ("BatchLoader", "SharedLoader", "IterableLoader", "CombinedLoader
 
 
 def yields_batches(thing: Any) -> bool:
-    """Whether `thing` is known to yield batches: a DataLoader of torch or OneFlow (or a subclass, as torchdata's), a
-    pipeline of WebDataset or Grain that ends with a batching stage, or a loader of DALI or FFCV."""
+    """Whether `thing` is known to yield batches: a DataLoader of torch or OneFlow (or a subclass, as torchdata's), or
+    its iterator, a pipeline of WebDataset or Grain that ends with a batching stage, or a loader of DALI or FFCV."""
     if is_loader(thing):
         return thing.batch_sampler is not None
+    if any(derives_from(thing, package, "_BaseDataLoaderIter") for package in _DATA):
+        return bool(attribute_of(thing, "_auto_collation"))
     if derives_from(thing, "webdataset") and isinstance(getattr(thing, "pipeline", None), list):
         said = [_batches_of_stage(stage) for stage in thing.pipeline]
         return next((each for each in reversed(said) if each is not None), False)

@@ -87,10 +87,17 @@ class ShardReader:
     """
 
     def __init__(
-        self, pickled: bytes, num_shards: int, seed: int, is_process: bool, asks: bool, skips: bool = False
+        self,
+        pickled: bytes,
+        num_shards: int,
+        seed: int,
+        is_process: bool,
+        asks: bool,
+        batches: bool | None,
+        skips: bool = False,
     ) -> None:
         self._pickled, self._num_shards, self._seed = pickled, num_shards, seed
-        self.is_process, self._asks, self._skips = is_process, asks, skips
+        self.is_process, self._asks, self._batches, self._skips = is_process, asks, batches, skips
         self._open: dict[int, tuple[tuple[int, int], Iterator[Any], SaveState | None, Any]] = {}
 
     def __call__(self, part: Part) -> tuple[list[Any], bool, str | None]:
@@ -123,7 +130,7 @@ class ShardReader:
         with self._as_worker(part.shard, thing):
             if init is not None:
                 init(part.shard)
-            source = source_of(thing, skips=self._skips)
+            source = source_of(thing, self._batches, self._skips)
             return thing, *open_at(source, part.epoch, part.shard, self._num_shards, part.place)
 
     @contextmanager
@@ -168,7 +175,7 @@ class ShardedSource(WrappedSource):
                 "gives the same answer to all threads of a process. Pass a function with shard and num_shards, or use "
                 "worker_type='process'"
             )
-        self._thing = thing
+        self._thing, self._batches = thing, batches
         self._reader = self._made_reader()
 
     def _made_reader(self) -> ShardReader:
@@ -183,7 +190,7 @@ class ShardedSource(WrappedSource):
             ) from error
         is_process = bool(sharding.num_workers) and sharding.worker_type != "thread"
         asks = not self._takes_shard
-        return ShardReader(pickled, sharding.shards, sharding.seed, is_process, asks, sharding.skips)
+        return ShardReader(pickled, sharding.shards, sharding.seed, is_process, asks, self._batches, sharding.skips)
 
     def rounds_to_replay(self, epoch: int) -> int:
         """0 if shards are opened again in each epoch."""

@@ -570,6 +570,32 @@ def test_a_padding_loader_with_a_short_last_batch_is_refused_as_soon_as_lengths_
         from_iterable(whole, 4, collate_fn=pad)
 
 
+@pytest.mark.parametrize("options", [{}, {"num_shards": 1, "num_workers": 1, "worker_type": "thread"}])
+@pytest.mark.parametrize("package", ["torch", "oneflow"])
+def test_batches_of_a_loader_are_no_samples_where_a_function_returns_it_or_it_is_an_iterator(
+    package: str, options: dict[str, Any]
+) -> None:
+    data = pytest.importorskip(f"{package}.utils.data")
+    samples = [(np.full(2, number), number) for number in range(8)]
+
+    def made(batch_size: Any = 4) -> Any:
+        return data.DataLoader(samples, batch_size=batch_size, collate_fn=None if batch_size is None else stacked)
+
+    def stacked(rows: list[Any]) -> dict[str, Any]:
+        return {"x": np.stack([row for row, _ in rows]), "y": np.array([label for _, label in rows])}
+
+    loader = from_iterable(made, 2, **options)
+    with pytest.raises(SampleError, match=r"made returned a DataLoader, which yields batches.*set batches=True"):
+        next(iter(loader))
+    loader.close()
+    loaders = [from_iterable(made, 2, batches=True, **options)]
+    if not options:
+        loaders.append(from_iterable(iter(made()), 2))
+    for loader in loaders:
+        assert [rows for _, rows in taken(loader)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+        loader.close()
+
+
 def test_loaders_of_ours_are_no_iterables_of_samples() -> None:
     own = from_iterable([sample(number) for number in range(8)], 4)
     with pytest.raises(ConfigError, match="a BatchLoader of libai_data is a loader already; use it as it is"):
