@@ -27,6 +27,7 @@ from typing import Callable, NoReturn
 
 from libai_data.data.transforms.batch import rows_together
 from libai_data.errors import ConfigError, error_text, numbers_in_words
+from libai_data.launch.same_interpreter import environment, interpreter
 from libai_data.launch.signals import signals_blocked
 from libai_data.loader.shipping import Shipment, ship
 from libai_data.loader.worker import JOB_VARIABLES, STDERR, Payload, WorkerHandles, prepare_process, work
@@ -112,20 +113,16 @@ class WorkerStarter:
                 raise
 
     def _spawn(self, handles: WorkerHandles, shipped: int, stderr: CapturedStderr) -> WorkerProcess:
-        environment = {name: value for name, value in os.environ.items() if name not in JOB_VARIABLES}
+        variables = {name: value for name, value in environment().items() if name not in JOB_VARIABLES}
         for name in _THREADS_OF_LIBRARIES:
-            environment.setdefault(name, "1")
-        # Without a fixed seed of hashes, the workers of a loader would order sets of strings differently.
-        if not environment.get("PYTHONHASHSEED", "").isdigit():
-            environment["PYTHONHASHSEED"] = "0"
+            variables.setdefault(name, "1")
         inherited = [descriptor for name, descriptor in asdict(handles).items() if name not in ("number", "workers")]
-        # A dataset may read the trainer's arguments, and options of its interpreter (`-O`, `-W`) change what code does.
-        options = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+        # A dataset may read the trainer's arguments.
         arguments = json.dumps([asdict(handles), shipped, [*map(str, sys.argv)], _descriptors()])
         program = subprocess.Popen(
-            [sys.executable, *options, "-c", _BOOT, arguments, json.dumps(sys.path)],
+            [*interpreter(), "-c", _BOOT, arguments, json.dumps(sys.path)],
             pass_fds=[*inherited, shipped],
-            env=environment,
+            env=variables,
             stdin=subprocess.DEVNULL,
             stderr=stderr.descriptor,
         )

@@ -385,3 +385,15 @@ def test_rows_of_classes_of_functions_and_views_come_from_processes_as_they_are(
     assert [batch["x"].tolist() for batch in batches] == [[0.5], [1.5], [2.5], [3.5]]
     assert [batch["y"].tolist() for batch in batches] == [[[0.5, 1.5, 2.5, 3.5][index:]] for index in range(4)]
     assert [type(batch["pair"]) for batch in batches] == [rows.pair] * 4
+
+
+def of_a_set(shard: int, num_shards: int) -> Iterator[Any]:
+    names = {f"file {number}" for number in range(100)}
+    return (sample(int(name[5:])) for name in [*names][shard::num_shards])
+
+
+def test_the_processes_that_read_a_stream_order_sets_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    loader = from_iterable(of_a_set, 4, num_shards=3, num_workers=3)
+    assert sorted(number for batch in loader.numpy() for number in batch["y"].tolist()) == list(range(100))
+    loader.close()

@@ -17,6 +17,7 @@ from typing import Any, Callable, Generic, TypeVar
 from libai_data.data.fork_lock import end_if_fork_of
 from libai_data.errors import DataPipelineError
 from libai_data.launch.parent_pipe import ParentPipe, die_with_parent
+from libai_data.launch.same_interpreter import environment, interpreter
 from libai_data.mesh.peers.pickling import pickled
 
 Job = TypeVar("Job")
@@ -150,17 +151,17 @@ class ProcessPool(Generic[Job, Report]):
 
 def _start(parent_pipe: ParentPipe) -> subprocess.Popen[bytes]:
     # The tokenizers' own threads would make each process take all cores.
-    environment: dict[str, str] = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
+    variables = {**environment(), "TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
     program = (
         "import sys; sys.path[:] = {!r}; sys.argv[:] = {!r}; "
         "from libai_data.data.shard_work.process_pool import serve; serve({})"
     )
     return subprocess.Popen(
-        [sys.executable, "-c", program.format(sys.path, [*map(str, sys.argv)], parent_pipe.descriptor)],
+        [*interpreter(), "-c", program.format(sys.path, [*map(str, sys.argv)], parent_pipe.descriptor)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         pass_fds=(parent_pipe.descriptor,),
-        env=environment,
+        env=variables,
         start_new_session=True,
     )
 
