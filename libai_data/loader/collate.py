@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import math
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from numbers import Real
 from typing import Any, Callable
 
@@ -17,7 +14,7 @@ from libai_data.data.nesting import TEXT, TupleFields, is_texts, put_together, t
 from libai_data.errors import ConfigError, SchemaError, nearest
 from libai_data.errors.argument_rules import FLAG, MAPPING, Rule, check, one_of, or_none, whole
 from libai_data.loader.default_collate import default_collate
-from libai_data.mesh.arrays import as_array
+from libai_data.mesh.arrays import as_array, can_represent
 from libai_data.structures import DistTensorData, Instance, check_field_names
 
 Collator = Callable[[list[Any]], Any]
@@ -141,7 +138,7 @@ class PadCollator:
             arrays = [_cut(as_array(sample[name].tensor, name), padding, name) for sample in samples]
             length = padding.length_for(max(len(array) for array in arrays))
             for dtype in {array.dtype for array in arrays}:
-                if not _can_represent(dtype, padding.value):
+                if not can_represent(dtype, padding.value):
                     raise SchemaError(
                         f"field '{name}' is padded with {padding.value!r}, which its dtype {dtype} cannot hold; use "
                         "another value, or convert the field in the dataset"
@@ -193,20 +190,6 @@ def _cut(array: np.ndarray, padding: Padding, name: str) -> np.ndarray:
             "truncate=True to cut"
         )
     return array[: padding.max_length] if padding.side == "right" else array[-padding.max_length :]
-
-
-@lru_cache(maxsize=64)
-def _can_represent(dtype: np.dtype, value: Any) -> bool:
-    """Whether a dtype has the value, up to rounding of floats: numpy silently converts -1 to 255, and 0.5 to 0."""
-    with np.errstate(all="ignore"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            held = np.array(value).astype(dtype)
-        except (ValueError, OverflowError):
-            return False
-    if dtype.kind in "fc":
-        return bool(np.isfinite(held)) == (abs(value) < math.inf)
-    return bool(held == value)
 
 
 def _padded(array: np.ndarray, length: int, padding: Padding) -> np.ndarray:

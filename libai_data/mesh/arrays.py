@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from math import inf
 from typing import Any
 
@@ -190,3 +191,17 @@ def stack_tensors(tensors: Sequence[Any]) -> Any:
 
         return flow.stack(tensors, dim=0)
     return np.stack(tensors)
+
+
+@lru_cache(maxsize=64)
+def can_represent(dtype: np.dtype, value: Any) -> bool:
+    """Whether a dtype has the value, up to rounding of floats: numpy silently converts -1 to 255, and 0.5 to 0."""
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            held = np.array(value).astype(dtype)
+        except (ValueError, OverflowError):
+            return False
+    if dtype.kind in "fc":
+        return bool(np.isfinite(held)) == (abs(value) < inf)
+    return bool(held == value)

@@ -178,6 +178,24 @@ def test_a_sample_that_does_not_fit_is_refused_with_the_choices() -> None:
     loader.close()
 
 
+@pytest.mark.parametrize(
+    ("tokens", "padding", "message"),
+    [
+        ([np.arange(3)], {"token": 1}, r"padding is set for 'token', but .* \['tokens'\]. Did you mean 'tokens'"),
+        ([np.arange(3, dtype=np.uint8)], {"tokens": -1}, "padded with -1, which its dtype uint8 cannot hold"),
+        ([np.arange(3)], {"tokens": 0.5}, r"padded with 0\.5, which its dtype int64 cannot hold"),
+        ([np.arange(3), np.arange(3.0)], {}, r"'tokens' of samples that are packed .* float64 \[\] or int64 \[\]"),
+        ([np.ones((3, 2)), np.ones((3, 1))], {}, r"'tokens' of .* float64 \[1\] or float64 \[2\]"),
+    ],
+)
+def test_what_would_change_tokens_or_padding_is_refused(tokens: list[Any], padding: Any, message: str) -> None:
+    source = [{"tokens": each} for each in tokens]
+    loader = from_iterable(PackedStream(lambda: iter(source), 8, padding=padding), 1)
+    with pytest.raises(SampleError, match=message):
+        next(iter(loader))
+    loader.close()
+
+
 @pytest.mark.parametrize("kind", [MappedStream, FilteredStream, PackedStream])
 def test_an_iter_of_a_subclass_which_no_loader_would_call_is_refused(kind: type) -> None:
     with pytest.raises(TypeError, match=f"Changed has an __iter__ of its own, but a loader reads a {kind.__name__}"):

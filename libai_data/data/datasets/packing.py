@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,9 @@ import numpy as np
 from libai_data.data.datasets.stream_transform import Keep, StreamTransform, place_and_offset
 from libai_data.data.items import array_in, laid_out_like
 from libai_data.data.nesting import array_of
-from libai_data.errors import ConfigError, SchemaError
+from libai_data.errors import ConfigError, SchemaError, nearest
 from libai_data.errors.argument_rules import MAPPING, check, check_types, or_none, whole
-from libai_data.mesh.arrays import as_array
+from libai_data.mesh.arrays import as_array, can_represent
 from libai_data.structures import Instance, check_field_names, fields_of
 
 # With these windows, and samples as long as web documents, less than 1.5 % of the tokens are padding, for any length.
@@ -149,15 +150,28 @@ class PackedDataset(StreamTransform):
 
     def _joined(self, pieces: list[dict[str, np.ndarray]], like: Mapping[str, Any], room: int) -> Instance:
         packed = Instance()
+        for name in self._padding:
+            if name not in like:
+                raise SchemaError(
+                    f"padding is set for '{name}', but the samples have the fields {list(like)}.{nearest(name, like)}"
+                )
         for name, value in like.items():
             parts = [piece[name] for piece in pieces]
+            forms = {f"{part.dtype} {list(part.shape[1:])}" for part in parts}
+            if len(forms) > 1:
+                raise SchemaError(
+                    f"field '{name}' of samples that are packed together differs: tokens are "
+                    f"{' or '.join(sorted(forms))}"
+                )
             if room:
-                parts.append(np.full((room, *parts[0].shape[1:]), self._padding.get(name, 0), parts[0].dtype))
-            try:
-                joined = np.concatenate(parts)
-            except ValueError as error:
-                raise SchemaError(f"field '{name}' of samples that are packed together differs: {error}") from error
-            packed.set(name, laid_out_like(joined, value))
+                padding = self._padding.get(name, 0)
+                if isinstance(padding, Real) and not can_represent(parts[0].dtype, padding):
+                    raise SchemaError(
+                        f"field '{name}' is padded with {padding!r}, which its dtype {parts[0].dtype} cannot hold; use "
+                        "another value, or convert the field in the dataset"
+                    )
+                parts.append(np.full((room, *parts[0].shape[1:]), padding, parts[0].dtype))
+            packed.set(name, laid_out_like(np.concatenate(parts), value))
         lengths = [_length_of(piece) for piece in pieces]
         layout = next(iter(like.values()))
         for added, values in (
