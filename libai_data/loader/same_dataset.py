@@ -14,6 +14,8 @@ import numpy as np
 
 from libai_data.data.datasets.fingerprint import fingerprint_of, hash_of
 from libai_data.data.files.identity import by_content, identity_within, key_of
+from libai_data.data.items import fields_in
+from libai_data.data.nesting import TEXT, is_texts, taken_apart
 from libai_data.data.samplers.cyclic import CyclicSampler
 from libai_data.data.samplers.resuming import differences as stream_differences
 from libai_data.data.samplers.resuming import refuse
@@ -24,7 +26,6 @@ from libai_data.errors.argument_rules import MAPPING, or_none
 from libai_data.loader.failures import ErrorPolicy
 from libai_data.loader.reading import SampleReader
 from libai_data.loader.schema import array_of
-from libai_data.structures import fields_of
 
 
 def fingerprint_with_samples(dataset: Any, samples: int = 0) -> dict[str, Any]:
@@ -47,13 +48,18 @@ def fingerprint_with_samples(dataset: Any, samples: int = 0) -> dict[str, Any]:
 
 def _bytes_of(reader: SampleReader, index: int) -> bytes:
     try:
-        fields = reader.sample(0, index)
+        sample = reader.sample(0, index)
     except DataPipelineError as error:
         return type(error.__cause__ or error).__name__.encode()
+    leaves: dict[str, Any] = {}
+    taken_apart(fields_in(sample) or {"": sample}, leaves)
     parts = []
-    for name, value in fields_of(fields).items():
-        array = np.ascontiguousarray(array_of(value, name))
-        parts.append(f"{name} {array.dtype.str} {array.shape}".encode() + array.tobytes())
+    for path, leaf in leaves.items():
+        if isinstance(leaf, TEXT) or is_texts(leaf):
+            parts.append(f"{path} {leaf!r}".encode(errors="surrogatepass"))
+            continue
+        array = np.ascontiguousarray(array_of(leaf, path))
+        parts.append(f"{path} {array.dtype.str} {array.shape}".encode() + array.tobytes())
     return b"".join(parts)
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from libai_data import DataLoader, from_iterable
 from libai_data.data.datasets import OneRound, PackedDataset
 from libai_data.errors import ConfigError, SampleError
 from libai_data.iterables import FilteredStream, MappedStream, PackedStream
+from libai_data.structures import Instance
 from tests.properties import examples
 
 LENGTHS = st.lists(st.integers(0, 20), min_size=1, max_size=30)
@@ -175,6 +178,24 @@ def test_a_sample_that_does_not_fit_is_refused_with_the_choices() -> None:
     loader = from_iterable(PackedStream(lambda: iter([document(9, 1)]), 4, cut=False), 1)
     with pytest.raises(SampleError, match=r"has 9 tokens, which do not fit .* of 4; set cut=True, truncate=True"):
         next(iter(loader))
+    loader.close()
+
+
+class Document(NamedTuple):
+    tokens: Any
+
+
+@dataclass
+class Text:
+    tokens: Any
+
+
+@pytest.mark.parametrize("form", [Document, Text, lambda tokens: Instance(tokens=tokens), partial(dict, __key__="a")])
+def test_samples_of_any_form_with_names_are_packed(form: Any) -> None:
+    loader = from_iterable(PackedStream(lambda: iter([form(tokens=np.arange(3))] * 4), 6), 2)
+    batch = next(iter(loader.numpy()))
+    assert batch["tokens"].tolist() == [[0, 1, 2, 0, 1, 2]] * 2
+    assert batch["segment_ids"].tolist() == [[1, 1, 1, 2, 2, 2]] * 2
     loader.close()
 
 

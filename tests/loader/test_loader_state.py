@@ -157,6 +157,22 @@ def test_the_content_of_some_samples_can_be_hashed() -> None:
         loader_of(Numbers(30), content_hash=-1)
 
 
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda number: (np.full(2, number), f"no {number}"),
+        lambda number: {"of": [{"x": number}], "texts": ["a", f"no {number}"]},
+        lambda number: np.full(2, number),
+    ],
+)
+def test_the_content_of_samples_of_any_form_can_be_hashed(form: Any) -> None:
+    def state(first: int) -> Any:
+        return loader_of([form(first + number) for number in range(30)], content_hash=3).state_dict()
+
+    assert state(0) == state(0)
+    assert state(0) != state(1)
+
+
 def test_datasets_put_together_are_told_apart_by_their_parts() -> None:
     both = ConcatDataset([Numbers(10), Hashed(20, offset=3)])
     state = loader_of(both).state_dict()

@@ -13,6 +13,8 @@ from libai_data.commands.inspection.step_rows import Stage, StepRows, read_step,
 from libai_data.commands.one_rank import SPLITS, mesh_of, one_rank_loaders
 from libai_data.config import try_get_key
 from libai_data.data.attributes import attribute_of, has_attribute
+from libai_data.data.items import named
+from libai_data.data.nesting import taken_apart
 from libai_data.delivery.read_plan import read_mode
 from libai_data.engine.data_state import OVERRIDE_KEY
 from libai_data.engine.models import build_configured_tokenizer
@@ -23,7 +25,6 @@ from libai_data.loader.failures import ErrorPolicy
 from libai_data.loader.reading import SampleReader
 from libai_data.loader.schema import array_of
 from libai_data.mesh.parallel_mesh import ParallelMesh
-from libai_data.structures import fields_of
 
 STAGES = ("source", "transform", "copy")
 """The stages that `loader.stats()` measures."""
@@ -170,12 +171,9 @@ def _raw_lengths(loader: Any, rows: StepRows) -> dict[str, list[int]]:
     reader = SampleReader(loader.dataset, loader.seed, ErrorPolicy("raise", None))
     lengths: dict[str, list[int]] = {}
     for origin in rows.origins:
-        for name, value in fields_of(reader.sample(origin.epoch or 0, origin.index or 0)).items():
-            array = array_of(value, name)
-            if array.ndim:
+        leaves: dict[str, Any] = {}
+        taken_apart(named(reader.sample(origin.epoch or 0, origin.index or 0)), leaves)
+        for name, value in leaves.items():
+            if name in rows.values and (array := array_of(value, name)).ndim:
                 lengths.setdefault(name, []).append(len(array))
-    return {
-        name: each
-        for name, each in lengths.items()
-        if name in rows.values and each != [len(value) for value in rows.values[name]]
-    }
+    return {name: each for name, each in lengths.items() if each != [len(value) for value in rows.values[name]]}

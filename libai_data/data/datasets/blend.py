@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import reduce
@@ -15,11 +16,10 @@ import numpy as np
 
 from libai_data.data.datasets.combine import ConcatDataset
 from libai_data.data.datasets.shares import shares_of, split_evenly
-from libai_data.data.items import array_in
+from libai_data.data.items import array_in, as_leaf, fields_in
+from libai_data.data.nesting import taken_apart
 from libai_data.errors import ConfigError, SchemaError
 from libai_data.errors.argument_rules import MAPPING, REAL, check, check_types, list_of, or_none
-from libai_data.mesh.arrays import as_array
-from libai_data.structures import fields_of
 
 logger = logging.getLogger(__name__)
 
@@ -218,7 +218,7 @@ def _nearest_counts(shares: Sequence[Fraction]) -> list[int]:
 
 def check_same_fields(datasets: Sequence[Any]) -> None:
     """Raise a SchemaError if the datasets' first samples differ in fields, dtypes or numbers of dims."""
-    first: tuple[str, dict[str, tuple[np.dtype, int]]] | None = None
+    first: tuple[str, dict[str, str]] | None = None
     for number, dataset in enumerate(datasets):
         if not len(dataset):
             continue
@@ -228,9 +228,8 @@ def check_same_fields(datasets: Sequence[Any]) -> None:
             # Only a warning: the loader's `on_error` decides what happens if a sample cannot be read.
             logger.warning("Fields of dataset %d of a blend are not compared: its sample 0 failed: %s", number, error)
             continue
-        arrays = {name: as_array(array_in(value), name) for name, value in fields_of(sample).items()}
         whose = f"dataset {number} of the blend ({type(dataset).__name__})"
-        forms = {name: (array.dtype, array.ndim) for name, array in arrays.items()}
+        forms = _forms_of(sample)
         if first is None:
             first = whose, forms
             continue
@@ -244,6 +243,19 @@ def check_same_fields(datasets: Sequence[Any]) -> None:
         for name, form in forms.items():
             if form != expected[name]:
                 raise SchemaError(
-                    f"field '{name}' of {whose} is {form[0]} with {form[1]} dims, but that of {other} is "
-                    f"{expected[name][0]} with {expected[name][1]}; all datasets of a blend must have the same fields"
+                    f"field '{name}' of {whose} is {form}, but that of {other} is {expected[name]}; all datasets of a "
+                    "blend must have the same fields"
                 )
+
+
+def _forms_of(sample: Any) -> dict[str, str]:
+    """Dtype and number of dims of each tensor of a sample of any form, or the class of another value, by path."""
+    leaves: dict[str, Any] = {}
+    taken_apart(fields_in(sample) or {"": sample}, leaves)
+    forms = {}
+    for path, leaf in leaves.items():
+        forms[path] = f"a {type(leaf).__name__}"
+        with suppress(SchemaError):  # A text, or a value that the loader does not use.
+            array = array_in(as_leaf(leaf, path))
+            forms[path] = f"{array.dtype} with {array.ndim} dims"
+    return forms

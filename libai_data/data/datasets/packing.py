@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from libai_data.data.datasets.stream_transform import Keep, StreamTransform, place_and_offset
-from libai_data.data.items import array_in, laid_out_like
+from libai_data.data.items import array_in, laid_out_like, named
 from libai_data.data.nesting import array_of
 from libai_data.errors import ConfigError, SchemaError, nearest
 from libai_data.errors.argument_rules import MAPPING, check, check_types, or_none, whole
 from libai_data.mesh.arrays import as_array, can_represent
-from libai_data.structures import Instance, check_field_names, fields_of
+from libai_data.structures import Instance, check_field_names
 
 # With these windows, and samples as long as web documents, less than 1.5 % of the tokens are padding, for any length.
 _LEAST_WINDOW, _MOST_WINDOW, _TOKENS_A_SAMPLE = 256, 1 << 16, 16
@@ -135,7 +135,7 @@ class PackedDataset(StreamTransform):
             if self._lengths is not None and length != self._lengths[index]:
                 raise SchemaError(f"sample {index} has {length} tokens, but lengths says {self._lengths[index]}")
             if first is None:
-                first = fields_of(sample)
+                first = named(sample)
             check_field_names(list(arrays), list(first), f"sample {index}")
             end = min(length, offset + room) if self.cuts else min(length, self.units)
             if not self.cuts and end > room:
@@ -209,9 +209,7 @@ def cu_seqlens(segment_ids: np.ndarray) -> np.ndarray:
 
 
 def _arrays_of(sample: Any) -> dict[str, np.ndarray]:
-    arrays = {name: as_array(array_in(value), name) for name, value in fields_of(sample).items()}
-    if not arrays:
-        raise SchemaError("a sample without fields cannot be packed")
+    arrays = {name: as_array(array_in(value), name) for name, value in named(sample).items()}
     lengths: dict[str, tuple[int, ...]] = {name: array.shape[:1] for name, array in arrays.items()}
     if len(set(lengths.values())) > 1 or () in lengths.values():
         raise SchemaError(

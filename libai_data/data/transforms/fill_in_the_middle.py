@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.data.items import array_in, laid_out_like
+from libai_data.data.items import array_in, laid_out_like, named
 from libai_data.errors import ConfigError, SchemaError
 from libai_data.errors.argument_rules import check, check_types, or_none, real, whole
 from libai_data.mesh.arrays import as_array
-from libai_data.structures import Instance, fields_of
+from libai_data.structures import Instance
 
 _ADDED = 3
 _LEAST = 3  # fewest tokens of a document that is cut into three parts
@@ -69,7 +69,7 @@ class FillInTheMiddle:
         Raises:
             SchemaError: The sample has other fields.
         """
-        fields = fields_of(sample)
+        fields = named(sample)
         if set(fields) != _FIELDS:
             raise SchemaError(
                 f"a sample has the fields {list(fields)}; FillInTheMiddle moves tokens, and can change only "

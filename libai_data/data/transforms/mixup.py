@@ -9,13 +9,14 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 
 from libai_data.data.attributes import batch_method_of
+from libai_data.data.items import named
 from libai_data.data.random.sample_random import BatchRandom
 from libai_data.data.transforms.batch import BatchTransform
 from libai_data.data.transforms.libraries import opencv
 from libai_data.errors import ConfigError, SchemaError
 from libai_data.errors.argument_rules import check, one_of, real, whole
 from libai_data.mesh.arrays import as_array
-from libai_data.structures import DistTensorData, Instance, fields_of
+from libai_data.structures import DistTensorData, Instance
 
 IMAGES = "images"
 LABELS = "labels"
@@ -219,7 +220,7 @@ class SoftLabels:
         return method
 
     def _softened(self, sample: Any) -> Instance:
-        fields = dict(fields_of(sample))
+        fields = dict(named(sample))
         if LABELS not in fields:
             raise SchemaError(f"to mix images, samples need a field '{LABELS}'; they have {list(fields)}")
         value = fields[LABELS]

@@ -70,6 +70,25 @@ class OfLength:
         return {"x": np.ones(3)}
 
 
+@pytest.mark.parametrize(
+    ("samples", "other", "message"),
+    [
+        ((np.ones(2), "text"), (np.ones(3), "other"), ""),
+        ({"x": {"y": [1, 2]}}, {"x": {"y": [3, 4, 5]}}, ""),
+        (np.ones(2), np.ones(2), ""),
+        ({"x": 1, "note": None}, {"x": 1, "note": None}, ""),
+        ((np.ones(2), "text"), (np.ones(2), 5), r"'\.1' of .* is int64 with 0 dims, but .* is a str"),
+        ({"x": {"y": [1, 2]}}, {"x": {"z": [1, 2]}}, r"missing \['x\.y'\], unexpected \['x\.z'\]"),
+    ],
+)
+def test_samples_of_any_form_are_blended_and_compared(samples: Any, other: Any, message: str) -> None:
+    if not message:
+        assert len(BlendedDataset([[samples], [other]], [1, 1])) == 2
+        return
+    with pytest.raises(SchemaError, match=message):
+        BlendedDataset([[samples], [other]], [1, 1])
+
+
 TAKEN: list[Callable[[Any], Any]] = [
     lambda dataset: CyclicSampler(dataset, 2),
     lambda dataset: SingleRoundSampler(dataset, 2),

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -53,6 +53,17 @@ def test_the_global_batch_is_the_same_on_any_number_of_ranks(mode: str, form: st
     assert not equal(expected, mixed(Images(form), Mixup(mode=mode, prob=0.0, **BOTH)))
     for ranks in (2, 4):
         assert equal(mixed(Images(form), transform, ranks), expected)
+
+
+class Labelled(NamedTuple):
+    images: Any
+    labels: Any
+
+
+def test_samples_of_any_form_with_names_are_mixed() -> None:
+    dicts = [{"images": np.full((1, 4, 4), number, np.float32), "labels": number % CLASSES} for number in range(8)]
+    transform = Mixup(**BOTH)
+    assert equal(mixed([Labelled(**each) for each in dicts], transform), mixed(dicts, transform))
 
 
 @pytest.mark.parametrize("workers", [*WORKERS[1:3], slowly(WORKERS[3])], ids=WORKER_NAMES[1:])
