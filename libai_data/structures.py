@@ -115,8 +115,8 @@ class Instance:
     tensor of a `DistTensorData`, without its layout. ``batch["x"] = tensor`` keeps the layout of the field. `get` and
     attributes return fields as they were set.
 
-    A batch of tuples (or NamedTuples) can also be read like a tuple: ``x, y = batch``, ``batch[0]``, ``model(*batch)``.
-    Iterating over such a batch gives the values instead of the names.
+    A batch of tuples (or NamedTuples) can also be read like a tuple: ``x, y = batch``, ``batch[0]``, ``batch[:2]``,
+    ``model(*batch)``. Iterating over such a batch gives the values instead of the names.
     """
 
     # Set for batches only. Class attributes, because millions of samples are made.
@@ -182,19 +182,24 @@ class Instance:
     def __len__(self) -> int:
         return len(self._fields)
 
-    def __getitem__(self, name: str | int) -> Any:
-        if self._is_tuple and isinstance(name, int):
-            name = [*self._fields][name]
-        return _without_layout(self.get(name))  # type: ignore[arg-type]
+    def __getitem__(self, name: str | int | slice) -> Any:
+        if self._is_tuple and isinstance(name, slice):
+            return tuple(self)[name]
+        return _without_layout(self.get(self._name_of(name)))
 
-    def __setitem__(self, name: str, value: Any) -> None:
+    def __setitem__(self, name: str | int, value: Any) -> None:
+        name = self._name_of(name)
         old = self._fields.get(name)
         if isinstance(old, DistTensorData) and not isinstance(value, DistTensorData):
             value = DistTensorData(value, old.sbp_list, old.placement_idx)
         self.set(name, value)
 
-    def __delitem__(self, name: str) -> None:
-        self.remove(name)
+    def __delitem__(self, name: str | int) -> None:
+        self.remove(self._name_of(name))
+
+    def _name_of(self, place: Any) -> Any:
+        """The name of the field at a place of a batch of tuples; a name as it is."""
+        return [*self._fields][place] if self._is_tuple and isinstance(place, (int, np.integer)) else place
 
     def __contains__(self, name: object) -> bool:
         return name in self._fields

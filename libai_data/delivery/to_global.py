@@ -56,10 +56,8 @@ class GlobalTuple(dict[str, Any]):
     def __iter__(self) -> Iterator[Any]:
         return iter(self.values())
 
-    def __missing__(self, place: Any) -> Any:
-        if isinstance(place, int):
-            return [*self.values()][place]
-        raise KeyError(place)
+    def __getitem__(self, place: Any) -> Any:
+        return super().__getitem__(place) if isinstance(place, str) else tuple(self)[place]
 
     def __getattr__(self, name: str) -> Any:
         if name not in self.keys():

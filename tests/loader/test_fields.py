@@ -393,6 +393,7 @@ def test_a_batch_of_tuples_unpacks_into_values_and_any_other_into_names(
     with loading(tuples, fields=names, **workers) as loader:
         for batch in islice(loader, 2):
             x, name = batch
+            x_local = x
             assert x is batch[0] is batch[known[0]] and name == batch[-1] == batch[known[1]]
             assert [f"no {number}" for number in x.numpy().tolist()] == name
             assert list(batch.keys()) == list(dict(batch)) == known and known[0] in batch and len(batch) == 2
@@ -400,8 +401,12 @@ def test_a_batch_of_tuples_unpacks_into_values_and_any_other_into_names(
             x, name = whole
             assert x is whole[0] is whole[known[0]] and x.is_global and name == whole[1]
             assert (lambda *values, **fields: [*values, *fields])(**whole) == list(dict(whole)) == known
+            assert batch[:1][0] is x_local and batch[-1:] == (batch[1],) and whole[:1][0] is x and whole[1:] == (name,)
             with pytest.raises(KeyError, match="labels"):
                 whole["labels"]
+            del batch[1]
+            batch[0] = x_local + 1
+            assert [*batch.keys()] == known[:1] and batch.get_fields()[known[0]].sbp_list == ["split_0", "broadcast"]
     fields = OfAnyForm(lambda index: {"x": index, "name": f"no {index}"})
     with loading(fields, fields=names, **workers) as loader:
         batch = next(iter(loader))
