@@ -47,6 +47,8 @@ _ATTRIBUTES = (
     *("sampler", "num_workers", "collate_fn", "pin_memory", "drop_last", "timeout", "worker_init_fn", "generator"),
     *("multiprocessing_context", "prefetch_factor", "persistent_workers", "pin_memory_device", "in_order"),
 )
+_OWN_NAMES = {"generator": "seed", "prefetch_factor": "prefetch", "multiprocessing_context": "start_method"}
+"""Arguments of PyTorch's DataLoader for which this package has another name, too."""
 _DRAWING = ("weights", "num_samples", "replacement", "lanes", "block")
 
 if TYPE_CHECKING:  # Type checkers see the methods of the loader that `__new__` returns.
@@ -156,6 +158,14 @@ class DataLoader(_Made, metaclass=ABCMeta):
             _warn("DataLoader: pin_memory is not needed; to_global moves batches to the device of the mesh")
         if not in_order:
             _warn("DataLoader: in_order=False has no effect; batches always have one order, so that a run can resume")
+        own = {**options, **({"seed": seed} if seed else {})}
+        for name, value in kept.items():
+            if value is not None and _OWN_NAMES.get(name) in own:
+                raise ConfigError(
+                    f"DataLoader: {name} and {_OWN_NAMES[name]} are two names of one argument; remove one of them"
+                )
+        if drop_last and options.get("ends", "drop") != "drop":
+            raise ConfigError(f"DataLoader: ends={options['ends']!r} contradicts drop_last=True; remove one of them")
         if generator is not None:
             seed = int(generator.initial_seed())
         if multiprocessing_context is not None:
@@ -198,6 +208,7 @@ class DataLoader(_Made, metaclass=ABCMeta):
                     f"readers={readers!r}: your own sampler gives indices to its own rank only; use shuffle or "
                     "weights, or readers='every_rank'"
                 )
+            refuse_unknown("a DataLoader with a sampler", options, BatchLoader, given=())
             return _with_attributes(BatchLoader(dataset, batch_sampler, **shared, **options), dataset, kept)
         loader = from_iterable(
             dataset,
