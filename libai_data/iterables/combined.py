@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from libai_data.data.attributes import attribute_of
+from libai_data.data.samplers.cursor import Cursor
 from libai_data.data.samplers.stream_state import Keys, check_state
 from libai_data.errors import CheckpointError, ConfigError
 from libai_data.structures import Instance, NamedBatch
@@ -36,6 +37,8 @@ class CombinedLoader:
         self._unnamed = unnamed
         self._taken: dict[str, Any] = {}
         """Parts of the next batch that were read. They are kept if reading the other parts is interrupted."""
+        self._before: dict[str, tuple[Any, Cursor]] = {}
+        """The stream of each loader, and its cursor before the newest part."""
 
     def __iter__(self) -> Iterator[Instance]:
         return _CombinedPass(self)
@@ -46,11 +49,11 @@ class CombinedLoader:
             if name in self._taken:
                 continue
             try:
-                self._taken[name] = next(passes[name])
+                self._taken[name] = self._next_part(name, passes[name])
             except StopIteration:
                 passes[name] = iter(loader)
                 try:
-                    self._taken[name] = next(passes[name])
+                    self._taken[name] = self._next_part(name, passes[name])
                 except StopIteration:
                     raise ConfigError(f"loader '{name}' of several yields no batch") from None
         batch = Instance() if self._unnamed is list else NamedBatch()
@@ -60,9 +63,25 @@ class CombinedLoader:
         # In one line, so that an interrupt between two lines loses no batch.
         return setattr(self, "_taken", {}) or batch  # type: ignore[func-returns-value]
 
+    def _next_part(self, name: str, batches: Iterator[Any]) -> Any:
+        stream = getattr(batches, "stream", None)
+        if stream is not None:
+            self._before[name] = stream, stream.cursor
+        return next(batches)
+
     def state_dict(self) -> dict[str, Any]:
-        """The state of each loader."""
-        return {"loaders": {name: loader.state_dict() for name, loader in self.loaders.items()}}
+        """The state of each loader, before the parts of a batch whose other parts were not read."""
+        return {"loaders": {name: self._state_of(name, loader) for name, loader in self.loaders.items()}}
+
+    def _state_of(self, name: str, loader: Any) -> Any:
+        if name not in self._taken or name not in self._before:
+            return loader.state_dict()
+        stream, before = self._before[name]
+        now, stream.cursor = stream.cursor, before
+        try:
+            return loader.state_dict()
+        finally:
+            stream.cursor = now
 
     def load_state_dict(self, state: Mapping[str, Any], override: Collection[str] = ()) -> None:
         """Continue where `state`, of loaders of the same names, was saved; see `DataLoader.load_state_dict`."""
@@ -83,7 +102,9 @@ class CombinedLoader:
         return {name: loader.stats() for name, loader in self.loaders.items()}
 
     def close(self) -> None:
-        """Close each loader."""
+        """Close each loader. The parts of a batch whose other parts were not read are read again later."""
+        for name in self._taken.keys() & self._before.keys():
+            stream, stream.cursor = self._before[name]
         self._taken = {}
         for loader in self.loaders.values():
             loader.close()

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from libai_data.errors import SampleError
+from libai_data.iterables import from_iterable
 from libai_data.iterables.combined import CombinedLoader
 from libai_data.structures import Instance
 
@@ -28,6 +30,22 @@ class Counting:
         return Instance(number=self.next - 1)
 
 
+class FailsOnce:
+    """Samples of their indices; one of them fails when it is read first."""
+
+    def __init__(self, fails_at: int = -1) -> None:
+        self.fails_at = fails_at
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> dict[str, int]:
+        if index == self.fails_at:
+            self.fails_at = -1
+            raise OSError("once")
+        return {"number": index}
+
+
 def numbers(batch: Any) -> tuple[int, int]:
     return batch.get("a").get("number"), batch.get("b").get("number")
 
@@ -42,3 +60,27 @@ def test_parts_stay_together_after_one_loader_failed(error: type[BaseException],
         next(batches)
     batches = iter(loader) if anew else batches
     assert [numbers(next(batches)) for _ in range(2)] == [(2, 2), (3, 3)]
+
+
+@pytest.mark.parametrize("how", ["the pass continues", "a state is restored", "the loader is closed"])
+def test_no_loader_is_a_batch_ahead_after_another_one_failed(how: str) -> None:
+    def both(fails_at: int = -1) -> CombinedLoader:
+        parts = {"a": FailsOnce(), "b": FailsOnce(fails_at)}
+        return CombinedLoader({name: from_iterable(part, 1, ends="cycle") for name, part in parts.items()})
+
+    loader = both(fails_at=2)
+    batches = iter(loader)
+    found = [next(batches) for _ in range(2)]
+    with pytest.raises(SampleError, match="once"):
+        next(batches)
+    if how == "a state is restored":
+        state, loader = loader.state_dict(), both()
+        loader.load_state_dict(state)
+    elif how == "the loader is closed":
+        loader.close()
+    batches = iter(loader)
+    found += [next(batches) for _ in range(2)]
+    assert [[batch[name]["number"].numpy().tolist() for name in "ab"] for batch in found] == [
+        [[number], [number]] for number in range(4)
+    ]
+    loader.close()
