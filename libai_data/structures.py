@@ -412,6 +412,7 @@ class Origin(NamedTuple):
         agreement: shared by all batches of the loader.
         parts: fields whose tensors have only this tensor-parallel rank's part.
         absent: fields whose bytes were not sent to this rank, because its pipeline stage does not need them.
+        skipped: digest of the samples that failed up to this batch, and of their substitutes, if this rank read them.
     """
 
     info: BatchInfo | None = None
@@ -419,6 +420,7 @@ class Origin(NamedTuple):
     agreement: Agreement | None = None
     parts: frozenset[str] = frozenset()
     absent: frozenset[str] = frozenset()
+    skipped: int = 0
 
 
 # For each batch of a loader: the constructors of these classes are written in Python, and take twice as long.

@@ -16,7 +16,7 @@ from libai_data.mesh.current import broadcast_py_object, get_mesh
 from libai_data.mesh.parallel_mesh import ParallelMesh
 from libai_data.structures import DistTensorData, Origin, RowIndices
 
-_STEP, _EPOCH, _POSITION, _SIZE, _VALID, _NEXT_START, _HAS_ROWS, _ORDER, _FIELDS, _WITNESS = range(10)
+_STEP, _EPOCH, _POSITION, _SIZE, _VALID, _NEXT_START, _HAS_ROWS, _ORDER, _FIELDS, _SKIPPED, _WITNESS = range(11)
 _ABSENT = -1
 _NAMES = ("step", "epoch", "position", "global batch size", "number of valid rows", "place behind the batch")
 
@@ -26,7 +26,8 @@ def check_contract(fields: Mapping[str, Any], origin: Origin) -> None:
 
     All ranks must have the same fields and the same order, and be at the same step, epoch and position. Ranks that
     differ only in tensor or pipeline coordinate must have equal bytes of each field, and must have read equal samples.
-    Ranks that differ in data coordinate must have read different samples, unless the loader allows repeats.
+    The samples that failed before must be equal, too. Ranks that differ in data coordinate must have read different
+    samples, unless the loader allows repeats.
 
     Args:
         fields: this rank's local tensors; of lists of strings, only the names are compared.
@@ -48,7 +49,8 @@ def check_contract(fields: Mapping[str, Any], origin: Origin) -> None:
     problems = _different_bytes(checksums, list(whole), mesh)
     differs = different_starts(starts)
     repeats = origin.agreement is not None and origin.agreement.repeats
-    _refuse(heads, problems + [differs] * bool(differs) + _samples_read_wrongly(heads, samples, mesh, repeats))
+    problems += [differs] * bool(differs) + _samples_read_wrongly(heads, samples, mesh, repeats)
+    _refuse(heads, problems + _skipped_differently(heads, mesh))
 
 
 def check_places(fields: Mapping[str, Any], origin: Origin) -> np.ndarray:
@@ -78,8 +80,8 @@ def _order(origin: Origin) -> str:
 def _head(signature: list[FieldSignature], origin: Origin) -> np.ndarray:
     place = [0] * len(_NAMES) if origin.info is None else [_word(value) for value in origin.info]
     words = digest_of(_order(origin).encode()), digest_of(repr(signature).encode())
-    witness = None if origin.agreement is None else origin.agreement.witness
-    return np.array([*place, origin.rows is not None, *words, *(witness or 3 * [_ABSENT])], dtype=np.int64)
+    witness = (None if origin.agreement is None else origin.agreement.witness) or 3 * [_ABSENT]
+    return np.array([*place, origin.rows is not None, *words, origin.skipped, *witness], dtype=np.int64)
 
 
 def _word(value: Any) -> int:
@@ -174,6 +176,20 @@ def _samples_read_wrongly(heads: np.ndarray, samples: np.ndarray, mesh: Parallel
                     "batch_sampler of your own that repeats samples on purpose needs check_every=0)"
                 )
                 break
+    return found
+
+
+def _skipped_differently(heads: np.ndarray, mesh: ParallelMesh) -> list[str]:
+    """Compare which samples failed, in any batch so far, between the ranks that read the same samples."""
+    found = []
+    for shard, ranks in ranks_by_shard(mesh).items():
+        odd = _first_difference({rank: heads[rank, _SKIPPED].tobytes() for rank in ranks if heads[rank, _HAS_ROWS]})
+        if odd:
+            found.append(
+                f"since the loader was made, other samples failed and were replaced on rank {odd[0]} than on rank "
+                f"{odd[1]} (both of shard {shard}), so their batches differed; see the warnings of both ranks, and let "
+                "one rank read for both: readers='node'"
+            )
     return found
 
 

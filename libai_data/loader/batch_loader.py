@@ -247,7 +247,8 @@ class BatchLoader(ResumableLoader):
             return None
         read, info = batch.index_batch, info_of(batch.index_batch)
         agreement.witness = self._reader.witness if self._reader is not None else None
-        origin = new_origin((info, new_rows((read.epochs, read.indices)), agreement, batch.parts, frozenset()))
+        rows, skipped = new_rows((read.epochs, read.indices)), self._failures.digest
+        origin = new_origin((info, rows, agreement, batch.parts, frozenset(), skipped))
         return assemble(batch.arrays, batch.layouts, batch.skeleton, origin, as_numpy), self.stream.after(info)
 
     def begin(self, position: int, also_kept: int = 0, fetches_ahead: bool = True) -> Iteration:

@@ -12,6 +12,7 @@ from typing import Callable
 
 from libai_data.atomic_files import AppendFile
 from libai_data.data.random.global_generators import tell_once
+from libai_data.data.random.hashing import combine64
 from libai_data.errors import ConfigError, SampleError
 from libai_data.errors.argument_rules import OUTPUT_FILE, check, one_of, or_none, real
 
@@ -100,6 +101,11 @@ class FailureLog:
 
     Args:
         planned: (epoch, index) -> the substitute that was read when the stream was planned, or None for no substitute.
+
+    Attributes:
+        skipped: number of samples that were skipped.
+        digest: of the samples that were skipped, and of their substitutes, in any order; ranks that read the same
+            samples compare it.
     """
 
     def __init__(
@@ -109,7 +115,7 @@ class FailureLog:
         self._planned = planned
         self._dataset_name = dataset_name
         self._recorded = set(policy.known_bad)
-        self.skipped = 0
+        self.skipped = self.digest = 0
         self._delivered = 0
         self._kinds: Counter[str] = Counter()
         self._examples: dict[str, SkippedSample] = {}
@@ -151,6 +157,8 @@ class FailureLog:
     def _note(self, samples: Iterable[SkippedSample]) -> None:
         for sample in samples:
             self.skipped += 1
+            if sample.substitute is not None:
+                self.digest = (self.digest + combine64(sample.epoch, sample.index, sample.substitute)) % 2**63
             if sample.kind:
                 self._kinds[sample.kind] += 1
                 self._examples.setdefault(sample.kind, sample)

@@ -32,6 +32,10 @@ EXPECTED = {
     "another dtype, later": (4, r"SchemaError.*field 'tokens' is int64.*on rank 0-1, but int32.*on rank 2-3"),
     "a transform that draws from the rank's state": (0, r"ContractError.*step 0: field 'tokens': rank 1.*than rank 0"),
     "one altered sample on a tensor peer": (4, r"ContractError.*step 4: field 'tokens': rank 1.*other bytes.*rank 0"),
+    "a sample that only a tensor peer cannot read": (
+        4,
+        r"ContractError.*step 4: .*other samples failed and were replaced on rank 1 than on rank 0",
+    ),
     "a neighbour's sample": (0, r"ContractError.*step 0: sample \d+ of epoch 0 has other values on rank 3 than"),
     "other data on a data-parallel rank": (0, r"ContractError.*sample \d+ of epoch 0 has other values on rank 2 than"),
     "two loaders in another order": (0, r"ContractError.*other values on rank 2 than on rank 0.*in another order"),

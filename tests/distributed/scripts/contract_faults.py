@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any, Callable
 
@@ -59,13 +60,14 @@ def batches_of(
     shuffle: bool = True,
     shard: int = -1,
     consumed: int = 0,
+    **options: Any,
 ) -> Batches:
     """This rank's stream, with one or the other mistake in it."""
     dataset = dataset or Samples()
     mesh = get_mesh()
     data_rank = mesh.data_parallel_rank if shard < 0 else shard
     sampler = CyclicSampler(dataset, micro_batch, shuffle, consumed, data_rank, mesh.data_parallel_size, seed)
-    return iter(DataLoader(dataset, sampler, check_every=CHECK_EVERY))
+    return iter(DataLoader(dataset, sampler, check_every=CHECK_EVERY, **options))
 
 
 def on(*ranks: int) -> bool:
@@ -152,6 +154,17 @@ def rank_state() -> Batches:
     return batches_of(Samples(alter=alter))
 
 
+def failing_once() -> Batches:
+    """On rank 1, one sample of the batch of step 2 cannot be read. The first sample is read twice."""
+    reads = count(-1)
+
+    def alter(index: int, arrays: dict[str, np.ndarray]) -> None:
+        if next(reads) == 4 * FAULT_AT + 1 and on(1):
+            raise OSError("the disk is busy")
+
+    return batches_of(Samples(alter=alter), on_error="skip", replacement_budget=1.0)
+
+
 def next_number(index: int, arrays: dict[str, np.ndarray]) -> None:
     arrays["number"] += 1
 
@@ -199,6 +212,7 @@ FAULTS: dict[str, Plant] = {
     "another dtype, later": changing(another_dtype, 2, 3),
     "a transform that draws from the rank's state": rank_state,
     "one altered sample on a tensor peer": changing(flip_a_bit, 1),
+    "a sample that only a tensor peer cannot read": failing_once,
     "a neighbour's sample": lambda: batches_of(Samples(alter=next_number if on(3) else None)),
     "other data on a data-parallel rank": lambda: batches_of(Samples(alter=next_number if on(2, 3) else None)),
     "two loaders in another order": swapped_loaders,
