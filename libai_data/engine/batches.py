@@ -13,7 +13,7 @@ import numpy as np
 from libai_data.data.items import array_in, laid_out_like
 from libai_data.data.nesting import put_together, taken_apart
 from libai_data.errors import ConfigError, SchemaError
-from libai_data.structures import DistTensorData, Instance, Origin, batch_info
+from libai_data.structures import DistTensorData, Instance, Origin, RowIndices, origin_of
 
 
 class StepInputs:
@@ -108,12 +108,23 @@ def join_micro_batches(batches: Sequence[Any]) -> Any:
     joined._origin = None
     for name in first.get_fields():
         joined.set(name, _join_values([batch.get(name) for batch in batches]))
-    infos = [batch_info(batch) for batch in batches]
-    known = [info for info in infos if info is not None]
-    if len(known) == len(infos):
-        size, valid = (sum(getattr(info, name) for info in known) for name in ("size", "valid"))
-        joined.attach(Origin(known[0]._replace(size=size, valid=valid)))
+    origin = _joined_origin([origin_of(batch) for batch in batches])
+    if origin is not None:
+        joined.attach(origin)
     return joined
+
+
+def _joined_origin(origins: Sequence[Origin]) -> Origin | None:
+    """The origin of joined batches, with which the ranks compare them like one batch; None if a batch has no place."""
+    infos = [origin.info for origin in origins if origin.info is not None]
+    if len(infos) < len(origins):
+        return None
+    size, valid = (sum(getattr(info, name) for info in infos) for name in ("size", "valid"))
+    rows = [origin.rows for origin in origins if origin.rows is not None]
+    # Rows of padding are at the ends of the batches that are joined, where the comparison does not expect them.
+    has_rows = len(rows) == len(origins) and valid == size
+    joined = RowIndices(*map(np.concatenate, zip(*rows))) if has_rows else None
+    return origins[0]._replace(info=infos[0]._replace(size=size, valid=valid), rows=joined, skipped=origins[-1].skipped)
 
 
 def join_inputs(inputs: Sequence[dict[str, Any]]) -> dict[str, Any]:

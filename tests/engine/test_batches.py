@@ -10,7 +10,7 @@ import pytest
 
 from libai_data.engine.batches import StepInputs, call_get_batch, join_inputs, join_micro_batches
 from libai_data.errors import ConfigError, SchemaError
-from libai_data.structures import DistTensorData, Instance
+from libai_data.structures import Agreement, BatchInfo, DistTensorData, Instance, Origin, RowIndices, origin_of
 
 
 @pytest.mark.parametrize(
@@ -70,6 +70,22 @@ def test_micro_batches_are_joined_row_by_row_with_their_layouts() -> None:
     assert joined.x.tensor.numpy()[:, 0].tolist() == [0, 1, 2, 3, 4, 5]
     assert joined.y.tensor.tolist() == [0, 1, 2, 3, 4, 5]
     assert joined.y.placement_idx == -1
+
+
+@pytest.mark.parametrize(("valid", "rows"), [(4, [0, 1, 2, 3]), (3, None)])
+def test_joined_micro_batches_are_compared_and_laid_out_like_one_batch(valid: int, rows: Any) -> None:
+    agreement, parts = Agreement(), frozenset(["x"])
+    batches = []
+    for number in (0, 1):
+        batches.append(_batch(2 * number))
+        info = BatchInfo(number, 0, 2 * number, 2, 2 if number == 0 else valid - 2)
+        read = RowIndices(np.zeros(2, np.int64), np.arange(2) + 2 * number)
+        batches[-1].attach(Origin(info, read, agreement, parts, skipped=number))
+    origin = origin_of(join_micro_batches(batches))
+    assert origin.info == BatchInfo(0, 0, 0, 4, valid)
+    assert origin.agreement is agreement
+    assert (origin.parts, origin.skipped) == (parts, 1)
+    assert (None if origin.rows is None else origin.rows.indices.tolist()) == rows
 
 
 def test_a_single_micro_batch_of_any_kind_is_left_alone() -> None:
