@@ -199,6 +199,9 @@ class IterableLoader(OfOneProcess):
             details = {name: value for name, value in details.items() if not name.startswith("rows_digest")}
             if self._stream is not None and state.get("reading") != self._stream.order_words().get("reading"):
                 details.pop("source", None)  # This state is of other shards, or of another shuffle buffer.
+        if "dataset" in override and "source" in details:
+            kept = {name: value for name, value in details["source"].items() if name != "length"}
+            details = {**details, "source": kept}
         rest = {name: value for name, value in state.items() if name != "iterable"}
         if "epoch" in details and state.get("ends") != "cycle":
             rest.setdefault("epoch", details["epoch"])

@@ -8,6 +8,7 @@ import logging
 import weakref
 from collections import abc
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any, Callable
 
 import numpy as np
@@ -82,6 +83,11 @@ class Source:
         self._rounds_begun = 0
         self._last_iterator: Callable[[], Any] = lambda: None
         self._uses = uses_of(thing)
+        self.first_length: int | None = None
+        """Length of an iterable with a state before its first epoch, if it has a length; else None."""
+        if not self._is_factory and _keeps_state(thing):
+            with suppress(Exception):  # Some iterables know their length only later, or never.
+                self.first_length = self.length()
 
     def length(self) -> int:
         """The number of items of an epoch, by the iterable's `len`; a TypeError if it has none."""

@@ -282,7 +282,7 @@ class WrappedSource(Source):
     def __init__(self, inner: Source) -> None:
         self.inner = inner
         self.name, self.batches, self.short_batch = inner.name, inner.batches, inner.short_batch
-        self.takes_shard = inner.takes_shard
+        self.takes_shard, self.first_length = inner.takes_shard, inner.first_length
 
     def length(self) -> int:
         return self.inner.length()

@@ -38,6 +38,7 @@ class Mark:
 
     index: int
     state: str
+    digest: str = ""  # running digest of the epoch's rows before the mark; "" if it is not known
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Place:
     epoch: int = 0
     index: int = 0  # number of rows of the epoch before the place
     digest: str = ""  # running digest of the epoch's rows before the place; "" if it is not known
-    mark: Mark | None = None  # the newest saved state at or before the place
+    mark: Mark | None = None  # a saved state at or before the place; the rows from it on show whether it fits
 
 
 @dataclass(frozen=True)
@@ -88,28 +89,42 @@ class RowReader:
         """
         self._group_size = group_size
         self.close()
-        earlier = self._source.rounds_to_replay(place.epoch) if place.mark is None else 0
+        mark = place.mark
+        earlier = self._source.rounds_to_replay(place.epoch) if mark is None else 0
         for epoch in range(place.epoch - earlier, place.epoch):
             self._open(epoch, None)
             with self._progress(None, epoch) as bar:
                 while self._fill():
                     bar.update(len(self._waiting))
                     self._waiting.clear()
-        self._open(place.epoch, place.mark)
-        if place.mark is not None:
-            self.place = replace(place, index=place.mark.index)
+        self._open(place.epoch, mark)
+        if mark is not None:
+            self.place = Place(place.epoch, mark.index, mark.digest)
         self._is_skipping = True
         self._skip(place.index - self.place.index)
         self._is_skipping = False
-        if place.mark is None and place.digest and self.place.digest != place.digest:
-            raise CheckpointError(
-                f"{self._source.name} does not replay: the first {place.index} rows of epoch {place.epoch} differ "
-                "from the rows before the checkpoint, so fast-forwarding cannot reach the saved row. Seed its "
-                "shuffling (by `epoch`, if each epoch is shuffled), or give it state_dict and load_state_dict. To "
-                f"continue at the same row although the rows differ: {allowing('seed')}"
-            )
-        if place.mark is not None:
+        is_known = mark is None or bool(mark.digest)
+        if is_known and place.digest and self.place.digest != place.digest:
+            raise self._other_rows(place)
+        if not is_known:
             self.place = replace(self.place, digest=place.digest)
+            self._before = None if self._before is None else replace(self._before, digest="")
+
+    def _other_rows(self, place: Place) -> CheckpointError:
+        name, override = self._source.name, allowing("seed")
+        if place.mark is None:
+            return CheckpointError(
+                f"{name} does not replay: the first {place.index} rows of epoch {place.epoch} differ from the rows "
+                "before the checkpoint, so fast-forwarding cannot reach the saved row. Seed its shuffling (by `epoch`, "
+                "if each epoch is shuffled), or give it state_dict and load_state_dict. To continue at the same row "
+                f"although the rows differ: {override}"
+            )
+        return CheckpointError(
+            f"{name} does not continue where its state was saved: rows {place.mark.index} to {place.index - 1} of "
+            f"epoch {place.epoch} differ from the rows before the checkpoint. Either its data or its seeds have "
+            "changed since, or load_state_dict does not restore what state_dict saved. To continue after these rows "
+            f"although they differ: {override}"
+        )
 
     def _skip(self, rows: int) -> None:
         if rows <= 0:
@@ -170,7 +185,8 @@ class RowReader:
             digests.append((row.epoch, row.number, digest))
             rows.append(row)
         self.taken_word = digest_of(repr(digests).encode())
-        mark = self._before if self._waiting else self._after
+        # The state before the last group, if there is one, so that a resume reads some rows again and compares them.
+        mark = self._before if self._waiting or self._before is not None else self._after
         self.place = replace(self.place, mark=mark)
         if self._options.failures is not None and not self._is_skipping:
             self._options.failures.deliver(len(rows), [])
@@ -196,7 +212,8 @@ class RowReader:
         if prefetcher is None:
             return False
         group = prefetcher.next_group()
-        self._before = self._after
+        # No row is waiting, so the place is where the last group ended.
+        self._before = None if self._after is None else replace(self._after, digest=self.place.digest)
         for item in group.items:
             self._waiting.extend(self._rows_of(item))
         self._after = Mark(self._next_index, group.state) if group.state is not None else None

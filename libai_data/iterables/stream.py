@@ -39,7 +39,7 @@ STATE = Keys(
                 "rows_digests": MAPPING,
                 "row": whole(0),
                 "rows_digest": TEXT,
-                "source": Keys({"row": whole(0), "state": TEXT}),
+                "source": Keys({"row": whole(0), "state": TEXT}, {"rows_digest": TEXT, "length": whole(0)}),
             },
         ),
     },
@@ -214,7 +214,9 @@ class IterableStream(EpochPositions, StreamSampler):
         epoch = int(restored["epoch"])
         if not self._is_sharded and "row" in restored:
             kept = restored.get("source")
-            mark = None if kept is None else Mark(int(kept["row"]), str(kept["state"]))
+            mark = None
+            if kept is not None:
+                mark = Mark(int(kept["row"]), str(kept["state"]), str(kept.get("rows_digest", "")))
             return (Place(epoch, int(restored["row"]), str(restored.get("rows_digest", "")), mark),)
         # A state of a source without shards has the digest of the rows of its only shard.
         digests = restored.get("rows_digests") or {"0": restored.get("rows_digest", "")}
@@ -348,7 +350,9 @@ class IterableStream(EpochPositions, StreamSampler):
             (place,) = places
             found.update(epoch=place.epoch, row=place.index, rows_digest=place.digest)
             if place.mark is not None:
-                found["source"] = {"row": place.mark.index, "state": place.mark.state}
+                mark, length = place.mark, self._first_length
+                found["source"] = {"row": mark.index, "state": mark.state, "rows_digest": mark.digest}
+                found["source"].update({} if length is None else {"length": length})
         return found
 
     def restore(self, state: Mapping[str, Any], details: Mapping[str, Any]) -> None:
@@ -358,6 +362,13 @@ class IterableStream(EpochPositions, StreamSampler):
             raise CheckpointError(
                 f"the data state was saved with {details['num_shards']} shard(s), but there are {num_shards} now; a "
                 "function with shard can resume only on as many data-parallel ranks as before"
+            )
+        saved, length = details.get("source", {}).get("length"), self._first_length
+        if self._rows is not None and None not in (saved, length) and saved != length:
+            raise CheckpointError(
+                f"{self._rows.source.name} had a length of {saved} when its state was saved, and now has {length}. The "
+                "rows before the state are not read again, so nobody knows whether the state fits the changed data. "
+                f"Use the same data, or allow the difference: {allowing('dataset')}"
             )
         if self._size is None and details.get("global_batch_size"):
             size = int(details["global_batch_size"])
@@ -369,6 +380,10 @@ class IterableStream(EpochPositions, StreamSampler):
         self._current_key = None
         self._places.clear()
         self._restored = (int(state.get("epoch", 0)), int(state["position"])), dict(details)
+
+    @property
+    def _first_length(self) -> int | None:
+        return None if self._rows is None else self._rows.source.first_length
 
     def close(self) -> None:
         """Stop the prefetching."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import sys
 import threading
@@ -10,6 +11,7 @@ from collections import OrderedDict, namedtuple
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Callable
 
@@ -439,6 +441,145 @@ class KnowsItsPlace(KnowsItsEpoch):
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         self.place = state["place"]
+
+
+class Listed:
+    """Yields samples of the listed numbers, from the place of its state on."""
+
+    def __init__(self, listed: Any) -> None:
+        self.listed, self.place = list(listed), 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.place = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.place < len(self.listed):
+            self.place += 1
+            yield sample(self.listed[self.place - 1])
+
+    def state_dict(self) -> dict[str, int]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.place = state["place"]
+
+
+class Measured(Listed):
+    """Also has a length."""
+
+    def __len__(self) -> int:
+        return len(self.listed)
+
+
+class ByState:
+    """Its iterator has the state."""
+
+    def __init__(self, listed: Any) -> None:
+        self.listed = listed
+
+    def __iter__(self) -> Any:
+        return Entered(self.listed)
+
+
+class Entered(Listed):
+    """An iterator with a state."""
+
+    def __iter__(self) -> Any:
+        return self
+
+    def __next__(self) -> Any:
+        if self.place == len(self.listed):
+            raise StopIteration
+        self.place += 1
+        return sample(self.listed[self.place - 1])
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle_buffer": 4, "seed": 1}], ids=["in order", "shuffled"])
+@pytest.mark.parametrize("kind", [Listed, ByState])
+@pytest.mark.parametrize(
+    "now",
+    [range(-1, 40), np.random.default_rng(0).permutation(41).tolist(), range(1, 40)],
+    ids=["grew at the front", "grew and is in another order", "lost a row"],
+)
+def test_an_own_state_does_not_fit_data_whose_last_rows_are_others(
+    now: Any, kind: Any, options: dict[str, Any]
+) -> None:
+    stopped, whole = (from_iterable(kind(range(40)), 4, **options) for _ in range(2))
+    taken(stopped, 3)
+    state = json.loads(json.dumps(stopped.state_dict()))
+    same, other = from_iterable(kind(range(40)), 4, **options), from_iterable(kind(now), 4, **options)
+    same.load_state_dict(state)
+    assert flat(taken(same)) == flat(taken(whole))[12:]
+    other.load_state_dict(state)
+    with pytest.raises(CheckpointError, match=r"does not continue where its state was saved.*resume_override=\[seed\]"):
+        taken(other)
+    other.load_state_dict(state, override=["seed"])
+    assert len(flat(taken(other))) == len(now) - 12
+    for loader in (stopped, whole, same, other):
+        loader.close()
+
+
+def test_rows_that_were_appended_belong_to_the_rest_of_the_epoch_of_an_own_state() -> None:
+    stopped, longer = from_iterable(Listed(range(40)), 4), from_iterable(Listed(range(50)), 4)
+    taken(stopped, 3)
+    longer.load_state_dict(stopped.state_dict())
+    assert flat(taken(longer)) == [*range(12, 50)]
+    for loader in (stopped, longer):
+        loader.close()
+
+
+def test_an_own_state_does_not_fit_an_iterable_of_another_length() -> None:
+    stopped, longer = from_iterable(Measured(range(40)), 4), from_iterable(Measured(range(50)), 4)
+    taken(stopped, 1)  # No row before the state is read again.
+    state = json.loads(json.dumps(stopped.state_dict()))
+    with pytest.raises(CheckpointError, match=r"a length of 40 .* now has 50.*resume_override=\[dataset\]"):
+        longer.load_state_dict(state)
+    longer.load_state_dict(state, override=["dataset"])
+    assert flat(taken(longer)) == [*range(4, 50)]
+    for loader in (stopped, longer):
+        loader.close()
+
+
+@settings(max_examples=examples(15))
+@given(
+    cuts=st.lists(st.integers(1, 4), min_size=2, max_size=5),
+    rows=st.one_of(st.none(), st.integers(1, 9)),
+    changed=st.sampled_from(["nothing", "no digest in the first state", "override"]),
+)
+def test_a_chain_of_own_states_continues_whatever_the_first_one_has(
+    cuts: list[int], rows: int | None, changed: str
+) -> None:
+    def loader() -> Any:
+        if rows is None:
+            return from_iterable(Listed(range(80)), 3, prefetch=1)
+        return from_iterable(Joined(Listed(range(80)), rows), 3, batches=True, prefetch=1)
+
+    expected, state = 0, None
+    for number, cut in enumerate(cuts):
+        each = loader()
+        if state is not None:
+            is_first = number == 1
+            if is_first and changed.startswith("no digest"):
+                state["iterable"].get("source", {}).pop("rows_digest", None)
+            each.load_state_dict(state, override=["seed"] if is_first and changed == "override" else [])
+        assert flat(taken(each, cut)) == [*range(expected, expected + 3 * cut)]
+        expected += 3 * cut
+        state = json.loads(json.dumps(each.state_dict()))
+        each.close()
+
+
+class Joined:
+    """Batches of another iterable with a state."""
+
+    def __init__(self, source: Any, rows: int) -> None:
+        self.source, self.rows = source, rows
+        self.set_epoch, self.state_dict = source.set_epoch, source.state_dict
+        self.load_state_dict = source.load_state_dict
+
+    def __iter__(self) -> Iterator[Any]:
+        rows = iter(self.source)
+        while batch := list(islice(rows, self.rows)):
+            yield default_collate(batch)
 
 
 @pytest.mark.parametrize("source", [KnowsItsEpoch, KnowsItsPlace, partial(map, sample, range(24))])
