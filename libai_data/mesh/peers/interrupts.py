@@ -2,6 +2,10 @@
 
 A KeyboardInterrupt inside the import becomes an ImportError of the extension module, or hangs in a lock. While its
 extension module is loaded, OneFlow also sets its own handler, which ends the process with code 255 without a message.
+
+The handler of Python is set again when the load ends. A signal between these two moments, which are a few percent of
+the import apart, ends the process. Blocking SIGINT in this thread would not help: the system then gives the signal to
+another thread, such as one of numpy's, where OneFlow's handler calls `exit` while this thread runs. The process aborts.
 """
 
 from __future__ import annotations
