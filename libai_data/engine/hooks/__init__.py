@@ -1,7 +1,6 @@
 """What happens around training steps."""
 
-from libai_data.engine.hooks.checkpointing import BestCheckpointer, EvalHook, PeriodicCheckpointer
-from libai_data.engine.hooks.early_stopping import EarlyStopping
+from libai_data.engine.hooks.checkpointing import BestCheckpointer, EarlyStopping, EvalHook, PeriodicCheckpointer
 from libai_data.engine.hooks.measuring import DataProgress, IterationTimer, LRScheduler
 from libai_data.engine.hooks.showing import PeriodicWriter, ProgressBar
 from libai_data.engine.hooks.stop_on_signal import StopOnSignal
