@@ -36,11 +36,13 @@ class DataState:
     Attributes:
         loader: the iterable from which the trainer must take batches.
         may_be_absent: the data restart on purpose, so a checkpoint need not have their state.
+        is_restored: `load_state_dict` was called.
     """
 
     def __init__(self, loader: Any, override: Collection[str] = ()) -> None:
         self.loader: Any = loader if has_state(loader) else CountedLoader(loader)
         self.may_be_absent = RESTART_DATA in override
+        self.is_restored = False
         self._override = tuple(override)
         self._restored: str | None = None
 
@@ -58,6 +60,7 @@ class DataState:
             CheckpointError: The checkpoint has no state.
             ConfigError: An override is set, but the loader's `load_state_dict` does not accept it.
         """
+        self.is_restored = True
         if self.may_be_absent:
             logger.warning("The train loader restarts its data, or resumes by itself: %s.", OVERRIDE_KEY)
             return

@@ -9,9 +9,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from libai_data import from_iterable
+from libai_data.engine.data_state import DataState
 from libai_data.errors import CheckpointError
 from libai_data.integrations.libai import DataPipeline, LiBaiLoader, build_nlp_train_loader, loader
-from libai_data.integrations.libai.loader import _Place
 from tests.iterables.rows import numbers
 
 
@@ -76,8 +76,8 @@ def test_data_begin_anew_where_that_is_asked_for() -> None:
     stopped, anew = made(4), made(4, seed=2)
     rows(stopped, 3)
     with pytest.raises(CheckpointError, match="seed was 1 and is now 2"):
-        _Place(anew, ()).load_state_dict(stopped.state_dict())
-    place = _Place(anew, ["restart_data"])
+        DataState(anew, ()).load_state_dict(stopped.state_dict())
+    place = DataState(anew, ["restart_data"])
     place.load_state_dict(stopped.state_dict())
-    assert place.begins_anew
+    assert place.may_be_absent
     assert rows(anew, 2) == rows(made(4, seed=2), 2)

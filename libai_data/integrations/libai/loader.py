@@ -130,12 +130,16 @@ def _with_data(resume_or_load: Callable[..., None]) -> Callable[..., None]:
         if not isinstance(loader, LiBaiLoader):
             resume_or_load(self, resume)
             return
-        place = _Place(loader, self.cfg.train.get("resume_override") or ())
-        self.checkpointer.checkpointables[STATE] = place
+        from libai_data.engine.data_state import DataState
+
+        data = DataState(loader, self.cfg.train.get("resume_override") or ())
+        self.checkpointer.checkpointables[STATE] = data
         resume_or_load(self, resume)
-        if resume and self.start_iter and place.begins_anew:
+        if not (resume and self.start_iter) or data.is_restored:
+            return
+        if data.may_be_absent:
             logger.warning("The train loader restarts its data: train.resume_override.")
-        elif resume and self.start_iter and not place.restored:
+        else:
             consumed = self.cfg.dataloader.consumed_samples
             logger.warning(
                 "The checkpoint has no position in the data; continuing after the %d samples that %d steps of the "
@@ -146,32 +150,6 @@ def _with_data(resume_or_load: Callable[..., None]) -> Callable[..., None]:
             loader.go_to(consumed)
 
     return with_data
-
-
-class _Place:
-    """The train loader's state, as LiBai's checkpointer saves and restores it.
-
-    Args:
-        loader: a `LiBaiLoader`.
-        override: value of `train.resume_override`: names of what may differ from the checkpoint on purpose.
-    """
-
-    def __init__(self, loader: Any, override: Any) -> None:
-        self._loader = loader
-        self._override = tuple(override)
-        self.begins_anew = RESTART_DATA in self._override
-        self.restored = False
-
-    def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = self._loader.state_dict()
-        return state
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the loader, unless the override says that its data restart."""
-        if self.begins_anew:
-            return
-        self._loader.load_state_dict(state, self._override)
-        self.restored = True
 
 
 def _each_sample_once(inference_on_dataset: Callable[..., Any]) -> Callable[..., Any]:
