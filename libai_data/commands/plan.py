@@ -6,10 +6,8 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from math import inf, isfinite
+from math import inf, isfinite, prod
 from typing import Any
-
-import numpy as np
 
 from libai_data.commands.console import config_parser, print_lines, with_ruled_head
 from libai_data.commands.inspection.fields import in_words, part_of, spread, whole_shape
@@ -28,7 +26,7 @@ from libai_data.errors import ConfigError, bytes_in_words, numbers_in_words
 from libai_data.iterables.iterable_loader import indexed_dataset_of
 from libai_data.loader.batch_loader import PREFETCH, read_ahead_of_all
 from libai_data.loader.reading import reads_parts
-from libai_data.loader.schema import Layout
+from libai_data.loader.schema import FieldSpec
 from libai_data.mesh.global_tensor import split_dims
 from libai_data.mesh.parallel_mesh import ParallelMesh
 
@@ -60,7 +58,7 @@ def _plan(asked: argparse.Namespace) -> list[str]:
     finally:
         opened.close()
     fields = tuple(
-        PlannedField(name, values[0].dtype, values[0].shape, rows.layouts[name]) for name, values in rows.values.items()
+        FieldSpec(name, values[0].dtype, values[0].shape, rows.layouts[name]) for name, values in rows.values.items()
     )
     asked_for = {
         key: try_get_key(cfg, f"dataloader.train.{key}") for key in ("num_workers", "prefetch", "prefetch_factor")
@@ -79,27 +77,12 @@ _WORTH_SHARING = 1.5  # if every_rank reads a sample this many times as often as
 
 
 @dataclass(frozen=True)
-class PlannedField:
-    """A field of a sample; its shape is without the batch dim."""
-
-    name: str
-    dtype: np.dtype
-    sample_shape: tuple[int, ...]
-    layout: Layout
-
-    @property
-    def sample_bytes(self) -> int:
-        """Decoded bytes of one sample."""
-        return int(np.prod(self.sample_shape, dtype=np.int64)) * self.dtype.itemsize
-
-
-@dataclass(frozen=True)
 class JobPlan:
     """A job on a mesh, with `micro_batch_size` rows in one batch of one data-parallel rank."""
 
     mesh: ParallelMesh
     micro_batch_size: int
-    fields: tuple[PlannedField, ...]
+    fields: tuple[FieldSpec, ...]
     reads_parts: bool = False
 
     def sizes(self) -> list[FieldSize]:
@@ -108,7 +91,7 @@ class JobPlan:
         return [
             FieldSize(
                 field.name,
-                field.sample_bytes,
+                prod(field.shape) * field.dtype.itemsize,
                 field.layout.placement_idx,
                 tensor if self.reads_parts and split_dims(field.layout.sbp_list)[1] is not None else 1,
             )
@@ -173,12 +156,12 @@ def _fields(job: JobPlan) -> list[str]:
         ("field", "dtype", "a sample", "a batch, all ranks", "SBP", "rank 0 holds", "last rank", "in all")
     ]
     for field in job.fields:
-        shape = whole_shape(job.micro_batch_size, field.sample_shape, field.layout, job.mesh)
+        shape = whole_shape(job.micro_batch_size, field.shape, field.layout, job.mesh)
         parts = [part_of(shape, field.layout, job.mesh, rank) for rank in (0, job.mesh.world_size - 1)]
         in_all = "{:,} part(s), each on {:,} rank(s)".format(*spread(field.layout, job.mesh))
         held = ["nothing" if part is None else in_words(part, shape) for part in parts]
         lines.append(
-            (field.name, str(field.dtype), str(list(field.sample_shape)), str(list(shape)))
+            (field.name, str(field.dtype), str(list(field.shape)), str(list(shape)))
             + (", ".join(field.layout.sbp_list), *held, in_all)
         )
     return with_ruled_head(lines)

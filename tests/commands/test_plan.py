@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from libai_data.commands.index import main as index
-from libai_data.commands.plan import JobPlan, PlannedField, main
+from libai_data.commands.plan import JobPlan, main
 from libai_data.errors import bytes_in_words
-from libai_data.loader.schema import Layout
+from libai_data.loader.schema import FieldSpec, Layout
 from libai_data.mesh.parallel_mesh import ParallelMesh
 from tools.prepare_digits import write_digits
 
 CONFIG = str(Path(__file__).resolve().parents[2] / "configs" / "vit_digits.py")
 ON_128_NODES = "train.dist.tensor_parallel_size=4 train.global_batch_size=512 --nodes 128 --ranks-per-node 8"
-TOKENS = PlannedField("tokens", np.dtype(np.int64), (8,), Layout(("split_0", "split_1")))
+TOKENS = FieldSpec("tokens", np.dtype(np.int64), (8,), Layout(("split_0", "split_1")))
 
 
 @pytest.fixture(scope="module")
