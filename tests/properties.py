@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 slowly = partial(pytest.param, marks=pytest.mark.slow)
 """Parameters of a test that only the long run tries."""
@@ -22,3 +22,8 @@ def is_long_run() -> bool:
 def examples(many: int) -> int:
     """Examples to try: `many` with the profile "long", and in proportion fewer with another."""
     return max(3, many * (settings.default or settings()).max_examples // MANY)
+
+
+def in_one_folder(many: int) -> settings:
+    """Settings of a property whose examples share a temporary folder."""
+    return settings(max_examples=examples(many), suppress_health_check=[HealthCheck.function_scoped_fixture])

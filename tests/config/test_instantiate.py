@@ -256,7 +256,7 @@ _values = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=examples(60))
+@settings(max_examples=examples(60))
 @given(st.dictionaries(st.from_regex(r"[a-z]{1,5}", fullmatch=True).filter(lambda k: k != "args"), _values, max_size=4))
 def test_any_values_reach_the_target_equal(kwargs: dict[str, Any]) -> None:
     assert instantiate(LazyCall(record)(**kwargs)) == {"args": (), **kwargs}

@@ -232,7 +232,7 @@ def _written(value: Any) -> str:
     return repr(value)
 
 
-@settings(deadline=None, max_examples=examples(60))
+@settings(max_examples=examples(60))
 @given(
     st.recursive(
         _scalars | _texts,

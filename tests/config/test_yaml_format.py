@@ -40,7 +40,7 @@ _values = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=examples(60))
+@settings(max_examples=examples(60))
 @given(st.dictionaries(_texts | st.integers() | st.booleans(), _values, max_size=4))
 def test_any_plain_config_comes_back_equal_with_its_types(values: Any) -> None:
     found = from_yaml(to_yaml(values), "test.yaml")
@@ -70,7 +70,7 @@ _calls = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=examples(60))
+@settings(max_examples=examples(60))
 @given(st.dictionaries(_keys, _calls, max_size=3))
 def test_any_lazy_config_comes_back_building_the_same_and_saves_the_same_again(kwargs: Any) -> None:
     cfg = LazyCall(dict)(**kwargs)

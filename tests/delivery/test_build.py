@@ -260,7 +260,7 @@ def test_a_split_covers_the_dataset_in_three_parts_of_its_proportions(size: int,
         assert proportion > 0 or len(part) == 0
 
 
-@settings(deadline=None, max_examples=examples(20))
+@settings(max_examples=examples(20))
 @given(st.integers(10, 60), st.integers(10, 60))
 def test_train_validation_and_test_loaders_share_out_all_samples(first: int, second: int) -> None:
     loaders = build_nlp_train_val_test_loader(
@@ -296,7 +296,7 @@ def test_a_part_that_nothing_is_left_for_is_no_loader() -> None:
         build_nlp_train_val_test_loader(**{**THREE_PARTS, "splits": [[0, 1, 1]]})
 
 
-@settings(deadline=None, max_examples=examples(20))
+@settings(max_examples=examples(20))
 @given(st.lists(st.integers(1, 9), min_size=3, max_size=3), st.integers(0, 40))
 def test_weights_hold_at_every_prefix_of_the_training_stream_and_go_on_after_a_resume(
     weights: list[int], consumed: int

@@ -90,7 +90,7 @@ def test_every_cut_of_a_stream_with_failing_rows_continues_exactly(kind: str, en
         again.close()
 
 
-@settings(max_examples=examples(20), deadline=None)
+@settings(max_examples=examples(20))
 @given(st.frozensets(st.integers(0, 21)), st.sampled_from([1, 3, 8]))
 def test_the_other_rows_are_those_of_the_stream_without_the_failing_ones(bad: frozenset[int], rows: int) -> None:
     loader = from_iterable(lambda: map(partial(decode, bad=bad), range(22)), rows, on_error="skip")

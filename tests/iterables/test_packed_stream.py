@@ -63,7 +63,7 @@ def fields(sample: Any) -> Any:
     return {name: value.tensor.tolist() for name, value in sample.get_fields().items()}
 
 
-@settings(max_examples=examples(25), deadline=None)
+@settings(max_examples=examples(25))
 @given(LENGTHS, st.integers(1, 25), PACKING)
 def test_sequences_of_a_stream_are_those_of_the_same_dataset(lengths: list[int], length: int, packing: Any) -> None:
     options: dict[str, Any] = {**packing, "truncate": not packing["cut"], "padding": {"tokens": -1}}
@@ -75,7 +75,7 @@ def test_sequences_of_a_stream_are_those_of_the_same_dataset(lengths: list[int],
         assert [fields(each) for each in stream] == expected
 
 
-@settings(max_examples=examples(25), deadline=None)
+@settings(max_examples=examples(25))
 @given(LENGTHS, st.integers(1, 25), PACKING, st.integers(0, 30), st.sampled_from(["cycle", "short"]))
 def test_every_cut_continues_exactly_from_the_state_of_the_stream(
     lengths: list[int], length: int, packing: Any, batches: int, ends: str

@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from libai_data.errors import CheckpointError
 from libai_data.iterables.plain_state import decoded, encoded
-from tests.properties import examples
 
 leaves = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=5), st.binary(max_size=9)
@@ -31,7 +30,6 @@ states = st.recursive(
 )
 
 
-@settings(max_examples=examples(100), deadline=None)
 @given(states)
 def test_what_is_put_in_comes_out_as_it_was(state: Any) -> None:
     assert decoded(encoded(state)) == state

@@ -58,7 +58,7 @@ def test_a_shard_that_ends_is_left_out_of_the_turns(readers: dict[str, Any]) -> 
     loader.close()
 
 
-@settings(max_examples=examples(12), deadline=None)
+@settings(max_examples=examples(12))
 @given(
     shards=st.integers(1, 5),
     buffer=st.integers(0, 60),
@@ -81,7 +81,7 @@ def test_every_cut_continues_exactly_whoever_reads(
         loader.close()
 
 
-@settings(max_examples=examples(25), deadline=None)
+@settings(max_examples=examples(25))
 @given(
     shards=st.one_of(st.none(), st.integers(1, 4)),
     buffer=st.integers(0, 20),

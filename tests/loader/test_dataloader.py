@@ -53,7 +53,7 @@ def rows_of(batches: Sequence[Any]) -> list[Any]:
     ]
 
 
-@settings(deadline=None, max_examples=examples(30))
+@settings(max_examples=examples(30))
 @given(st.integers(12, 40), st.integers(0, 9), st.sampled_from([(1, 12), (2, 6), (3, 4), (4, 3)]))
 def test_a_state_saved_after_any_batch_goes_on_bit_for_bit_on_other_ranks(size: int, cut: int, layout: Any) -> None:
     whole = rows_of(list(islice(endless(size, 6), cut + 4)))

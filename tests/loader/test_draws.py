@@ -60,9 +60,7 @@ from tests.loader.sample_datasets import OfAnyForm
 from tests.loader.streams import WORKER_NAMES, WORKERS, content, loading
 from tests.properties import examples, slowly
 
-with_workers = settings(
-    deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.explicit, Phase.reuse, Phase.generate]
-)
+with_workers = settings(suppress_health_check=list(HealthCheck), phases=[Phase.explicit, Phase.reuse, Phase.generate])
 
 
 @pytest.fixture(autouse=True)

@@ -147,7 +147,7 @@ def test_skipping_takes_the_same_substitutes_everywhere(workers: dict[str, Any],
             assert index == asked
 
 
-@settings(deadline=None, max_examples=examples(20))
+@settings(max_examples=examples(20))
 @given(
     bad=st.sets(st.integers(0, 29), max_size=20),
     ranks=st.sampled_from([1, 2, 3]),

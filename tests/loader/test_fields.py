@@ -72,7 +72,7 @@ def test_every_dtype_of_oneflow_passes_unchanged(workers: dict[str, Any], collat
         assert found[f"of_{dtype}"].tobytes() == expected.tobytes()
 
 
-@settings(deadline=None, max_examples=examples(60))
+@settings(max_examples=examples(60))
 @given(data=st.data(), dtype=st.sampled_from(DTYPES))
 def test_any_bytes_pass_unchanged(data: st.DataObject, dtype: str) -> None:
     shape = tuple(data.draw(st.lists(st.integers(0, 4), max_size=4)))

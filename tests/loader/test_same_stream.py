@@ -16,9 +16,7 @@ from tests.loader.streams import WORKER_NAMES, WORKERS, content, loading, stream
 from tests.properties import examples, slowly
 
 DATASETS = (Numbers, NumberDicts, NumbersTogether, NumbersFilled)
-with_workers = settings(
-    deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.explicit, Phase.reuse, Phase.generate]
-)
+with_workers = settings(suppress_health_check=list(HealthCheck), phases=[Phase.explicit, Phase.reuse, Phase.generate])
 
 cheap_workers = st.fixed_dictionaries(
     {"num_workers": st.integers(1, 5), "worker_type": st.just("thread"), "prefetch": st.integers(1, 9)}

@@ -344,7 +344,7 @@ def test_batches_of_changing_size_do_not_let_the_slots_grow_without_end() -> Non
         assert max(slot.size for slot in loader._slot_list.slots) < 4 * largest
 
 
-@settings(deadline=None, max_examples=examples(20))
+@settings(max_examples=examples(20))
 @given(held=st.lists(st.integers(0, 6), min_size=1, max_size=40))
 def test_whatever_is_kept_for_how_long_each_batch_is_correct_while_it_is_kept(held: list[int]) -> None:
     dataset = Numbers(90)

@@ -9,7 +9,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from libai_data.data.datasets import gpt_batch
@@ -21,11 +21,11 @@ from libai_data.errors import ConfigError
 from libai_data.loader.schema import TensorPart
 from tests.data.datasets.gpt_corpora import Documents, corpora, sample_of, samples, write
 from tests.loader.streams import loading, stream
-from tests.properties import examples, slowly
+from tests.properties import in_one_folder, slowly
 
 EVERYTHING: dict[str, Any] = {"reset_position_ids": True, "reset_attention_mask": True, "eod_mask_loss": True}
 WHOLE = ("cu_seqlens", "max_seqlen")
-SOME = settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SOME = in_one_folder(60)
 
 
 def stream_of(found: list[dict[str, np.ndarray]]) -> list[int]:
@@ -310,7 +310,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-@settings(max_examples=examples(80), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@in_one_folder(80)
 @given(
     documents=corpora(10, 14),
     length=st.integers(1, 9),

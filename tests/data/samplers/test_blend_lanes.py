@@ -62,7 +62,6 @@ def turns_in_loops(order: LanedBlendOrder, length: int) -> list[tuple[int, int, 
     return turns
 
 
-@settings(max_examples=examples(100), deadline=None)
 @given(laned_blends(), st.data())
 def test_each_lane_blends_its_spans_as_a_loop_over_all_places_does(
     made: tuple[LanedBlendOrder, list[list[int]]], data: st.DataObject
@@ -95,7 +94,7 @@ def test_each_lane_blends_its_spans_as_a_loop_over_all_places_does(
     assert order.taken_before(first) == tuple(taken[number] for number in range(len(shards)))
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(laned_blends())
 def test_in_each_lane_each_dataset_is_less_than_two_samples_from_its_share(
     made: tuple[LanedBlendOrder, list[list[int]]],
@@ -112,7 +111,7 @@ def test_in_each_lane_each_dataset_is_less_than_two_samples_from_its_share(
             assert (np.abs(taken * sum(counts) - wanted) < 2 * sum(counts)).all()
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(laned_blends(), st.integers(1, 4), st.integers(1, 6), st.data())
 def test_the_shards_that_rows_of_a_blend_need_are_known_in_advance(
     made: tuple[LanedBlendOrder, list[list[int]]], parts: int, micro: int, data: st.DataObject

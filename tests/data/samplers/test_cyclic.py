@@ -49,7 +49,7 @@ def stream(size: int, count: int, **arguments: Any) -> list[int]:
     return [index for [index] in islice(sampler, count)]
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(st.integers(1, 1500), st.integers(0, 2**32), st.integers(0, 5000), st.booleans(), st.booleans(), layouts)
 def test_a_global_batch_does_not_depend_on_the_data_parallel_size(
     size: int, seed: int, consumed: int, shuffle: bool, drop_last: bool, layout: Any
@@ -60,7 +60,7 @@ def test_a_global_batch_does_not_depend_on_the_data_parallel_size(
     assert global_batches(ranks_of(size, *layout, **arguments), 5) == expected
 
 
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(40))
 @given(st.integers(1, 300), st.integers(0, 2**32), layouts)
 def test_each_epoch_visits_each_index_once_across_the_borders_of_epochs(size: int, seed: int, layout: Any) -> None:
     batches = global_batches(ranks_of(size, *layout, seed=seed), 3 * size // 12 + 1)
@@ -69,7 +69,7 @@ def test_each_epoch_visits_each_index_once_across_the_borders_of_epochs(size: in
         assert sorted(indices[epoch * size : (epoch + 1) * size]) == list(range(size))
 
 
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(40))
 @given(st.integers(12, 300), st.integers(0, 2**32), layouts)
 def test_with_drop_last_each_epoch_has_whole_batches_and_no_index_twice(size: int, seed: int, layout: Any) -> None:
     per_epoch = size // 12
@@ -87,7 +87,6 @@ def test_with_drop_last_every_index_is_left_out_as_often_as_any_other() -> None:
     assert all(abs(counts[index] - expected) < 60 for index in range(size))
 
 
-@settings(deadline=None)
 @given(st.integers(1, 300), st.integers(0, 2000), st.booleans())
 def test_consumed_samples_and_a_saved_state_lead_to_the_same_place(size: int, consumed: int, shuffle: bool) -> None:
     [expected] = ranks_of(size, 1, 12, consumed_samples=consumed, shuffle=shuffle)

@@ -101,7 +101,6 @@ def reference(lengths: list[int], lanes: int, block: int, seed: int, epoch_size:
     return stream
 
 
-@settings(max_examples=examples(100), deadline=None)
 @given(some_lengths, st.integers(1, 20), st.integers(1, 5), st.integers(-(2**63), 2**64), st.data())
 def test_the_order_is_what_loops_over_all_samples_say(
     lengths: list[int], lanes: int, block: int, seed: int, data: st.DataObject
@@ -125,7 +124,6 @@ def test_the_order_is_what_loops_over_all_samples_say(
             ]
 
 
-@settings(max_examples=examples(100), deadline=None)
 @given(some_lengths, st.integers(1, 20), st.integers(1, 30), st.booleans())
 def test_each_epoch_has_each_sample_once_for_any_batch_size(
     lengths: list[int], lanes: int, batch_size: int, shuffle: bool
@@ -142,7 +140,6 @@ def test_each_epoch_has_each_sample_once_for_any_batch_size(
         assert sorted(taken) == list(range(len(dataset)))
 
 
-@settings(max_examples=examples(100), deadline=None)
 @given(st.integers(1, 200), st.data())
 def test_of_places_that_follow_each_other_each_part_of_the_lanes_has_the_same_share(
     lanes: int, data: st.DataObject
@@ -159,7 +156,7 @@ def test_of_places_that_follow_each_other_each_part_of_the_lanes_has_the_same_sh
     np.testing.assert_array_equal(own, np.repeat(np.arange(readers), batch // readers))
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(st.integers(0, 2**32), st.sampled_from([(8, 2), (8, 4), (12, 2), (12, 6), (16, 16)]), st.data())
 def test_readers_share_no_shard_but_at_the_boundaries_of_their_spans(
     seed: int, shape: tuple[int, int], data: st.DataObject
@@ -184,7 +181,7 @@ def test_readers_share_no_shard_but_at_the_boundaries_of_their_spans(
                 assert len(read[one] & read[other]) <= (other == one + 1)
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(some_lengths, st.integers(1, 12), st.integers(1, 4), st.integers(1, 4), st.integers(1, 6), st.data())
 def test_the_shards_that_rows_need_are_known_in_advance(
     lengths: list[int], lanes: int, block: int, parts: int, micro: int, data: st.DataObject
@@ -221,7 +218,7 @@ def test_a_lane_reads_at_most_a_block_of_shards_at_a_time() -> None:
     assert (shards != again).any(), "each epoch visits the shards of a lane in another order"
 
 
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(40))
 @given(some_lengths, st.sampled_from([1, 3, 8]), st.sampled_from([1, 2, 4]), st.data())
 def test_meshes_skips_and_resumes_change_no_sample(
     lengths: list[int], lanes: int, size: int, data: st.DataObject

@@ -60,13 +60,13 @@ def test_sizes_around_squares_and_powers_are_permuted(size: int) -> None:
     assert_permutation(epoch_of(Order(size, seed=5), 2), size)
 
 
-@settings(max_examples=examples(25), deadline=None)
+@settings(max_examples=examples(25))
 @given(st.integers(1, 10**6), seeds, epochs)
 def test_any_size_is_permuted(size: int, seed: int, epoch: int) -> None:
     assert_permutation(epoch_of(Order(size, seed), epoch), size)
 
 
-@settings(max_examples=examples(30), deadline=None)
+@settings(max_examples=examples(30))
 @given(
     st.sampled_from([10**9, 2**31, 2**32 + 1, 2**40, 2**40 - 1, 10**12 + 39]),
     seeds,
@@ -84,7 +84,6 @@ def test_in_huge_datasets_distinct_positions_have_distinct_indices_in_range(
     assert len(set(indices.tolist())) == len(offsets)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 3000), seeds, st.lists(st.integers(0, 10**5), min_size=1, max_size=50))
 def test_positions_are_located_alike_alone_together_and_in_any_order(
     size: int, seed: int, positions: list[int]
@@ -102,7 +101,7 @@ def test_without_shuffling_the_order_is_the_datasets_own(size: int, seed: int, p
     assert (int(found_epochs[0]), int(indices[0])) == divmod(position, size)
 
 
-@settings(max_examples=examples(30), deadline=None)
+@settings(max_examples=examples(30))
 @given(st.integers(2, 3000), st.data(), seeds, epochs)
 def test_a_shorter_epoch_is_the_beginning_of_the_whole_one(
     size: int, data: st.DataObject, seed: int, epoch: int

@@ -5,7 +5,7 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from libai_data.data.samplers import IndexBatch, SingleRoundSampler
@@ -35,7 +35,6 @@ def global_indices(batches: list[IndexBatch]) -> list[int]:
     return [index for batch in batches for index in batch.indices.tolist()]
 
 
-@settings(deadline=None)
 @given(sizes, ranks, micro_batches, st.booleans(), st.integers(0, 2**32))
 def test_each_sample_counts_exactly_once_and_padding_is_marked(
     size: int, data_parallel_size: int, micro_batch_size: int, shuffle: bool, seed: int
@@ -57,7 +56,6 @@ def test_each_sample_counts_exactly_once_and_padding_is_marked(
         assert counted == list(range(size))
 
 
-@settings(deadline=None)
 @given(sizes, st.sampled_from([(2, 6), (3, 4), (4, 3), (12, 1)]), st.booleans())
 def test_a_global_batch_does_not_depend_on_the_data_parallel_size(size: int, layout: Any, shuffle: bool) -> None:
     expected = [batch.indices.tolist() for batch in ranks_of(size, 1, 12, shuffle=shuffle, seed=4)[0].batches(0)]
@@ -65,7 +63,6 @@ def test_a_global_batch_does_not_depend_on_the_data_parallel_size(size: int, lay
     assert [global_indices(list(batch)) for batch in parts] == expected
 
 
-@settings(deadline=None)
 @given(sizes, ranks, micro_batches)
 def test_with_drop_last_only_whole_batches_come_and_nothing_pads(
     size: int, data_parallel_size: int, micro_batch_size: int

@@ -58,7 +58,7 @@ def _outputs_of(case: Case, indices: np.ndarray) -> list[Any]:
     return [as_tokens(sample) for sample in map(OneRound(packed).__getitem__, range(len(OneRound(packed))))]
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(
     cases(), st.sampled_from([1, 2, 4]), st.integers(1, 3), st.sampled_from(["short", "pad", "drop"]), st.integers(0, 8)
 )
@@ -169,7 +169,7 @@ class Shards:
         return {"x": np.array(index)}
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(
     st.lists(st.integers(0, 9), min_size=1, max_size=8).filter(any),
     st.lists(st.booleans(), min_size=9, max_size=9).filter(any),

@@ -56,7 +56,7 @@ def test_draws_without_replacement_are_successive_draws_by_weight() -> None:
     assert improbability(pairs[off_diagonal], 2000 * expected[off_diagonal]) < 4
 
 
-@settings(max_examples=examples(50), deadline=None)
+@settings(max_examples=examples(50))
 @given(some_weights, st.booleans(), st.integers(-(2**63), 2**64), st.data())
 def test_any_place_draws_what_the_whole_stream_has_there(
     weights: list[float], replacement: bool, seed: int, data: st.DataObject
@@ -78,7 +78,7 @@ def test_any_place_draws_what_the_whole_stream_has_there(
     assert found.tolist() == ([order.epoch_size + in_epoch[0]] if len(in_epoch) else [-1])
 
 
-@settings(max_examples=examples(30), deadline=None)
+@settings(max_examples=examples(30))
 @given(some_weights, st.sampled_from([1, 2, 4]), st.booleans(), st.booleans())
 def test_ranks_together_take_the_draws_in_their_order(
     weights: list[float], ranks: int, endless: bool, drop_last: bool

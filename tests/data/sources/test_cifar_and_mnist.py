@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
@@ -30,7 +30,7 @@ from tests.data.sources.published_files import (
     write_cifar100,
     write_mnist,
 )
-from tests.properties import examples
+from tests.properties import in_one_folder
 
 
 @pytest.fixture
@@ -157,7 +157,7 @@ def test_a_sample_has_the_fields_of_libai(tmp_path: Path) -> None:
     assert len(MNIST.classes) == len(FASHION_MNIST.classes) == 10
 
 
-@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@in_one_folder(40)
 @given(values=arrays(np.uint8, array_shapes(min_dims=1, max_dims=3, max_side=9)), cut=st.integers(0, 800))
 def test_idx_files_are_read_whole_or_refused(tmp_path: Path, values: np.ndarray, cut: int) -> None:
     data = idx(values)

@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from libai_data.data.sources import IndexedSource, IndexedWriter, dtype_for, merge_indexed
 from libai_data.data.sources.indexed_format import DTYPES, parse_index
 from libai_data.errors import ConfigError, FormatError
-from tests.properties import examples
+from tests.properties import in_one_folder
 
 Documents = list[list[list[int]]]
-FEW = settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FEW = in_one_folder(40)
 
 
 def documents(low: int = 0, high: int = 127) -> st.SearchStrategy[Documents]:

@@ -9,20 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from libai_data.data.sources.packed_names import PackedNames
 from libai_data.data.sources.tar_index import TarIndex, index_tar
 from libai_data.errors import FormatError
 from tests.data.sources.published_files import tar_of
-from tests.properties import examples
+from tests.properties import in_one_folder
 
 LONG = "folder of a rather long name/" * 9 + "ö" * 60 + ".jpg"
 CONTENT = {"a.jpg": b"first", "b/c.cls": b"", "b/ä.jpg": b"x" * 513, LONG: b"long" * 300}
-IN_ONE_FILE = settings(
-    max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+IN_ONE_FILE = in_one_folder(60)
 
 
 def write_tar(path: Path, files: Mapping[str, bytes], form: int = tarfile.PAX_FORMAT) -> Path:
