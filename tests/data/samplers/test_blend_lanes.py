@@ -111,7 +111,7 @@ def test_in_each_lane_each_dataset_is_less_than_two_samples_from_its_share(
             assert (np.abs(taken * sum(counts) - wanted) < 2 * sum(counts)).all()
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=examples(30))
 @given(laned_blends(), st.integers(1, 4), st.integers(1, 6), st.data())
 def test_the_shards_that_rows_of_a_blend_need_are_known_in_advance(
     made: tuple[LanedBlendOrder, list[list[int]]], parts: int, micro: int, data: st.DataObject

@@ -169,7 +169,7 @@ class Shards:
         return {"x": np.array(index)}
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=examples(30))
 @given(
     st.lists(st.integers(0, 9), min_size=1, max_size=8).filter(any),
     st.lists(st.booleans(), min_size=9, max_size=9).filter(any),

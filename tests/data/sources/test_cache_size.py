@@ -178,7 +178,7 @@ orders = {
 }
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=examples(30))
 @given(
     st.lists(st.tuples(st.integers(1, 20), st.integers(1, 900)), min_size=4, max_size=30),
     st.booleans(),
@@ -205,7 +205,7 @@ def test_a_cache_without_room_for_a_shard_that_comes_late_is_refused_at_the_star
         assert read(shards, size, 1, 2, False, **order)
 
 
-@settings(max_examples=examples(40))
+@settings(max_examples=examples(30))
 @given(st.integers(12, 40), st.integers(4, 20), st.fixed_dictionaries({**orders, "ranks": st.integers(1, 2)}))
 def test_with_the_named_size_shards_are_fetched_no_more_often_than_half_of_it_needs(
     number: int, samples: int, order: dict[str, Any]
@@ -219,7 +219,7 @@ def test_with_the_named_size_shards_are_fetched_no_more_often_than_half_of_it_ne
         assert shards.times_fetched <= least
 
 
-@settings(max_examples=examples(200))
+@settings(max_examples=examples(100))
 @given(
     st.lists(st.tuples(st.integers(0, 9), st.integers(1, 99)), min_size=1, max_size=40).filter(any),
     st.integers(1, 4),
