@@ -3,7 +3,6 @@ from __future__ import annotations
 import inspect
 import json
 import tracemalloc
-from collections import Counter
 from collections.abc import Iterable
 from itertools import chain, islice
 from typing import Any
@@ -67,24 +66,6 @@ def test_each_epoch_visits_each_index_once_across_the_borders_of_epochs(size: in
     indices = flat(batches)
     for epoch in range(3):
         assert sorted(indices[epoch * size : (epoch + 1) * size]) == list(range(size))
-
-
-@settings(max_examples=examples(40))
-@given(st.integers(12, 300), st.integers(0, 2**32), layouts)
-def test_with_drop_last_each_epoch_has_whole_batches_and_no_index_twice(size: int, seed: int, layout: Any) -> None:
-    per_epoch = size // 12
-    batches = global_batches(ranks_of(size, *layout, seed=seed, drop_last=True), 3 * per_epoch)
-    for epoch in range(3):
-        indices = flat(batches[epoch * per_epoch : (epoch + 1) * per_epoch])
-        assert len(set(indices)) == len(indices) == per_epoch * 12
-
-
-def test_with_drop_last_every_index_is_left_out_as_often_as_any_other() -> None:
-    size, batch, epochs = 23, 8, 600
-    batches = global_batches(ranks_of(size, 2, batch // 2, drop_last=True), epochs * (size // batch))
-    counts = Counter(flat(batches))
-    expected = epochs * 16 / 23
-    assert all(abs(counts[index] - expected) < 60 for index in range(size))
 
 
 @given(st.integers(1, 300), st.integers(0, 2000), st.booleans())

@@ -20,11 +20,7 @@ micro_batches = st.integers(1, 9)
 def ranks_of(size: int, data_parallel_size: int, micro_batch_size: int, **arguments: Any) -> list[SingleRoundSampler]:
     return [
         SingleRoundSampler(
-            range(size),
-            micro_batch_size,
-            data_parallel_rank=rank,
-            data_parallel_size=data_parallel_size,
-            **arguments,
+            range(size), micro_batch_size, data_parallel_rank=rank, data_parallel_size=data_parallel_size, **arguments
         )
         for rank in range(data_parallel_size)
     ]
