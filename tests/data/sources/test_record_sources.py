@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import pickle
 import subprocess
 import sys
-import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from libai_data.data.datasets import ConcatDataset, Map
 from libai_data.data.files.file_map import FileMap
-from libai_data.data.samplers import CyclicSampler
 from libai_data.data.sources import (
     ArrayRecordSource,
     ArrowSource,
@@ -25,8 +21,7 @@ from libai_data.data.sources import (
     open_source,
 )
 from libai_data.errors import ConfigError, FormatError, SchemaError
-from tests.data.sources.record_files import ENDINGS, PACKAGES, SOURCES, WRITERS, available, same, texts, write
-from tests.loader.streams import content, loading, stream
+from tests.data.sources.record_files import ENDINGS, SOURCES, WRITERS, available, same, texts, write
 
 KINDS = sorted(SOURCES)
 
@@ -174,30 +169,3 @@ def test_formats_that_names_do_not_tell_must_be_named(tmp_path: Path) -> None:
         open_source(tmp_path / "records", "json")
     assert list(open_source(tmp_path / "records", "jsonl")) == expected
     assert list(open_source((tmp_path / "records").rename(tmp_path / "RECORDS.JSONL"))) == expected
-
-
-def sum_of(record: Any) -> dict[str, int]:
-    """A sample by which a record can be known again."""
-    return {"sum": zlib.crc32(repr(record).encode())}
-
-
-def test_a_loader_with_two_workers_reads_all_kinds_and_resumes(tmp_path: Path) -> None:
-    kinds = [kind for kind in KINDS if kind not in PACKAGES or importlib.util.find_spec(PACKAGES[kind])]
-    for kind in kinds:
-        (tmp_path / kind).mkdir()
-        write(kind, tmp_path / kind / f"a.{ENDINGS[kind]}", texts(20))
-    paths = {kind: tmp_path / kind / f"a.{ENDINGS[kind]}" for kind in kinds}
-    dataset, alone = (
-        Map(ConcatDataset([SOURCES[kind](path) for kind, path in paths.items()]), sum_of) for _ in range(2)
-    )
-    steps = len(dataset) // 8
-
-    def sampler() -> CyclicSampler:
-        return CyclicSampler(dataset, 8, shuffle=True, seed=5)
-
-    expected = stream(alone, sampler(), steps)
-    with loading(dataset, sampler(), num_workers=2) as loader:
-        batches = iter(loader)
-        assert [content(next(batches)) for _ in range(steps // 2)] == expected[: steps // 2]
-        state = loader.state_dict()
-    assert stream(dataset, sampler(), steps - steps // 2, state) == expected[steps // 2 :]
