@@ -21,27 +21,21 @@ def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out.startswith(f"usage: libai-data {name}")
 
 
-def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_every_command_and_no_or_a_mistyped_one_is_answered(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     shown = capsys.readouterr().out
     for name, command in COMMANDS.items():
         assert f"  {name}" in shown and command.summary in shown
+    assert main(["trian"]) == 2
+    shown = capsys.readouterr().err
+    assert "there is no command 'trian'. Did you mean 'train'?" in shown
+    assert main([]) == 2
+    assert "which command?" in capsys.readouterr().err
 
 
 def test_the_page_of_commands_lists_each(repository: Path) -> None:
     page = (repository / "docs" / "commands.md").read_text()
     assert [name for name in COMMANDS if f"| `{name}` |" not in page] == []
-
-
-def test_a_mistyped_command_is_answered_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["trian"]) == 2
-    shown = capsys.readouterr().err
-    assert "there is no command 'trian'. Did you mean 'train'?" in shown
-
-
-def test_no_command_is_an_error_that_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([]) == 2
-    assert "which command?" in capsys.readouterr().err
 
 
 def test_the_command_gets_the_arguments_after_its_name(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import socket
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from libai_data.errors import ConfigError
 from libai_data.launch.job_environment import SECRET_VARIABLE
 from libai_data.launch.launcher import free_port
 from tests.commands.doctor.data import SICK
-from tests.deadline import Deadline, run_to_end, stretched
+from tests.deadline import run_to_end, stretched
 from tests.distributed.jobs import Ended, Job
 from tests.distributed.namespaces import two_nodes, why_not
 from tests.distributed.processes import REPOSITORY, ranks_environment
@@ -73,10 +72,7 @@ def test_four_sound_ranks_are_found_sound_by_one_command() -> None:
 
 
 def test_each_sick_rank_is_named_in_one_table() -> None:
-    ended = look_at(
-        [{}, {}, {SICK: "another"}, {SICK: "broken"}, {SICK: "slow"}],
-        [[], ["train.seed=7"], [], [], []],
-    )
+    ended = look_at([{}, {}, {SICK: "another"}, {SICK: "broken"}, {SICK: "slow"}], [[], ["train.seed=7"], [], [], []])
     assert ended.codes == [1] * 5, ended.output
     table = ended.outputs[0]
     assert re.search(r"^config +RED +train\.seed is \d+ on rank 0 2-4, but 7 on rank 1$", table, re.MULTILINE), table
@@ -146,34 +142,6 @@ def test_a_port_that_is_taken_is_said() -> None:
     assert f"rank 0 cannot listen on port {port}: Address already in use; choose another MASTER_PORT" in ended.stderr
 
 
-def test_strangers_at_the_port_are_sent_away() -> None:
-    port = free_port()
-    with Job() as job:
-        job.start([*DOCTOR, "--seconds", "60"], rank_of(0, 2, port))
-        strangers = [
-            stranger_says(port, words)
-            for words in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 64, b"\2" + bytes(7) + b"[]")
-        ]
-        job.start([*DOCTOR, "--seconds", "60"], rank_of(1, 2, port))
-        ended = job.wait(60)
-        for stranger in strangers:
-            stranger.close()
-    assert ended.codes == [0, 0], ended.output
-
-
-def stranger_says(port: int, words: bytes) -> socket.socket:
-    deadline = Deadline(60)
-    while True:
-        try:
-            stranger = socket.create_connection(("127.0.0.1", port), timeout=5)
-            break
-        except OSError:
-            assert not deadline.has_passed
-            time.sleep(0.05)
-    stranger.sendall(words)
-    return stranger
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 def test_on_two_nodes_a_tensor_group_that_spans_them_is_warned_of() -> None:
@@ -208,11 +176,7 @@ def test_on_two_nodes_a_tensor_group_that_spans_them_is_warned_of() -> None:
     ],
 )
 def test_what_is_asked_wrongly_is_said(
-    arguments: list[str],
-    code: int,
-    words: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    arguments: list[str], code: int, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "one")

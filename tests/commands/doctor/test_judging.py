@@ -92,7 +92,7 @@ def test_a_node_whose_storage_is_far_slower_is_named() -> None:
     assert found.state == OK and "20 samples/s, on the slowest rank" in found.found
 
 
-def test_who_is_missing_is_told_from_who_is_stuck() -> None:
+def test_who_is_missing_is_told_from_who_is_stuck_and_who_shares_no_secret() -> None:
     some = Reports(5, {0: {}, 4: {"master": {"unreached": "no answer"}}})
     found = judge_meeting(some, {3: "dataset", 4: "limits"}, "node0, port 1")
     assert [each.state for each in found] == [RED] * 3
@@ -102,6 +102,9 @@ def test_who_is_missing_is_told_from_who_is_stuck() -> None:
         "no answer on rank 4" in found[2].found
         and "allow connections between the nodes at all ports" in found[2].advice
     )
+    found = judge_meeting(Reports(2, {0: {}, 1: {}}), {}, "somewhere, port 1", has_secret=False)
+    assert [each.state for each in found] == [OK, WARNING]
+    assert "LIBAI_DATA_JOB_SECRET" in found[1].advice
 
 
 def test_memory_that_a_group_may_use_limits_what_is_available(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,12 +161,6 @@ def test_who_does_not_know_the_jobs_secret_is_no_rank() -> None:
     assert meeting._reception.came.empty()
     meeting.dismiss(0)
     link.close()
-
-
-def test_ranks_without_a_secret_are_warned() -> None:
-    found = judge_meeting(Reports(2, {0: {}, 1: {}}), {}, "somewhere, port 1", has_secret=False)
-    assert [each.state for each in found] == [OK, WARNING]
-    assert "LIBAI_DATA_JOB_SECRET" in found[1].advice
 
 
 def test_a_rank_whose_rank_0_is_gone_ends() -> None:

@@ -34,14 +34,11 @@ def test_the_ranks_of_a_stage_hold_each_number_equally_often(
     assert spread(layout, mesh) == (len(set(map(str, parts))), copies)
 
 
-def test_the_data_axis_cuts_the_rows_and_the_tensor_axis_what_it_splits() -> None:
+def test_the_axes_cut_what_they_split_and_parts_are_written_as_one_would_index_them() -> None:
     layout = Layout(("split_0", "split_1"))
     held = [part_of((6, 8), layout, ParallelMesh(2, 2, 1), rank) for rank in range(4)]
     rows, columns = (slice(0, 3), slice(3, 6)), (slice(0, 4), slice(4, 8))
     assert held == [(each, other) for each in rows for other in columns]
-
-
-def test_parts_are_written_as_one_would_index_them() -> None:
     assert in_words((slice(0, 4), slice(0, 3)), (4, 3)) == "all"
     assert in_words((slice(0, 2), slice(0, 3)), (4, 3)) == "[0:2]"
     assert in_words((slice(0, 4), slice(1, 2)), (4, 3)) == "[:, 1:2]"

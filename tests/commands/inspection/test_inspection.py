@@ -220,8 +220,6 @@ def test_the_command_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixtu
         (["--split", "tset"], "Did you mean 'test'?"),
         (["--split", "test:3"], "has 1 such loader"),
         (["--split", "test", "--step", "99"], "there is no step 99"),
-        (["--step", "-1"], "steps count from 0"),
-        (["--samples", "0"], "show at least 1"),
         (["--checkpoint", "nowhere"], "nowhere"),
     ],
 )
