@@ -5,7 +5,7 @@ import pytest
 from libai_data.config import default_argument_parser
 
 
-def test_every_argument_has_a_default() -> None:
+def test_arguments_have_defaults_and_examples_and_a_second_config_is_left_to_the_overrides() -> None:
     args = default_argument_parser().parse_args([])
     assert (args.config_file, args.resume, args.eval_only, args.fast_dev_run, args.opts) == (
         "",
@@ -14,6 +14,10 @@ def test_every_argument_has_a_default() -> None:
         False,
         [],
     )
+    args = default_argument_parser().parse_args(["--config-file", "c.py", "other.py", "a=1"])
+    assert (args.config_file, args.opts) == ("c.py", ["other.py", "a=1"])
+    assert "--nnodes 2" in default_argument_parser().format_help()
+    assert default_argument_parser("mine").format_help().endswith("mine\n")
 
 
 @pytest.mark.parametrize(
@@ -31,13 +35,3 @@ def test_every_argument_has_a_default() -> None:
 def test_config_options_and_overrides_stand_in_any_order(line: list[str]) -> None:
     args = default_argument_parser().parse_args(line)
     assert (args.config_file, args.resume, args.opts) == ("c.py", True, ["a=1", "~b"])
-
-
-def test_a_second_config_is_left_to_the_overrides_which_refuse_it() -> None:
-    args = default_argument_parser().parse_args(["--config-file", "c.py", "other.py", "a=1"])
-    assert (args.config_file, args.opts) == ("c.py", ["other.py", "a=1"])
-
-
-def test_the_help_shows_examples_unless_given_others() -> None:
-    assert "--nnodes 2" in default_argument_parser().format_help()
-    assert default_argument_parser("mine").format_help().endswith("mine\n")

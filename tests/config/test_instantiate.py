@@ -79,16 +79,13 @@ def test_a_target_may_be_a_class_a_name_or_a_partial(target: Any) -> None:
     assert instantiate(LazyCall(target)(factor=3.0)) == {"factor": 3.0}
 
 
-def test_a_target_may_be_a_dataclass_even_a_local_one() -> None:
+def test_a_target_may_be_a_dataclass_even_a_local_one_or_itself_a_lazy_call() -> None:
     @dataclasses.dataclass
     class Local:
         x: int
 
     assert instantiate(LazyCall(Size)(height=7)) == Size(7, 2)
     assert instantiate(LazyCall(Local)(x=5)) == Local(5)
-
-
-def test_a_target_may_itself_be_a_lazy_call() -> None:
     assert instantiate(LazyCall(LazyCall(scale_maker)())(factor=4.0)).factor == 4.0
 
 
@@ -96,13 +93,10 @@ def scale_maker() -> Any:
     return Scale
 
 
-def test_objects_in_a_config_arrive_as_they_are() -> None:
+def test_objects_and_dataclasses_in_a_config_arrive_as_they_are() -> None:
     thing = object()
     built = instantiate(LazyCall(record)(thing=thing, kind=Scale, function=fail))
     assert built["thing"] is thing and built["kind"] is Scale and built["function"] is fail
-
-
-def test_a_dataclass_in_a_config_arrives_as_one() -> None:
     built = instantiate(LazyCall(record)(size=Size(3, 4), sizes=[Size(5)], inside={"x": Size(6)}))
     assert built["size"] == Size(3, 4)
     assert built["sizes"] == [Size(5)]
@@ -127,7 +121,7 @@ def test_interpolations_arrive_resolved() -> None:
     assert instantiate(cfg.call) == {"args": (), "x": 5, "xs": [5]}
 
 
-def test_not_recursive_leaves_the_arguments_unmade_as_a_key_and_as_an_argument() -> None:
+def test_not_recursive_leaves_the_arguments_of_that_call_unmade() -> None:
     inner = LazyCall(Scale)(factor=2.0)
     for built in (
         instantiate(LazyCall(record)(a=inner, b=[inner], _recursive_=False)),
@@ -135,9 +129,6 @@ def test_not_recursive_leaves_the_arguments_unmade_as_a_key_and_as_an_argument()
     ):
         assert built["a"] == inner and isinstance(built["a"], DictConfig)
         assert type(built["b"]) is list and built["b"] == [inner]
-
-
-def test_not_recursive_on_an_inner_call_holds_for_that_call() -> None:
     inner = LazyCall(record)(a=LazyCall(Scale)(), _recursive_=False)
     built = instantiate(LazyCall(record)(inner=inner, b=LazyCall(Scale)()))
     assert isinstance(built["inner"]["a"], DictConfig) and isinstance(built["b"], Scale)
@@ -221,10 +212,7 @@ def test_a_target_that_is_not_there_is_said_to_be_so(target: str, message: str) 
         (lambda: LazyCall(3), "needs something to call"),
         (lambda: LazyCall(Scale)(2.0), "keyword arguments only"),
         (lambda: instantiate(OmegaConf.create({"a": 1}), b=2), "has no _target_"),
-        (
-            lambda: instantiate(LazyCall(record)(_recursive_="no")),
-            "_recursive_ must be true or false; found 'no'",
-        ),
+        (lambda: instantiate(LazyCall(record)(_recursive_="no")), "_recursive_ must be true or false; found 'no'"),
     ],
 )
 def test_what_describes_no_call_is_refused(make: Any, message: str) -> None:

@@ -64,19 +64,13 @@ def test_all_unknown_keys_are_named_at_once() -> None:
     assert "train.sed" in str(raised.value) and "train.amp.enable" in str(raised.value)
 
 
-def test_what_the_reference_leaves_open_may_hold_anything() -> None:
+def test_open_sections_plain_dicts_and_interpolated_sections_are_checked_as_far_as_they_are_known() -> None:
     train = default_train()
     train.scheduler = LazyCall(dict)(anything=1)
     train.evaluation.evaluator = LazyCall(dict)(topk=(1, 5))
     check_keys(train, default_train(), path="train")
-
-
-def test_plain_dicts_and_the_top_of_a_config_are_checked_too() -> None:
     with pytest.raises(ConfigError, match=r"Unknown key modle\. Did you mean 'model'\?"):
         check_keys({"modle": 1}, {"model": None})
-
-
-def test_an_interpolated_section_is_left_alone() -> None:
     cfg = OmegaConf.create({"train": {"amp": "${other}"}, "other": {"x": 1}})
     assert isinstance(cfg, DictConfig)
     check_keys(cfg.train, default_train(), path="train")

@@ -94,14 +94,11 @@ def test_an_override_sets_what_it_says(override: str, key: str, value: Any) -> N
     assert isinstance(value, (list, dict)) or type(found) is type(value)
 
 
-def test_overrides_apply_in_order_and_in_place() -> None:
+def test_overrides_apply_in_order_and_in_place_and_delete() -> None:
     cfg = make_config()
     assert LazyConfig.apply_overrides(cfg, ["+a=1", "a=2", "++a=3"]) is cfg
     assert cfg.a == 3
     assert LazyConfig.apply_overrides(cfg, None) is cfg
-
-
-def test_a_deleted_key_is_gone() -> None:
     cfg = changed("~train.amp", "~sizes")
     assert "amp" not in cfg.train and "sizes" not in cfg
 
@@ -181,24 +178,18 @@ def test_sections_below_an_argument_of_a_target_need_no_plus_on_the_way() -> Non
         changed("+new.x=1", "new.y=2")
 
 
-def test_a_function_is_set_by_its_dotted_name() -> None:
+def test_functions_and_targets_are_set_by_their_dotted_names() -> None:
     import collections
 
     assert changed("free.collate_fn=collections.OrderedDict").free.collate_fn is collections.OrderedDict
-
-
-def test_changing_the_target_changes_which_arguments_are_known() -> None:
     cfg = changed("optim={maxlen:3,_target_:collections.deque}", "~optim.lr")
     assert cfg.optim._target_ == "collections.deque" and cfg.optim.maxlen == 3
 
 
-def test_open_and_dangling_values_can_be_set_and_deleted() -> None:
+def test_open_and_dangling_values_and_integer_keys_can_be_set_and_deleted() -> None:
     cfg = OmegaConf.create({"a": "???", "b": "${nowhere}", "c": "???"})
     LazyConfig.apply_overrides(cfg, ["a=1", "b=2", "~c"])
     assert cfg == {"a": 1, "b": 2}
-
-
-def test_integer_keys_are_reached_by_their_digits() -> None:
     cfg = OmegaConf.create({"layers": {0: "a", -1: "b"}})
     LazyConfig.apply_overrides(cfg, ["layers.0=x"])
     assert cfg.layers == {0: "x", -1: "b"}

@@ -91,7 +91,7 @@ def test_whole_floats_become_ints(key: str) -> None:
     assert type(OmegaConf.select(cfg, key)) is int
 
 
-def test_a_missing_key_gets_its_default_and_an_open_one_is_refused() -> None:
+def test_missing_keys_get_their_defaults_and_open_and_unknown_ones_are_refused() -> None:
     cfg = config()
     del cfg.train["log_period"]
     check_values(cfg)
@@ -99,6 +99,10 @@ def test_a_missing_key_gets_its_default_and_an_open_one_is_refused() -> None:
     cfg = DictConfig({"train": {}})
     check_values(cfg)
     assert cfg.train == default_train()
+    cfg = config()
+    cfg.graph.enable = True
+    with pytest.raises(ConfigError, match=r"graph\.enable\. Did you mean 'enabled'"):
+        check_values(cfg)
 
 
 @pytest.mark.parametrize("value", ["???", "${no.such.key}"])
@@ -141,13 +145,6 @@ def test_what_needs_a_gpu_is_refused_on_a_cpu(key: str) -> None:
     check_device(cfg, "cuda")
     with pytest.raises(ConfigError, match=rf"{key} is True, but it works on GPUs only"):
         check_device(cfg, "cpu")
-
-
-def test_unknown_keys_of_graph_are_refused() -> None:
-    cfg = config()
-    cfg.graph.enable = True
-    with pytest.raises(ConfigError, match=r"graph\.enable\. Did you mean 'enabled'"):
-        check_values(cfg)
 
 
 def test_what_the_trainer_filled_in_is_not_taken_for_the_users() -> None:

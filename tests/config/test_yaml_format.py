@@ -119,9 +119,11 @@ def test_named_objects_survive(value: Any) -> None:
     assert from_yaml(to_yaml({"x": value}), "test.yaml")["x"] is value
 
 
-def test_methods_of_classes_and_paths_survive() -> None:
+def test_methods_of_classes_paths_and_numpy_scalars_survive() -> None:
     loaded = from_yaml(to_yaml({"make": Holder.make, "path": pathlib.Path("/a/b")}), "test.yaml")
     assert loaded == {"make": Holder.make, "path": pathlib.Path("/a/b")}
+    loaded = from_yaml(to_yaml({"a": np.float64(1e-4), "b": np.int64(3), "c": np.bool_(True)}), "test.yaml")
+    assert loaded == {"a": 1e-4, "b": 3, "c": True} and type(loaded["a"]) is float
 
 
 def test_dtypes_of_oneflow_survive() -> None:
@@ -133,11 +135,6 @@ def test_dtypes_of_oneflow_survive() -> None:
     loaded = as_config(from_yaml(text, "test.yaml"))
     assert loaded.dtype is flow.float16
     assert locate(loaded.optim._target_) is flow.optim.AdamW
-
-
-def test_numpy_scalars_become_plain_numbers() -> None:
-    loaded = from_yaml(to_yaml({"a": np.float64(1e-4), "b": np.int64(3), "c": np.bool_(True)}), "test.yaml")
-    assert loaded == {"a": 1e-4, "b": 3, "c": True} and type(loaded["a"]) is float
 
 
 def test_dataclass_instances_come_back_as_calls_that_build_them() -> None:
