@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,21 +40,18 @@ def test_each_error_is_caught_as_ours_and_as_the_builtin_that_fits(
     assert issubclass(error, builtin)
 
 
-def test_nearest_suggests_the_name_that_was_meant() -> None:
-    assert nearest("train_iters", ["train_iter", "train_epoch", "seed"]) == " Did you mean 'train_iter'?"
-
-
-def test_nearest_ignores_case_and_gives_the_known_spelling() -> None:
-    assert nearest("cyclicsampler", ["CyclicSampler", "SingleRoundSampler"]) == " Did you mean 'CyclicSampler'?"
-
-
-def test_nearest_says_nothing_where_nothing_resembles() -> None:
-    assert nearest("banana", ["lr", "seed"]) == ""
-    assert nearest("anything", []) == ""
-
-
-def test_nearest_takes_names_that_are_not_strings() -> None:
-    assert nearest(11, [1111, "x"]) == " Did you mean '1111'?"
+@pytest.mark.parametrize(
+    ("name", "known", "hint"),
+    [
+        ("train_iters", ["train_iter", "train_epoch", "seed"], " Did you mean 'train_iter'?"),
+        ("cyclicsampler", ["CyclicSampler", "SingleRoundSampler"], " Did you mean 'CyclicSampler'?"),
+        ("banana", ["lr", "seed"], ""),
+        ("anything", [], ""),
+        (11, [1111, "x"], " Did you mean '1111'?"),
+    ],
+)
+def test_nearest_suggests_the_known_name_that_resembles_in_any_case(name: Any, known: list[Any], hint: str) -> None:
+    assert nearest(name, known) == hint
 
 
 @given(st.text(min_size=1), st.lists(st.text(min_size=1)))

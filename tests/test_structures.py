@@ -163,12 +163,9 @@ def test_numbers_and_lists_of_numbers_stack_with_oneflows_dtypes(values: list[An
         np.testing.assert_array_equal(found, expected)
 
 
-def test_numpy_and_oneflow_samples_of_one_field_stack() -> None:
+def test_numpy_stacks_with_oneflow_and_lists_of_anything_but_numbers_are_kept_one_a_sample() -> None:
     stacked = Instance.stack([Instance(x=np.ones(2, np.float32)), Instance(x=flow.zeros(2))]).x
     np.testing.assert_array_equal(stacked.numpy(), [[1, 1], [0, 0]])
-
-
-def test_lists_of_anything_but_numbers_are_kept_one_entry_a_sample() -> None:
     batch = Instance.stack([Instance(name=["a"], x=1), Instance(name=["b", "c"], x=2)])
     assert batch.name == [["a"], ["b", "c"]]
 
@@ -397,16 +394,13 @@ class OthersInstance:
         return {"tokens": OthersTensor(np.arange(3)), "number": 4}
 
 
-def test_a_sample_of_libais_classes_keeps_its_layouts() -> None:
+def test_a_sample_is_an_instance_or_a_dict_or_of_libais_classes_with_their_layouts() -> None:
     fields = fields_of(OthersInstance())  # type: ignore[arg-type]
     assert isinstance(fields["tokens"], DistTensorData)
     assert fields["tokens"].sbp_list == ["broadcast", "split_1"]
     assert fields["tokens"].placement_idx == -1
     assert (fields["tokens"].tensor == np.arange(3)).all()
     assert fields["number"] == 4
-
-
-def test_a_sample_is_an_instance_or_a_dict() -> None:
     assert fields_of(Instance(x=1)) == {"x": 1}
     assert fields_of({"x": 1}) == {"x": 1}
     with pytest.raises(SchemaError, match="got tuple"):

@@ -36,9 +36,6 @@ def test_a_changed_byte_and_swapped_rows_make_another_checksum(rows: int, width:
         assert checksum_of(array[::-1]) != checksum_of(array)
 
 
-def test_arrays_without_items_have_a_checksum() -> None:
+def test_arrays_without_items_have_a_checksum_and_on_one_rank_words_are_ones_own() -> None:
     assert checksum_of(np.zeros((0, 3))) == 0
-
-
-def test_on_one_rank_the_words_are_ones_own() -> None:
     assert gather_words(np.array([3, -1], dtype=np.int64)).tolist() == [[3, -1]]

@@ -382,14 +382,11 @@ def test_the_key_never_crosses_the_network_and_both_ends_must_know_it() -> None:
     reception.close()
 
 
-def test_a_node_that_never_comes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_never_comes_and_an_unreachable_rank_0_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SECONDS_TO_MEET_VARIABLE, "0.3")
     listener, _ = open_network_link()
     with pytest.raises(PeerError, match=r"nodes \[1, 2\] did not connect to rank 0 within 0.3 s"):
         accept_leaders(listener, [1, 2], SECRET)
-
-
-def test_an_unreachable_rank_0_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SECONDS_TO_MEET_VARIABLE, "0.3")
     listener, port = open_network_link()
     listener.close()

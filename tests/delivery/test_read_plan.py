@@ -75,11 +75,8 @@ def test_a_rank_finds_the_rows_of_its_shard_in_the_memory_of_its_node(plan: Read
         assert own.tolist() == [plan.mesh.shard_of(rank)] * rows
 
 
-def test_every_rank_reads_by_the_earlier_name_too() -> None:
+def test_readers_are_known_by_the_earlier_name_too_and_unknown_ones_refused_with_the_nearest() -> None:
     assert ReadPlan(ParallelMesh(2, 1, 1), "data_parallel") == ReadPlan(ParallelMesh(2, 1, 1), "every_rank")
-
-
-def test_unknown_readers_are_refused_with_the_nearest_name() -> None:
     with pytest.raises(ConfigError, match=r"readers is 'nodes'.*Did you mean 'node'"):
         ReadPlan(ParallelMesh(1, 1, 1), "nodes")
 
@@ -121,12 +118,9 @@ def test_samples_are_read_and_sent_as_often_as_the_read_mode_says(plan: ReadPlan
         assert times_read(plan) == 1 and costs[0].bytes_kept == batch * EACH
 
 
-def test_a_field_of_the_last_stage_is_received_by_the_nodes_of_that_stage_alone() -> None:
+def test_fields_of_the_last_stage_and_parts_of_samples_are_received_or_read_by_those_who_need_them() -> None:
     plan = ReadPlan(ParallelMesh(2, 1, 2, num_nodes=2), "rank0")
     assert node_traffic(plan, 1, FIELDS, 3).bytes_received == 2 * 3 * 8
-
-
-def test_parts_of_samples_are_read_by_those_who_read_for_themselves() -> None:
     mesh = ParallelMesh(1, 4, 1)
     fields = (FieldSize("tokens", 4096, read_parts=4),)
     assert node_traffic(ReadPlan(mesh, "every_rank"), 0, fields, 2).bytes_read == 2 * 4096

@@ -62,13 +62,10 @@ def test_an_argument_that_is_missing_is_named_with_the_nearest(taker: Callable[.
         check_forward_fields(taker, ["image"])
 
 
-def test_all_problems_are_named_at_once() -> None:
+def test_all_problems_are_named_at_once_and_values_without_names_are_to_be_named() -> None:
     with pytest.raises(SchemaError) as error:
         check_forward_fields(forward, ["picture", "label"])
     assert all(f"'{name}'" in str(error.value) for name in ("picture", "label", "images"))
-
-
-def test_values_of_tuples_without_names_are_to_be_named() -> None:
     with pytest.raises(SchemaError, match=r"tuples of 2 value.*\['images', 'labels'\], with fields="):
         check_forward_fields(forward, GlobalTuple({"0": 1, "1": 2}))
     check_forward_fields(forward, GlobalTuple(images=1, labels=2))

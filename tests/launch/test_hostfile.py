@@ -10,10 +10,14 @@ from libai_data.errors import ConfigError
 from libai_data.launch.hosts import read_hostfile
 
 
-def test_machines_come_in_their_order_without_comments_and_empty_lines(tmp_path: Path) -> None:
+def test_machines_come_in_their_order_without_comments_and_empty_lines_and_a_missing_file_is_named(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "hosts"
     path.write_text("# ours\nnode-a\n\nme@10.0.0.2 slots=8  # the new one\n")
     assert read_hostfile(str(path), 8) == ["node-a", "me@10.0.0.2"]
+    with pytest.raises(ConfigError, match="absent cannot be read"):
+        read_hostfile(str(tmp_path / "absent"), 1)
 
 
 @pytest.mark.parametrize(
@@ -31,8 +35,3 @@ def test_a_wrong_line_is_named(text: str, message: str, tmp_path: Path) -> None:
     path.write_text(text)
     with pytest.raises(ConfigError, match=message):
         read_hostfile(str(path), 8)
-
-
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="absent cannot be read"):
-        read_hostfile(str(tmp_path / "absent"), 1)

@@ -285,14 +285,11 @@ def test_an_nd_sbp_of_another_length_or_type_is_refused(no_mesh: None) -> None:
         get_nd_sbp(["split_0", flow.sbp.broadcast])
 
 
-def test_a_placement_on_one_rank_holds_a_tensor(no_mesh: None) -> None:
+def test_a_tensor_and_an_object_on_one_rank_are_placed_and_broadcast(no_mesh: None) -> None:
     import oneflow as flow
 
     tensor = flow.zeros(2, placement=get_layer_placement(-1), sbp=get_nd_sbp([flow.sbp.split(0), flow.sbp.broadcast]))
     assert tensor.numpy().tolist() == [0, 0]
-
-
-def test_an_object_broadcast_on_one_rank_comes_back_as_a_copy(no_mesh: None) -> None:
     sent = {"a": [1, 2]}
     received = broadcast_py_object(sent)
     assert received == sent

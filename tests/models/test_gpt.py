@@ -86,12 +86,9 @@ def test_only_what_the_loss_mask_counts_is_in_the_loss_and_the_evaluation(tmp_pa
     assert model(**nothing)["losses"].numpy() == 0
 
 
-def test_two_arguments_that_say_what_tokens_see_are_refused() -> None:
+def test_two_arguments_that_say_what_tokens_see_and_too_many_tokens_are_refused() -> None:
     ids = placed(tokens())
     with pytest.raises(ConfigError, match="attention_mask, cu_seqlens and segment_ids"):
         small_gpt()(ids, attention_mask=ids, cu_seqlens=ids)
-
-
-def test_a_sequence_that_is_too_long_is_refused_with_the_numbers() -> None:
     with pytest.raises(ConfigError, match="input_ids has 7 tokens, but the model's max_seq_length is 6"):
         small_gpt()(placed(tokens(7)))

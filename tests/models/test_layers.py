@@ -25,16 +25,13 @@ def test_layer_norm_is_the_formula_of_the_paper() -> None:
     np.testing.assert_allclose(layer(placed(x)).numpy(), expected * scale - scale, rtol=1e-4, atol=1e-4)
 
 
-def test_mean_cross_entropy_is_the_mean_over_all_labels() -> None:
+def test_mean_cross_entropy_is_the_mean_over_all_labels_and_of_mixed_ones_by_their_shares() -> None:
     random = np.random.default_rng(0)
     logits, labels = random.standard_normal((2, 3, 5)).astype(np.float32), random.integers(0, 5, (2, 3))
     log_probabilities = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     expected = -np.take_along_axis(log_probabilities, labels[..., None], -1).mean()
     loss = layers.MeanCrossEntropy()(placed(logits), placed(labels))
     np.testing.assert_allclose(loss.numpy(), expected, rtol=1e-5)
-
-
-def test_mean_cross_entropy_of_mixed_labels_is_weighted_by_their_shares() -> None:
     random = np.random.default_rng(0)
     logits, labels = random.standard_normal((4, 5)).astype(np.float32), random.dirichlet(np.ones(5), 4)
     log_probabilities = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
@@ -59,12 +56,9 @@ def test_constants_are_in_no_checkpoint() -> None:
     assert not [name for name in state if name.endswith(("ones", "mask"))]
 
 
-def test_an_unknown_way_to_be_parallel_is_refused() -> None:
+def test_unknown_ways_to_be_parallel_and_features_that_do_not_divide_are_refused() -> None:
     with pytest.raises(ConfigError, match="parallel is 'column'; allowed: 'col', 'row', 'data'"):
         layers.Linear(4, 4, "column")
-
-
-def test_features_that_the_tensor_axis_does_not_divide_are_refused_with_the_numbers() -> None:
     set_mesh(ParallelMesh(1, 4, 1))
     with pytest.raises(ConfigError, match=r"Linear\(4, 10\) splits 10 features, which tensor_parallel_size=4"):
         layers.Linear(4, 10, "col")

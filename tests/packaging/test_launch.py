@@ -111,14 +111,13 @@ def test_ranks_get_the_environment_that_oneflow_launcher_gives(script: Path) -> 
     assert ours == environments("oneflow.distributed.launch")
 
 
-def test_on_one_node_a_free_port_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_port_is_a_free_one_on_one_node_and_on_several_the_one_that_all_know(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     free_port = launcher.free_port()
     with socket.create_server(("", 0)) as taken:
         monkeypatch.setattr(ports, "FREE_PORTS", [taken.getsockname()[1]] * 199 + [free_port])
         assert launcher.parse_args(["-m", "anything"]).master_port == free_port
-
-
-def test_on_several_nodes_the_port_is_the_one_that_all_know() -> None:
     assert launcher.parse_args(["--nnodes", "2", "-m", "anything"]).master_port == launcher.DEFAULT_PORT
 
 

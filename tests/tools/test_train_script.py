@@ -40,17 +40,11 @@ def arguments(checkout: Path, *script_arguments: str, **variables: str) -> list[
     return result.stdout.splitlines()[1:]
 
 
-def test_on_one_machine_the_launcher_chooses_the_port(checkout: Path) -> None:
+def test_the_variables_of_libai_describe_the_machines_and_the_port_which_one_machine_chooses(checkout: Path) -> None:
     launch, script = "-m libai_data.launch --nnodes 1 --node_rank 0 --nproc_per_node 4 --master_addr 127.0.0.1", "f.py"
     expected = [*launch.split(), script, "--config-file", "c.py", "train.a=1", "b=[x, y]"]
     assert arguments(checkout, "f.py", "c.py", "4", "train.a=1", "b=[x, y]") == expected
-
-
-def test_a_port_that_is_given_is_used(checkout: Path) -> None:
     assert "--master_port 4321" in " ".join(arguments(checkout, "f.py", "c.py", "1", PORT="4321"))
-
-
-def test_several_machines_are_described_by_the_variables_of_libai(checkout: Path) -> None:
     line = " ".join(arguments(checkout, "f.py", "c.py", "8", NODE="2", NODE_RANK="1", ADDR="10.0.0.1"))
     assert "--nnodes 2 --node_rank 1 --nproc_per_node 8 --master_addr 10.0.0.1 --master_port 12345 f.py" in line
 

@@ -22,11 +22,8 @@ def test_jobs_that_differ_in_anything_have_other_names(other: dict[str, str]) ->
     assert job_id(other) != job_id(BY_HAND)
 
 
-def test_ranks_of_a_job_agree_whatever_is_their_own() -> None:
+def test_ranks_of_a_job_agree_whatever_is_their_own_and_give_no_secret_away() -> None:
     for job in (BY_HAND, {**BY_HAND, SECRET_VARIABLE: "x"}):
         # Each of several launchers names its run by itself.
         assert len({job_id({**job, "RANK": rank, "LIBAI_DATA_JOB": f"run {rank}"}) for rank in "0123"}) == 1
-
-
-def test_the_name_does_not_give_the_secret_away() -> None:
     assert "hidden" not in job_id({**BY_HAND, SECRET_VARIABLE: "hidden"})

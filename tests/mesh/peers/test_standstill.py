@@ -42,24 +42,18 @@ def test_they_are_given_time_first(case: str) -> None:
     assert not verdict(report(*first, seconds), report(*second, seconds), num_nodes=2)
 
 
-def test_a_busy_loop_in_a_collective_of_this_package_is_no_work() -> None:
+def test_a_busy_loop_is_no_work_ranks_at_one_place_have_minutes_and_who_reports_nothing_works() -> None:
     assert verdict(report(*SYNC, 31), report(*COMPARE, 31, is_idle=False))
+    assert not verdict(report(*SYNC, 290), report(*SYNC, 290))
+    assert verdict(report(*SYNC, 301), report(*SYNC, 301))
+    assert not verdict(report(*SYNC, 9999), report(*SYNC, 9999), num_nodes=2)
+    assert not verdict(report(*SYNC, 9999), report(*COMPARE, 9999), world_size=3)
 
 
 @pytest.mark.parametrize("has_gpus", [False, True])
 def test_ranks_that_may_compute_are_left_alone(has_gpus: bool) -> None:
     working = report(ONEFLOW, 4, "in OneFlow", 250, is_idle=has_gpus)
     assert not verdict(report(*SYNC, 250), working, has_gpus=has_gpus)
-
-
-def test_ranks_at_one_place_are_given_minutes() -> None:
-    assert not verdict(report(*SYNC, 290), report(*SYNC, 290))
-    assert verdict(report(*SYNC, 301), report(*SYNC, 301))
-    assert not verdict(report(*SYNC, 9999), report(*SYNC, 9999), num_nodes=2)
-
-
-def test_a_rank_that_reports_nothing_is_at_work() -> None:
-    assert not verdict(report(*SYNC, 9999), report(*COMPARE, 9999), world_size=3)
 
 
 def test_a_rank_that_was_stopped_may_continue() -> None:
