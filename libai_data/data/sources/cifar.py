@@ -7,12 +7,10 @@ coarse label, then the fine label), then 1024 bytes each of red, green and blue,
 
 from __future__ import annotations
 
-import operator
 import os
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -20,7 +18,6 @@ from libai_data.atomic_files import written_together
 from libai_data.data.files.file_map import FileMap
 from libai_data.data.sources.paths import is_file, text_of, why_missing
 from libai_data.data.sources.published import PublishedImages, downloaded
-from libai_data.data.sources.sharded import checked_indices
 from libai_data.errors import ConfigError, FormatError
 
 SIDE = 32
@@ -85,45 +82,18 @@ class CIFARSource(PublishedImages):
         kind = self.kind
         return all(is_file(self.folder / name) for name in (*kind.train, *kind.test, kind.names))
 
-    def _open(self, root: Path, train: bool) -> None:
+    def _open(self, root: Path, train: bool) -> list[int]:
         self._paths = [self.folder / name for name in (self.kind.train if train else self.kind.test)]
         self._files = [self._opened(path) for path in self._paths]
-        self._ends = np.cumsum([len(file) for file in self._files])
         self.classes = self._class_names()
+        return list(map(len, self._files))
 
-    def __len__(self) -> int:
-        return int(self._ends[-1])
+    def _read(self, file: int, row: int) -> tuple[np.ndarray, int]:
+        record, labels = self._files[file][row], self.kind.labels
+        return record[labels:].reshape(3, SIDE, SIDE).transpose(1, 2, 0), int(record[labels - 1])
 
-    def read(self, index: int) -> tuple[np.ndarray, int]:
-        """An image, uint8 [32, 32, 3], and its label.
-
-        Raises:
-            FormatError: The label is not below the number of classes.
-        """
-        file, row = self._place(index)
-        record = self._files[file][row]
-        label = int(record[self.kind.labels - 1])
-        if label >= self.kind.classes:
-            raise FormatError(
-                f"{self._paths[file]} at offset {row * len(record) + self.kind.labels - 1}: label {label} of image "
-                f"{row}; there are {self.kind.classes} classes"
-            )
-        channels = record[self.kind.labels :].reshape(3, SIDE, SIDE)
-        return np.ascontiguousarray(channels.transpose(1, 2, 0)), label
-
-    def name(self, index: int) -> str:
-        """Where an image is, for messages: its file, and its number in the file."""
-        file, row = self._place(index)
-        return f"image {row} of {self._paths[file]}"
-
-    def fingerprint(self) -> dict[str, Any]:
-        """What a checkpoint stores to identify the data: the names of the files, and their numbers of images."""
-        return {path.name: len(file) for path, file in zip(self._paths, self._files)}
-
-    def _place(self, index: int) -> tuple[int, int]:
-        place = int(checked_indices([operator.index(index)], len(self), "images")[0])
-        file = int(np.searchsorted(self._ends, place, side="right"))
-        return file, place - (int(self._ends[file - 1]) if file else 0)
+    def _place_of_label(self, file: int, row: int) -> str:
+        return f"{self._paths[file]} at offset {row * (self.kind.labels + _PIXELS) + self.kind.labels - 1}"
 
     def _opened(self, path: Path) -> np.ndarray:
         if not is_file(path):

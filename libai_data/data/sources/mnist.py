@@ -8,12 +8,10 @@ dim as a big-endian integer of 4 bytes, then the numbers. H. Xiao, K. Rasul, R. 
 from __future__ import annotations
 
 import gzip
-import operator
 import struct
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -24,6 +22,7 @@ from libai_data.data.sources.published import PublishedImages, downloaded
 from libai_data.errors import ConfigError, FormatError
 
 _BYTES = 8
+_LABELS_BEGIN = 8
 # No IDX file of such data is larger, but a damaged gzip file could decompress to more bytes.
 _LARGEST = 1 << 32
 
@@ -89,7 +88,7 @@ class MNISTSource(PublishedImages):
                 with downloaded([f"{mirror}{name}.gz" for mirror in mirrors], md5) as path:
                     (unfinished / name).write_bytes(gzip.decompress(path.read_bytes()))
 
-    def _open(self, root: Path, train: bool) -> None:
+    def _open(self, root: Path, train: bool) -> list[int]:
         self.classes = self.kind.classes
         names = sorted(name for name in self.kind.md5 if name.startswith("train-") == train)  # images, then labels
         self._paths = [_found(self.folder, name) or _found(root, name) or self.folder / name for name in names]
@@ -104,31 +103,13 @@ class MNISTSource(PublishedImages):
             raise FormatError(
                 f"{self._paths[0]} has {len(self._images)} images, and {self._paths[1]} {len(self._labels)} labels"
             )
+        return [len(self._images)]
 
-    def __len__(self) -> int:
-        return len(self._images)
+    def _read(self, file: int, row: int) -> tuple[np.ndarray, int]:
+        return self._images[row], int(self._labels[row])
 
-    def read(self, index: int) -> tuple[np.ndarray, int]:
-        """An image, uint8 [28, 28], and its label.
-
-        Raises:
-            FormatError: The label is not below the number of classes.
-        """
-        place = operator.index(index)
-        label = int(self._labels[place])
-        if label >= len(self.classes):
-            raise FormatError(
-                f"{self._paths[1]}: label {label} of {self.name(place)}; there are {len(self.classes)} classes"
-            )
-        return np.array(self._images[place]), label
-
-    def name(self, index: int) -> str:
-        """Where an image is, for messages: its file, and its number in the file."""
-        return f"image {index} of {self._paths[0]}"
-
-    def fingerprint(self) -> dict[str, Any]:
-        """What a checkpoint stores to identify the data: the name of the file, and its number of images."""
-        return {self._paths[0].name.replace(".gz", ""): len(self)}
+    def _place_of_label(self, file: int, row: int) -> str:
+        return f"{self._paths[1]} at offset {_LABELS_BEGIN + row}"
 
 
 def read_idx(path: Path, dims: int) -> np.ndarray:

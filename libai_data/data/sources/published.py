@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from libai_data.data.files.identity import file_identity
 from libai_data.data.sources.paths import checked_path
 from libai_data.data.sources.remote import md5_of
+from libai_data.data.sources.sharded import checked_indices
 from libai_data.data.sources.storage import LocalFile
-from libai_data.errors import DataPipelineError, StorageError
+from libai_data.errors import DataPipelineError, FormatError, StorageError
 from libai_data.errors.argument_rules import FLAG, TEXT, check, or_none
 
 logger = logging.getLogger(__name__)
@@ -29,6 +33,7 @@ class PublishedImages:
 
     classes: tuple[str, ...]
     _paths: list[Path]
+    """The files; those of images come first."""
 
     def __init__(
         self,
@@ -45,7 +50,7 @@ class PublishedImages:
         self.folder = root / kind.folder
         if download and not self._is_there():
             self._download(source_url)
-        self._open(root, train)
+        self._ends = np.cumsum(self._open(root, train))
 
     def _is_there(self) -> bool:
         """Whether all files are in the folder."""
@@ -55,9 +60,51 @@ class PublishedImages:
         """Download all files into the folder."""
         raise NotImplementedError
 
-    def _open(self, root: Path, train: bool) -> None:
-        """Open the files, and set `_paths` and `classes`."""
+    def _open(self, root: Path, train: bool) -> list[int]:
+        """Open the files, and set `_paths` and `classes`; returns the number of images of each file."""
         raise NotImplementedError
+
+    def _read(self, file: int, row: int) -> tuple[np.ndarray, int]:
+        """An image of a file, uint8 [H, W] or [H, W, 3], and its label."""
+        raise NotImplementedError
+
+    def _place_of_label(self, file: int, row: int) -> str:
+        """Where the label of an image is, for messages: the file and the offset."""
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def read(self, index: int) -> tuple[np.ndarray, int]:
+        """An image, uint8 [H, W] or [H, W, 3], and its label.
+
+        Raises:
+            FormatError: The label is not below the number of classes.
+        """
+        file, row = self._place(index)
+        image, label = self._read(file, row)
+        if label >= len(self.classes):
+            raise FormatError(
+                f"{self._place_of_label(file, row)}: label {label} of {self.name(index)}; there are "
+                f"{len(self.classes)} classes"
+            )
+        return np.array(image, order="C"), label
+
+    def name(self, index: int) -> str:
+        """Where an image is, for messages: its file, and its number in the file."""
+        file, row = self._place(index)
+        return f"image {row} of {self._paths[file]}"
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What a checkpoint stores to identify the data: the names of the files, and their numbers of images."""
+        counts = np.diff(self._ends, prepend=0).tolist()
+        return {path.name.replace(".gz", ""): count for path, count in zip(self._paths, counts)}
+
+    def _place(self, index: int) -> tuple[int, int]:
+        """The file of an image, and its number in the file."""
+        place = int(checked_indices([operator.index(index)], len(self), "images")[0])
+        file = int(np.searchsorted(self._ends, place, side="right"))
+        return file, place - (int(self._ends[file - 1]) if file else 0)
 
     @property
     def identity(self) -> list[Any]:

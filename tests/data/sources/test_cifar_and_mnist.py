@@ -84,9 +84,7 @@ def test_a_label_without_a_class_is_refused_with_the_offset(tmp_path: Path) -> N
     path.write_bytes(data)
     source = CIFARSource(tmp_path, CIFAR10)
     source.read(2)
-    with pytest.raises(
-        FormatError, match=r"data_batch_2\.bin at offset 3073: label 10 of image 1; there are 10 classes"
-    ):
+    with pytest.raises(FormatError, match=r"_2\.bin at offset 3073: label 10 of image 1 of .*; there are 10 classes"):
         source.read(3)
 
 
@@ -181,7 +179,7 @@ def test_a_label_without_a_class_is_refused_by_its_image(tmp_path: Path) -> None
     folder = write_mnist(tmp_path / "MNIST" / "raw")
     (folder / "train-labels-idx1-ubyte").write_bytes(idx(np.array([0, 10, 1, 2, 3], np.uint8)))
     source = MNISTSource(tmp_path, MNIST)
-    with pytest.raises(FormatError, match="label 10 of image 1 of"):
+    with pytest.raises(FormatError, match="labels-idx1-ubyte at offset 9: label 10 of image 1 of"):
         source.read(1)
 
 
