@@ -18,8 +18,8 @@ from libai_data.data.attributes import attribute_of
 from libai_data.data.datasets.blend import Blend
 from libai_data.data.datasets.combine import length_of
 from libai_data.data.random.hashing import combine64
-from libai_data.data.samplers.blend_turns import LanePattern, Pattern, lane_patterns, patterns_of, turns_of
-from libai_data.data.samplers.lane_order import LaneOrder
+from libai_data.data.samplers.blend_turns import Pattern, lane_patterns, patterns_of
+from libai_data.data.samplers.lane_order import LaneOrder, lane_of_turn
 from libai_data.data.samplers.order import Order
 from libai_data.data.samplers.weighted_order import WeightedOrder
 from libai_data.data.shard_use import ShardUse
@@ -71,10 +71,10 @@ class BlendOrder(Order):
             first += size
         return tuple(members)
 
-    @property
+    @cached_property
     def patterns(self) -> tuple[Pattern, ...]:
         """The weights in effect from each place on."""
-        return patterns_of(self.blend)
+        return lane_patterns(self.blend, lane_of_turn(self.lanes))
 
     @cached_property
     def _starts(self) -> list[int]:
@@ -82,21 +82,23 @@ class BlendOrder(Order):
 
     def taken_before(self, place: int) -> tuple[int, ...]:
         """The number of samples of each dataset before a place."""
-        return self.patterns[bisect_right(self._starts, place) - 1].taken_before(place)
+        return tuple(int(self._taken_in_lanes(number, place).sum()) for number in range(len(self.blend.sizes)))
+
+    def _taken_in_lanes(self, number: int, place: int) -> np.ndarray:
+        """Samples of a dataset that each lane has before a place, int64 [lanes], in the order of the turns."""
+        pattern = self.patterns[bisect_right(self._starts, place) - 1]
+        places_of_lanes = (place - np.arange(self.lanes) + self.lanes - 1) // self.lanes
+        return pattern.taken_before(number, places_of_lanes)
 
     def _turns_at(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The dataset at each of these places, and the place in the dataset's own order, int64 [n] each."""
         datasets, own = np.empty_like(places), np.empty_like(places)
+        rounds, residues = np.divmod(places, self.lanes)
         numbers = np.searchsorted(self._starts, places, side="right") - 1
         for number in np.unique(numbers).tolist():
             rows = numbers == number
-            start, counts, taken = self.patterns[number]
-            turns = turns_of(counts)
-            periods, slots = np.divmod(places[rows] - start, sum(counts))
-            turn_of = turns.datasets[slots]
-            datasets[rows] = turn_of
-            in_periods = periods * np.array(counts, dtype=np.int64)[turn_of]
-            own[rows] = np.array(taken, dtype=np.int64)[turn_of] + in_periods + turns.ranks[slots]
+            datasets[rows], turns = self.patterns[number].turns_at(residues[rows], rounds[rows])
+            own[rows] = turns * self.lanes + residues[rows]
         return datasets, own
 
     def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -112,9 +114,12 @@ class BlendOrder(Order):
 
     def uses_of(self, index: int, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
         number, own_index = self._own(index)
-        own_first, own_end = self.taken_before(first)[number], self.taken_before(end)[number]
-        epochs, own = self._members[number][1].uses_of(own_index, own_first, own_end)
-        return epochs, np.array([self._place_of(number, place) for place in own.tolist()], dtype=np.int64)
+        low, high = int(self._taken_in_lanes(number, first).min()), int(self._taken_in_lanes(number, end).max())
+        epochs, own = self._members[number][1].uses_of(own_index, low * self.lanes, (high + 1) * self.lanes)
+        places = np.array([self._place_of(number, place) for place in own.tolist()], dtype=np.int64)
+        used = np.flatnonzero((places >= first) & (places < end))
+        used = used[places[used].argsort()]
+        return epochs[used], places[used]
 
     def _own(self, index: int) -> tuple[int, int]:
         """The number of a sample's dataset, and its index there."""
@@ -125,8 +130,10 @@ class BlendOrder(Order):
 
     def _place_of(self, number: int, own: int) -> int:
         """The place of a dataset's own-th sample; -1 if the dataset's weight becomes 0 before this sample."""
-        pattern = self.patterns[bisect_right([pattern.taken[number] for pattern in self.patterns], own) - 1]
-        return pattern.place_of(number, own)
+        turn, residue = divmod(own, self.lanes)
+        taken = [int(pattern.taken[number, residue]) for pattern in self.patterns]
+        found = self.patterns[bisect_right(taken, turn) - 1].round_of(number, residue, turn)
+        return -1 if found < 0 else found * self.lanes + residue
 
     def find(self, epoch: int, indices: np.ndarray) -> np.ndarray:
         places = []
@@ -184,44 +191,6 @@ class LanedBlendOrder(BlendOrder, LaneOrder):
             first += size
         return tuple(members)
 
-    @cached_property
-    def _lane_patterns(self) -> tuple[LanePattern, ...]:
-        return lane_patterns(self.blend, self._lane_of_turn)
-
-    def _turns_at(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        datasets, own = np.empty_like(places), np.empty_like(places)
-        rounds, residues = np.divmod(places, self.lanes)
-        numbers = np.searchsorted(self._starts, places, side="right") - 1
-        for number in np.unique(numbers).tolist():
-            rows = numbers == number
-            datasets[rows], turns = self._lane_patterns[number].turns_at(residues[rows], rounds[rows])
-            own[rows] = turns * self.lanes + residues[rows]
-        return datasets, own
-
-    def _taken_in_lanes(self, number: int, place: int) -> np.ndarray:
-        """Samples of a dataset that each lane has before a place, int64 [lanes], in the order of the turns."""
-        pattern = self._lane_patterns[bisect_right(self._starts, place) - 1]
-        places_of_lanes = (place - np.arange(self.lanes) + self.lanes - 1) // self.lanes
-        return pattern.taken_before(number, places_of_lanes)
-
-    def taken_before(self, place: int) -> tuple[int, ...]:
-        return tuple(int(self._taken_in_lanes(number, place).sum()) for number in range(len(self.blend.sizes)))
-
-    def _place_of(self, number: int, own: int) -> int:
-        turn, residue = divmod(own, self.lanes)
-        taken = [int(pattern.taken[number, residue]) for pattern in self._lane_patterns]
-        found = self._lane_patterns[bisect_right(taken, turn) - 1].round_of(number, residue, turn)
-        return -1 if found < 0 else found * self.lanes + residue
-
-    def uses_of(self, index: int, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-        number, own_index = self._own(index)
-        low, high = int(self._taken_in_lanes(number, first).min()), int(self._taken_in_lanes(number, end).max())
-        epochs, own = self._members[number][1].uses_of(own_index, low * self.lanes, (high + 1) * self.lanes)
-        places = np.array([self._place_of(number, place) for place in own.tolist()], dtype=np.int64)
-        used = np.flatnonzero((places >= first) & (places < end))
-        used = used[places[used].argsort()]
-        return epochs[used], places[used]
-
     def shard_uses(self, rows: range, batch_size: int, first_batch: int = 0) -> Iterator[ShardUse]:
         residues = self._turn_of_lane[self.lanes_of(rows, batch_size)].tolist()
         uses: list[Iterator[ShardUse]] = []
@@ -234,7 +203,7 @@ class LanedBlendOrder(BlendOrder, LaneOrder):
         """The uses of a dataset's shards in a lane, from the lane's begin-th sample of the dataset on."""
         start, lane = begin * self.lanes + residue, int(self._lane_of_turn[residue])
         # If the dataset's last weight is 0, this is the lane's last place in the dataset's own order.
-        last = (int(self._lane_patterns[-1].taken[number, residue]) - 1) * self.lanes + residue
+        last = (int(self.patterns[-1].taken[number, residue]) - 1) * self.lanes + residue
         for shard, low, high in self._members[number][1].visits_from(lane, start):
             first, end = self._place_of(number, max(low, start)), self._place_of(number, high)
             if first < 0:
@@ -256,7 +225,7 @@ class LanedBlendOrder(BlendOrder, LaneOrder):
 
     def _next_begin(self, number: int, shard: int, start: int) -> int:
         """The first place at or after `start` at which a block with this shard of a dataset begins, in any lane."""
-        order, found, last = self._members[number][1], _NEVER, self._lane_patterns[-1]
+        order, found, last = self._members[number][1], _NEVER, self.patterns[-1]
         own = int(self._taken_in_lanes(number, start).min()) * self.lanes
         end = _NEVER if last.counts[number] else int(last.taken[number].max()) * self.lanes
         # A lane may have a later sample of the dataset's own order before another lane has an earlier one.

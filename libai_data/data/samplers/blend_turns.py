@@ -11,6 +11,7 @@ All these places follow from sizes, weights and limits, so the state does not st
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache, reduce
 from heapq import heappop, heappush
 from math import gcd
@@ -21,6 +22,8 @@ import numpy as np
 from libai_data.data.datasets.blend import Blend
 from libai_data.data.random.hashing import mix64_array
 from libai_data.errors import ConfigError
+
+_ONE_LANE = np.zeros(1, dtype=np.int64)
 
 
 class Turns(NamedTuple):
@@ -59,88 +62,20 @@ def turns_of(counts: tuple[int, ...]) -> Turns:
 
 
 class Pattern(NamedTuple):
-    """Weights in effect from a place on.
-
-    Args:
-        start: the place.
-        counts: samples of each dataset in one period; 0 for a dataset that has reached its limit.
-        taken: samples of each dataset before the place.
-    """
-
-    start: int
-    counts: tuple[int, ...]
-    taken: tuple[int, ...]
-
-    def taken_before(self, place: int) -> tuple[int, ...]:
-        """Samples of each dataset before `place`, which is in the range of these weights or at its end."""
-        periods, rest = divmod(place - self.start, sum(self.counts))
-        return tuple(
-            base + periods * count + int(np.searchsorted(own, rest))
-            for base, count, own in zip(self.taken, self.counts, turns_of(self.counts).slots)
-        )
-
-    def place_of(self, number: int, own: int) -> int:
-        """The place of a dataset's own-th sample while these weights are in effect; -1 if the dataset's weight is 0."""
-        count = self.counts[number]
-        if not count:
-            return -1
-        periods, rank = divmod(own - self.taken[number], count)
-        return self.start + periods * sum(self.counts) + int(turns_of(self.counts).slots[number][rank])
-
-
-@lru_cache(maxsize=16)
-def patterns_of(blend: Blend) -> tuple[Pattern, ...]:
-    """The weights of a blend from each place on at which a phase begins or a dataset reaches its limit."""
-    patterns: list[Pattern] = []
-    limits = blend.limits or (None,) * len(blend.sizes)
-    ends = [*(start for start, _ in blend.phases[1:]), None]
-    for (start, weights), end in zip(blend.phases, ends):
-        place: int | None = start
-        while place is not None and place != end:
-            taken = patterns[-1].taken_before(place) if patterns else (0,) * len(limits)
-            ended = [
-                limit is not None and place >= blend.limited_from and done >= limit
-                for limit, done in zip(limits, taken)
-            ]
-            counts = tuple(0 if over else count for over, count in zip(ended, weights))
-            if not any(counts):
-                raise ConfigError(
-                    f"after {place} samples of the stream, each dataset with a weight has reached its max_epochs: the "
-                    "blend has no more samples, but the stream has no end; give one dataset None in max_epochs"
-                )
-            divisor = reduce(gcd, counts)
-            counts = tuple(count // divisor for count in counts)
-            if not patterns or patterns[-1].counts != counts:
-                patterns.append(Pattern(place, counts, taken))
-            # After the last sample that a dataset may yield, the weights change again.
-            last = patterns[-1]
-            behind = [
-                max(last.place_of(number, limit - 1) + 1, blend.limited_from)
-                for number, limit in enumerate(limits)
-                if limit is not None and counts[number]
-            ]
-            place = min([*behind, *([] if end is None else [end])], default=None)
-    return tuple(patterns)
-
-
-def phases_of(blend: Blend) -> Blend:
-    """A blend without limits that has the same weights at each place."""
-    return Blend(blend.sizes, tuple((start, counts) for start, counts, _ in patterns_of(blend)))
-
-
-class LanePattern(NamedTuple):
-    """Weights in effect from a place on, in each lane of a blend in lanes.
+    """Weights in effect from a place on, in each lane; a blend without lanes has a single one.
 
     A lane is named by its residue, the remainder of its places divided by the number of lanes. Its turns are counted in
     rounds: round r of residue s is place r * lanes + s.
 
     Args:
-        counts: samples of each dataset in one period.
+        start: the place.
+        counts: samples of each dataset in one period; 0 for a dataset that has reached its limit.
         begins: int64 [lanes], the round in which the lane's period begins; up to one period before the place.
         bases: int64 [datasets, lanes], samples of each dataset before this round, as if these weights were in effect.
         taken: int64 [datasets, lanes], samples of each dataset that the lane has before the place.
     """
 
+    start: int
     counts: tuple[int, ...]
     begins: np.ndarray
     bases: np.ndarray
@@ -155,7 +90,10 @@ class LanePattern(NamedTuple):
         return datasets, before + table.ranks[slots]
 
     def taken_before(self, number: int, rounds: np.ndarray) -> np.ndarray:
-        """Samples of a dataset that each lane has before its round, int64 [lanes]."""
+        """Samples of a dataset that each lane has before its round, int64 [lanes].
+
+        The rounds are in the range of these weights, or at its end.
+        """
         periods, rest = np.divmod(rounds - self.begins, sum(self.counts))
         inner = np.searchsorted(turns_of(self.counts).slots[number], rest)
         return np.asarray(self.bases[number] + periods * self.counts[number] + inner)
@@ -170,27 +108,75 @@ class LanePattern(NamedTuple):
         return int(self.begins[residue]) + periods * sum(self.counts) + slot
 
 
-def lane_patterns(blend: Blend, lanes: np.ndarray) -> tuple[LanePattern, ...]:
-    """The weights of a blend in each lane, for each of `patterns_of`.
+@lru_cache(maxsize=16)
+def patterns_of(blend: Blend) -> tuple[Pattern, ...]:
+    """The weights of a blend from each place on at which a phase begins or a dataset reaches its limit."""
+    patterns: list[Pattern] = []
+    limits = blend.limits or (None,) * len(blend.sizes)
+    ends = [*(start for start, _ in blend.phases[1:]), None]
+    for (start, weights), end in zip(blend.phases, ends):
+        place: int | None = start
+        while place is not None and place != end:
+            ended = [
+                limit is not None and place >= blend.limited_from and _taken(patterns, number, place) >= limit
+                for number, limit in enumerate(limits)
+            ]
+            counts = tuple(0 if over else count for over, count in zip(ended, weights))
+            if not any(counts):
+                raise ConfigError(
+                    f"after {place} samples of the stream, each dataset with a weight has reached its max_epochs: the "
+                    "blend has no more samples, but the stream has no end; give one dataset None in max_epochs"
+                )
+            divisor = reduce(gcd, counts)
+            counts = tuple(count // divisor for count in counts)
+            if not patterns or patterns[-1].counts != counts:
+                patterns.append(_pattern(patterns, place, counts, _ONE_LANE))
+            # After the last sample that a dataset may yield, the weights change again.
+            last = patterns[-1]
+            behind = [
+                max(last.round_of(number, 0, limit - 1) + 1, blend.limited_from)
+                for number, limit in enumerate(limits)
+                if limit is not None and counts[number]
+            ]
+            place = min([*behind, *([] if end is None else [end])], default=None)
+    return tuple(patterns)
 
-    The lanes begin at slots that are spread over the period. A hash of the lane moves each lane within its share of the
-    period. Without the hash, if the table repeats after a share, all lanes would have the same dataset at once.
+
+def _taken(patterns: Sequence[Pattern], number: int, place: int) -> int:
+    return int(patterns[-1].taken_before(number, np.array([place]))[0]) if patterns else 0
+
+
+def phases_of(blend: Blend) -> Blend:
+    """A blend without limits that has the same weights at each place."""
+    return Blend(blend.sizes, tuple((pattern.start, pattern.counts) for pattern in patterns_of(blend)))
+
+
+def lane_patterns(blend: Blend, lanes: np.ndarray) -> tuple[Pattern, ...]:
+    """The weights of a blend in each lane, for each of `patterns_of`.
 
     Args:
         blend: the blend, with the places of all phases.
         lanes: int64 [lanes], the lane of each residue.
     """
-    residues, count = np.arange(len(lanes)), len(lanes)
-    spread = (lanes << 16) + (mix64_array(lanes.astype(np.uint64)) >> np.uint64(48)).astype(np.int64)
-    found: list[LanePattern] = []
-    for start, counts, _ in patterns_of(blend):
-        rounds = (start - residues + count - 1) // count
-        slots = turns_of(counts).slots
-        taken = np.zeros((len(counts), count), dtype=np.int64)
-        for number in range(len(counts)):
-            if found:
-                taken[number] = found[-1].taken_before(number, rounds)
-        shifts = (spread * sum(counts) >> 16) // count
-        bases = taken - np.stack([np.searchsorted(own, shifts) for own in slots])
-        found.append(LanePattern(counts, rounds - shifts, bases, taken))
+    found: list[Pattern] = []
+    for pattern in patterns_of(blend):
+        found.append(_pattern(found, pattern.start, pattern.counts, lanes))
     return tuple(found)
+
+
+def _pattern(before: Sequence[Pattern], start: int, counts: tuple[int, ...], lanes: np.ndarray) -> Pattern:
+    """The weights `counts` from a place on, after other weights.
+
+    The lanes begin at slots that are spread over the period. A hash of the lane moves each lane within its share of the
+    period. Without the hash, if the table repeats after a share, all lanes would have the same dataset at once.
+    """
+    residues, count = np.arange(len(lanes)), len(lanes)
+    rounds = (start - residues + count - 1) // count
+    taken = np.zeros((len(counts), count), dtype=np.int64)
+    for number in range(len(counts)):
+        if before:
+            taken[number] = before[-1].taken_before(number, rounds)
+    spread = (lanes << 16) + (mix64_array(lanes.astype(np.uint64)) >> np.uint64(48)).astype(np.int64)
+    shifts = (spread * sum(counts) >> 16) // count
+    bases = taken - np.stack([np.searchsorted(own, shifts) for own in turns_of(counts).slots])
+    return Pattern(start, counts, rounds - shifts, bases, taken)
