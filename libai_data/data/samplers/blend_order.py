@@ -123,8 +123,7 @@ class BlendOrder(Order):
 
     def _own(self, index: int) -> tuple[int, int]:
         """The number of a sample's dataset, and its index there."""
-        if not 0 <= index < self.size:
-            raise IndexError(f"sample {index} is outside a dataset of {self.size} samples")
+        self._checked([index])
         number = bisect_right(np.cumsum(self.blend.sizes).tolist(), index)
         return number, index - self._members[number][0]
 

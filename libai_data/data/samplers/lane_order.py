@@ -141,10 +141,8 @@ class LaneOrder(Order):
         return epochs, indices + moves[shards]
 
     def find(self, epoch: int, indices: np.ndarray) -> np.ndarray:
-        indices = np.asarray(indices, dtype=np.int64)
-        if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < self.size:
-            raise IndexError(f"a sample of {indices.tolist()} is outside a dataset of {self.size} samples")
-        return np.array([self._place_of(epoch, index) for index in indices.tolist()], dtype=np.int64)
+        places = [self._place_of(epoch, index) for index in self._checked(indices).tolist()]
+        return np.array(places, dtype=np.int64)
 
     def _place_of(self, epoch: int, index: int) -> int:
         visits, block, within, first = self._visit_of(epoch, index)

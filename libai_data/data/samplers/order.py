@@ -107,13 +107,17 @@ class Order:
         Raises:
             IndexError: An index is outside the dataset.
         """
-        indices = np.asarray(indices, dtype=np.int64)
-        if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < self.size:
-            raise IndexError(f"a sample of {indices.tolist()} is outside a dataset of {self.size} samples")
-        offsets = indices
+        offsets = indices = self._checked(indices)
         if self.shuffle and len(indices):
             offsets = places_in_permutation(self.size, self.seed, epoch, indices)
         return np.where(offsets < self.epoch_size, epoch * self.epoch_size + offsets, -1)
+
+    def _checked(self, indices: Any) -> np.ndarray:
+        """Convert indices to int64 [n]; an IndexError if one is outside the dataset."""
+        found = np.asarray(indices, dtype=np.int64)
+        if len(found) and not 0 <= int(found.min()) <= int(found.max()) < self.size:
+            raise IndexError(f"a sample of {found.tolist()} is outside a dataset of {self.size} samples")
+        return found
 
     def uses_of(self, index: int, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
         """Find all places of a sample within a range of places.

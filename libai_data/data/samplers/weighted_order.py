@@ -100,8 +100,7 @@ class WeightedOrder(Order):
         return np.array(places, dtype=np.int64).reshape(-1)
 
     def uses_of(self, index: int, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-        if not 0 <= index < self.size:
-            raise IndexError(f"sample {index} is outside a dataset of {self.size} samples")
+        self._checked([index])
         epochs = range(first // self.epoch_size, -(-end // self.epoch_size))
         places = np.array([place for epoch in epochs for place in self._places_in_epoch(epoch, index)], dtype=np.int64)
         places = places[(places >= first) & (places < end)]
