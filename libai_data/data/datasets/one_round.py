@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections import OrderedDict
 from copy import copy
 from typing import Any
 
@@ -41,9 +40,8 @@ class OneRound:
             )
         check_types(OneRound, locals())
         size = len(transform)
-        self._transform = copy(transform)
+        self._transform = copy(transform)  # without what the transform has measured in another order
         self._transform._order = None
-        self._transform._windows, self._transform._amounts = OrderedDict(), OrderedDict()
         self._starts = np.empty(0, np.int64)
         if size:
             # Another seed than `seed`, so that draws from the outputs differ from the draws of their samples.

@@ -1,16 +1,30 @@
-"""Packing: joins samples of different lengths, such as documents, into sequences of one length."""
+"""Packing: joins samples of different lengths, such as documents, into sequences of one length.
+
+A packer that never cuts samples may choose among the samples of a *window*, a fixed number of places. All outputs of a
+window are made of its samples. Then the window and the number of the output in the window determine an output.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
 from numbers import Real
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from libai_data.data.datasets.stream_transform import Keep, StreamTransform, place_and_offset
+from libai_data.data.datasets.best_fit import best_fit_in_each
+from libai_data.data.datasets.stream_transform import (
+    Keep,
+    StreamTransform,
+    place_and_offset,
+    remember,
+    start_of,
+    trusted,
+)
 from libai_data.data.items import array_in, laid_out_like, named
 from libai_data.data.nesting import array_of
+from libai_data.data.random.global_generators import reads_beside_others
 from libai_data.errors import ConfigError, SchemaError, nearest
 from libai_data.errors.argument_rules import MAPPING, check, check_types, or_none, whole
 from libai_data.mesh.arrays import as_array, can_represent
@@ -18,6 +32,30 @@ from libai_data.structures import Instance, check_field_names
 
 # With these windows, and samples as long as web documents, less than 1.5 % of the tokens are padding, for any length.
 _LEAST_WINDOW, _MOST_WINDOW, _TOKENS_A_SAMPLE = 256, 1 << 16, 16
+_WINDOWS_KEPT = 4
+
+
+class Window(NamedTuple):
+    """The outputs of a window.
+
+    Args:
+        begin: first place of the window.
+        end: the place after the window, in the same lane.
+        last: last place of the window.
+        outputs: for each output the places of its samples, int64 [samples].
+        samples: place -> the sample that was read to measure its amount; empty if amounts were known.
+    """
+
+    begin: int
+    end: int
+    last: int
+    outputs: list[np.ndarray]
+    samples: dict[int, Any]
+
+    def starts(self, numbers: np.ndarray) -> np.ndarray:
+        """The starts of the outputs with these numbers, int64 [n]. The first output begins at the window's first place.
+        All others begin at its last place, so the place after a start is the end of the used places."""
+        return np.asarray(start_of(np.where(numbers, self.last, self.begin), numbers))
 
 
 class PackedDataset(StreamTransform):
@@ -66,9 +104,12 @@ class PackedDataset(StreamTransform):
             raise ConfigError(
                 f"window is {window}, but with cut=True no sequence is padded; set cut=False, or no window"
             )
-        super().__init__(dataset, length, cut, keep, window or 0)
+        super().__init__(dataset, length, cut, keep)
+        self.window = int(window or 0)
         if window is None and not cut:
             self.window = min(max(_LEAST_WINDOW, self.units // _TOKENS_A_SAMPLE), _MOST_WINDOW)
+        # The last part of the key is as in `_amounts`.
+        self._windows: OrderedDict[tuple[int, bool], Window] = OrderedDict()
         self._lengths = None if lengths is None else array_of(lengths)
         if self._lengths is not None and (
             self._lengths.dtype.kind not in "iu" or self._lengths.shape != (len(dataset),)
@@ -119,13 +160,82 @@ class PackedDataset(StreamTransform):
                 "truncate=True or a greater length"
             )
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_windows": OrderedDict()}
+
+    def replace_failing(self, known_bad: frozenset[int]) -> None:
+        super().replace_failing(known_bad)
+        self._windows.clear()
+
+    def _amounts_from(self, place: int, offset: int, last: int, behind: int) -> tuple[np.ndarray, np.ndarray]:
+        if not self.window:
+            return super()._amounts_from(place, offset, last, behind)
+        packed = [np.empty(0, np.int64)]
+        begin, stop = self._window_bounds(place)
+        while begin < last:
+            packed += next(self._packed([(begin, stop)]))[0][offset : behind if last < stop else None]
+            offset, (begin, stop) = 0, self._window_bounds(stop)
+        epochs, indices = self._given_order.locate(np.concatenate(packed))
+        return indices, self.amounts(epochs, indices)
+
+    def window_at(self, place: int) -> Window:
+        """The window that contains a place, packed by best fit. The last windows and their samples are cached."""
+        return self.pack_windows(np.array([place]))[0]
+
+    def pack_windows(self, places: np.ndarray) -> list[Window]:
+        """`window_at` for several places at once, int64 [n]."""
+        bounds = [self._window_bounds(place) for place in places.tolist()]
+        found = [trusted(self._windows, begin) for begin, _ in bounds]
+        missing = [row for row, window in enumerate(found) if window is None]
+        for row, (outputs, samples) in zip(missing, self._packed([bounds[row] for row in missing])):
+            begin, end = bounds[row]
+            found[row] = Window(begin, end, end - self._given_order.lanes, outputs, samples)
+            most = max(_WINDOWS_KEPT, 2 * self._given_order.lanes)
+            remember(self._windows, (begin, reads_beside_others()), found[row], most)
+        return found
+
+    def _window_bounds(self, place: int) -> tuple[int, int]:
+        size, lanes = len(self), self._given_order.lanes
+        wide, epoch = self.window * lanes, place // size * size if self._in_rounds else 0
+        first = epoch + (place - epoch) % lanes
+        begin = first + (place - first) // wide * wide
+        if not self._in_rounds:
+            return begin, begin + wide
+        return begin, min(begin + wide, begin - (begin - epoch - size) // lanes * lanes)
+
+    def _packed(self, bounds: Sequence[tuple[int, int]]) -> Iterator[tuple[list[np.ndarray], dict[int, Any]]]:
+        """For each window, its outputs, and the samples that were read to measure them, by place."""
+        if not bounds:
+            return
+        lanes = self._given_order.lanes
+        windows = [np.arange(*bound, lanes) for bound in bounds]
+        places = np.concatenate(windows)
+        epochs, indices = self._given_order.locate(places)
+        samples: dict[int, Any] = {}
+        if self.reads_to_measure:
+            for place, epoch, index in zip(places.tolist(), epochs.tolist(), indices.tolist()):
+                if (self._kept is None or self._kept[index]) and trusted(self._amounts, epoch, index) is None:
+                    samples[place] = self._measured_amount(epoch, index)[1]
+        amounts = np.zeros((len(windows), self.window), np.int64)
+        counts = np.array([len(window) for window in windows])
+        amounts[np.arange(self.window) < counts[:, None]] = self.amounts(epochs, indices)
+        for window, outputs in zip(windows, best_fit_in_each(amounts, self.units)):
+            own = {place: samples[place] for place in window.tolist() if place in samples} if samples else samples
+            yield [window[output] for output in outputs], own
+
+    def _inputs_of(self, start: int) -> Iterator[tuple[int, Any, bool]]:
+        """The samples of an output of a window; yields the same values as `inputs_from`."""
+        place, number = place_and_offset(start)
+        window = self.window_at(place)
+        return self._inputs_at(window.outputs[number], window.samples)
+
     def __getitem__(self, start: int) -> Instance:
         """The packed sequence that begins at a start (`start_of`)."""
         place, offset = place_and_offset(start)
         offset = 0 if self.window else offset
         pieces: list[dict[str, np.ndarray]] = []
         room, first = self.units, None
-        for index, sample, is_replacement in self.inputs_of(start) if self.window else self.inputs_from(place):
+        for index, sample, is_replacement in self._inputs_of(start) if self.window else self.inputs_from(place):
             arrays = _arrays_of(sample)
             if is_replacement and self._lengths is not None:
                 # The plan was made with the length of the failed sample, so the replacement gets this length.
@@ -189,7 +299,9 @@ class PackedDataset(StreamTransform):
         return packed
 
     def fingerprint(self) -> dict[str, Any]:
-        own: dict[str, Any] = {"truncate": True} if self._truncate else {}
+        own: dict[str, Any] = {"window": self.window} if self.window else {}
+        if self._truncate:
+            own["truncate"] = True
         return {**super().fingerprint(), **own}
 
 

@@ -4,9 +4,6 @@ A transform makes each *output* of a fixed number of *units*. Each input sample 
 filter, an output has one unit, and a sample yields one unit or none. For a packer, an output has as many units as a
 sequence has tokens, and a sample yields its tokens. Outputs use the units in the order of the stream, on every rank. So
 two numbers determine an output: the place at which it begins, and the offset in the sample at this place.
-
-A packer that never cuts samples may choose among the samples of a *window*, a fixed number of places. All outputs of a
-window are made of its samples. Then the window and the number of the output in the window determine an output.
 """
 
 from __future__ import annotations
@@ -14,12 +11,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Callable, NamedTuple, Protocol, Union
+from typing import Any, Callable, Protocol, Union
 
 import numpy as np
 
 from libai_data.data.attributes import attribute_of, has_attribute
-from libai_data.data.datasets.best_fit import best_fit_in_each
 from libai_data.data.datasets.combine import length_of
 from libai_data.data.datasets.fingerprint import fingerprint_of, hash_of
 from libai_data.data.datasets.transform_inputs import LEFT_OUT, Replacement, TransformInputs
@@ -38,7 +34,6 @@ _PLACE_BITS = 40
 _MOST_UNITS = 1 << 22
 _LOOKED_UP = 32
 _REMEMBERED = 1 << 16
-_WINDOWS_KEPT = 4
 
 
 class InputOrder(Protocol):
@@ -71,24 +66,6 @@ def starts_of(start: Start) -> tuple[int, ...]:
     return start if isinstance(start, tuple) else (start,)
 
 
-class _Window(NamedTuple):
-    """The outputs of a window.
-
-    Args:
-        begin: first place of the window.
-        end: the place after the window, in the same lane.
-        last: last place of the window.
-        outputs: for each output the places of its samples, int64 [samples].
-        samples: place -> the sample that was read to measure its amount; empty if amounts were known.
-    """
-
-    begin: int
-    end: int
-    last: int
-    outputs: list[np.ndarray]
-    samples: dict[int, Any]
-
-
 def remember(known: OrderedDict[Any, Any], key: Any, value: Any, most: int = _REMEMBERED) -> None:
     """Store a value as the newest one, and drop the oldest ones if there are more than `most`."""
     with suppress(KeyError):  # Another thread may drop this key, or the value that this thread is dropping.
@@ -96,12 +73,6 @@ def remember(known: OrderedDict[Any, Any], key: Any, value: Any, most: int = _RE
         known.move_to_end(key)
         while len(known) > most:
             known.popitem(last=False)
-
-
-def starts_in(window: _Window, numbers: np.ndarray) -> np.ndarray:
-    """The starts of a window's outputs with these numbers, int64 [n]. The first output begins at the window's first
-    place. All others begin at its last place, so the place after a start is the end of the used places."""
-    return np.asarray(start_of(np.where(numbers, window.last, window.begin), numbers))
 
 
 class StreamTransform:
@@ -113,15 +84,16 @@ class StreamTransform:
         units: number of units of an output.
         cuts: whether a sample may continue in the next output.
         keep: which samples to keep: a function of the sample, or a bool for each sample; None keeps all.
-        window: number of places of a window; 0 if outputs use the samples in order.
 
     Raises:
         ConfigError: An argument is out of range.
     """
 
     is_stream_transform = True
+    window = 0
+    """Number of places of a window; 0 if outputs use the samples in order. Only a `PackedDataset` has windows."""
 
-    def __init__(self, dataset: Any, units: int, cuts: bool, keep: Keep | None, window: int = 0) -> None:
+    def __init__(self, dataset: Any, units: int, cuts: bool, keep: Keep | None) -> None:
         if not isinstance(units, (int, np.integer)) or isinstance(units, bool) or not 1 <= units <= _MOST_UNITS:
             raise ConfigError(f"the length of an output is {units!r}; it must be an int of 1 to {_MOST_UNITS}")
         keeps: tuple[Callable[[Any], bool], ...] = (keep,) if callable(keep) else ()
@@ -145,9 +117,7 @@ class StreamTransform:
         self.dataset: Any = dataset
         self.units = int(units)
         self.cuts = cuts
-        self.window = window
-        # The last part of both keys is `reads_beside_others()` at the time of the read; see `_trusted`.
-        self._windows: OrderedDict[tuple[int, bool], _Window] = OrderedDict()
+        # The last part of the key is `reads_beside_others()` at the time of the read; see `trusted`.
         self._amounts: OrderedDict[tuple[int, int, bool], int] = OrderedDict()
         self._keeps: tuple[Callable[[Any], bool], ...] = keeps
         self._kept: np.ndarray | None = kept
@@ -162,8 +132,8 @@ class StreamTransform:
         return len(self.dataset)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Another process computes these caches again.
-        return {**self.__dict__, "_windows": OrderedDict(), "_amounts": OrderedDict()}
+        # Another process computes the amounts again.
+        return {**self.__dict__, "_amounts": OrderedDict()}
 
     @property
     def blend(self) -> Any:
@@ -199,7 +169,6 @@ class StreamTransform:
             known_bad: indices of samples to replace without an attempt to read them.
         """
         self._inputs.replace_failing(known_bad)
-        self._windows.clear()
         self._amounts.clear()
 
     def planned_replacement(self, epoch: int, index: int) -> int | None:
@@ -223,7 +192,7 @@ class StreamTransform:
             return found
         for row in np.flatnonzero(kept).tolist():
             epoch, index = int(epochs[row]), int(indices[row])
-            amount = _trusted(self._amounts, epoch, index)
+            amount = trusted(self._amounts, epoch, index)
             found[row] = self._measured_amount(epoch, index)[0] if amount is None else amount
         return found
 
@@ -252,68 +221,17 @@ class StreamTransform:
         if isinstance(first, tuple) and isinstance(end, tuple):
             found = [self.amounts_between(*of_lane) for of_lane in zip(first, end)]
             return np.concatenate([indices for indices, _ in found]), np.concatenate([amounts for _, amounts in found])
-        (place, offset), (last, behind) = place_and_offset(first), place_and_offset(end)
-        if not self.window:
-            places = np.arange(place, last + (behind > 0), self._given_order.lanes)
-            epochs, indices = self._given_order.locate(places)
-            amounts = self.amounts(epochs, indices)
-            if behind:
-                amounts[-1] = behind
-            if len(amounts):
-                amounts[0] -= offset
-            return indices, amounts
-        packed = [np.empty(0, np.int64)]
-        begin, stop = self._window_bounds(place)
-        while begin < last:
-            packed += next(self._packed([(begin, stop)]))[0][offset : behind if last < stop else None]
-            offset, (begin, stop) = 0, self._window_bounds(stop)
-        epochs, indices = self._given_order.locate(np.concatenate(packed))
-        return indices, self.amounts(epochs, indices)
+        return self._amounts_from(*place_and_offset(first), *place_and_offset(end))
 
-    def window_at(self, place: int) -> _Window:
-        """The window that contains a place, packed by best fit. The last windows and their samples are cached."""
-        return self.pack_windows(np.array([place]))[0]
-
-    def pack_windows(self, places: np.ndarray) -> list[_Window]:
-        """`window_at` for several places at once, int64 [n]."""
-        bounds = [self._window_bounds(place) for place in places.tolist()]
-        found = [_trusted(self._windows, begin) for begin, _ in bounds]
-        missing = [row for row, window in enumerate(found) if window is None]
-        for row, (outputs, samples) in zip(missing, self._packed([bounds[row] for row in missing])):
-            begin, end = bounds[row]
-            found[row] = _Window(begin, end, end - self._given_order.lanes, outputs, samples)
-            most = max(_WINDOWS_KEPT, 2 * self._given_order.lanes)
-            remember(self._windows, (begin, reads_beside_others()), found[row], most)
-        return found
-
-    def _window_bounds(self, place: int) -> tuple[int, int]:
-        size, lanes = len(self), self._given_order.lanes
-        wide, epoch = self.window * lanes, place // size * size if self._in_rounds else 0
-        first = epoch + (place - epoch) % lanes
-        begin = first + (place - first) // wide * wide
-        if not self._in_rounds:
-            return begin, begin + wide
-        return begin, min(begin + wide, begin - (begin - epoch - size) // lanes * lanes)
-
-    def _packed(self, bounds: Sequence[tuple[int, int]]) -> Iterator[tuple[list[np.ndarray], dict[int, Any]]]:
-        """For each window, its outputs, and the samples that were read to measure them, by place."""
-        if not bounds:
-            return
-        lanes = self._given_order.lanes
-        windows = [np.arange(*bound, lanes) for bound in bounds]
-        places = np.concatenate(windows)
-        epochs, indices = self._given_order.locate(places)
-        samples: dict[int, Any] = {}
-        if self.reads_to_measure:
-            for place, epoch, index in zip(places.tolist(), epochs.tolist(), indices.tolist()):
-                if (self._kept is None or self._kept[index]) and _trusted(self._amounts, epoch, index) is None:
-                    samples[place] = self._measured_amount(epoch, index)[1]
-        amounts = np.zeros((len(windows), self.window), np.int64)
-        counts = np.array([len(window) for window in windows])
-        amounts[np.arange(self.window) < counts[:, None]] = self.amounts(epochs, indices)
-        for window, outputs in zip(windows, best_fit_in_each(amounts, self.units)):
-            own = {place: samples[place] for place in window.tolist() if place in samples} if samples else samples
-            yield [window[output] for output in outputs], own
+    def _amounts_from(self, place: int, offset: int, last: int, behind: int) -> tuple[np.ndarray, np.ndarray]:
+        """`amounts_between` the start of an output (place, offset) and another start (last, behind), of one lane."""
+        epochs, indices = self._given_order.locate(np.arange(place, last + (behind > 0), self._given_order.lanes))
+        amounts = self.amounts(epochs, indices)
+        if behind:
+            amounts[-1] = behind
+        if len(amounts):
+            amounts[0] -= offset
+        return indices, amounts
 
     def _known_amounts(self, indices: np.ndarray) -> np.ndarray:
         raise NotImplementedError
@@ -344,12 +262,6 @@ class StreamTransform:
                 return
             place += _LOOKED_UP * lanes
 
-    def inputs_of(self, start: int) -> Iterator[tuple[int, Any, bool]]:
-        """The samples of an output of a window; yields the same values as `inputs_from`."""
-        place, number = place_and_offset(start)
-        window = self.window_at(place)
-        return self._inputs_at(window.outputs[number], window.samples)
-
     def _inputs_at(self, places: np.ndarray, known: Mapping[int, Any]) -> Generator[tuple[int, Any, bool], None, int]:
         """The kept samples at these places; returns the number of places that the order has."""
         reading = reading_now()
@@ -370,8 +282,6 @@ class StreamTransform:
     def fingerprint(self) -> dict[str, Any]:
         """The dataset's fingerprint and this transform's parameters; a `keep` function is represented by its name."""
         own: dict[str, Any] = {"units": self.units, "cuts": self.cuts}
-        if self.window:
-            own["window"] = self.window
         names = [attribute_of(keep, "__qualname__", type(keep).__name__) for keep in self._keeps]
         if self._kept is not None:
             names.append(self._kept_hash)
@@ -380,7 +290,7 @@ class StreamTransform:
         return {**fingerprint_of(self.dataset), "samples": len(self.dataset), **own}
 
 
-def _trusted(known: Mapping[Any, Any], *key: int) -> Any:
+def trusted(known: Mapping[Any, Any], *key: int) -> Any:
     """The cached value, or None. Threads that share the random generators may draw wrongly, so others skip theirs."""
     found = known.get((*key, False))
     return known.get((*key, True)) if found is None and reads_beside_others() else found

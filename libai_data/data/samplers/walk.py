@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.data.datasets.stream_transform import Start, place_and_offset, remember, start_of, starts_in
+from libai_data.data.datasets.stream_transform import Start, place_and_offset, remember, start_of
 from libai_data.data.samplers.order import Order
 from libai_data.errors import ConfigError, by_rank
 
@@ -119,7 +119,7 @@ class Walk:
         window = self._reading.window_at(place)
         behind = min(number + count, len(window.outputs))
         end = start_of(window.last, behind) if behind < len(window.outputs) else start_of(window.end, 0)
-        return starts_in(window, np.arange(number, behind)), end
+        return window.starts(np.arange(number, behind)), end
 
     @property
     def _cuts(self) -> bool:
