@@ -19,7 +19,7 @@ from libai_data.data.samplers.resuming import continued_schedule
 from libai_data.data.samplers.sampler import IndexBatch, StreamSampler
 from libai_data.data.samplers.schedule import LeftOut, Ranges, StepSchedule, left_out_by
 from libai_data.data.samplers.stream_state import StreamState
-from libai_data.data.samplers.walk import LanesWalk, Walk
+from libai_data.data.samplers.walk import Walk
 from libai_data.data.samplers.weighted_order import drawn_order
 from libai_data.errors import ConfigError
 from libai_data.errors.argument_rules import FLAG, check, whole
@@ -91,8 +91,7 @@ class CyclicSampler(StreamSampler):
         if attribute_of(dataset, "is_stream_transform", False):
             if drop_last:
                 raise ConfigError(f"drop_last: {_OF_TRANSFORMS}; set drop_last=False for the sampler")
-            kind = Walk if order.lanes == 1 else LanesWalk
-            self._walk = kind(dataset if isinstance(dataset, StreamTransform) else None, order)
+            self._walk = Walk(dataset if isinstance(dataset, StreamTransform) else None, order)
         self.drop_last = drop_last
         self._skip_steps: Ranges = ()
         self._micro_batches: Mapping[int, int] = {}

@@ -15,7 +15,7 @@ from libai_data.data.samplers.lane_order import laned_order
 from libai_data.data.samplers.resuming import refuse
 from libai_data.data.samplers.sampler import IndexBatch, StreamSampler
 from libai_data.data.samplers.stream_state import START, Keys, check_state, start_from_json
-from libai_data.data.samplers.walk import UNKNOWN, LanesWalk, Walk
+from libai_data.data.samplers.walk import UNKNOWN, Walk
 from libai_data.errors import CheckpointError, ConfigError
 from libai_data.errors.argument_rules import EPOCH, FLAG, MAPPING, check, one_of, or_none, whole
 
@@ -57,8 +57,7 @@ class TransformRounds(EpochPositions, StreamSampler):
             raise ConfigError("a blend has no epoch that has each sample once; use ends='cycle' or CyclicSampler")
         super().__init__(dataset, micro_batch_size, order, data_parallel_rank, data_parallel_size)
         self.ends = ends
-        kind = Walk if order.lanes == 1 else LanesWalk
-        self._rounds = kind(dataset if isinstance(dataset, StreamTransform) else None, order, in_rounds=True)
+        self._rounds = Walk(dataset if isinstance(dataset, StreamTransform) else None, order, in_rounds=True)
         self._starts: OrderedDict[tuple[int, int], Start] = OrderedDict()
 
     def batches_per_round(self) -> int:
