@@ -19,6 +19,7 @@ from libai_data.data.samplers.cursor import Cursor
 from libai_data.data.samplers.lane_order import LaneOrder
 from libai_data.data.samplers.listed import DealtIndices, as_stream
 from libai_data.data.samplers.sampler import StreamSampler
+from libai_data.data.samplers.shard_plans import most_bytes_of, shard_plan_of
 from libai_data.data.samplers.stream_state import order_in_words
 from libai_data.data.shard_use import BESIDE_AHEAD
 from libai_data.data.transforms.batch import BatchTransform, check_rows_together, rows_together
@@ -308,10 +309,10 @@ class BatchLoader(ResumableLoader):
         order = self.stream.order
         if not isinstance(order, LaneOrder) and (order.shuffle or self._streamed.is_shuffled):
             self._streamed.check_holds_all()
-        plan = self.stream.shard_plan(position, self._streamed)
+        plan = shard_plan_of(self.stream, position, self._streamed)
         if plan is not None:
             at_once = self._ahead + BESIDE_AHEAD
-            self._streamed.read_ahead(plan, partial(self.stream.most_bytes, at_once, self._streamed))
+            self._streamed.read_ahead(plan, partial(most_bytes_of, self.stream, at_once, self._streamed))
 
     @property
     def collates(self) -> bool:

@@ -7,28 +7,22 @@ from collections.abc import Collection, Iterator, Mapping, Sized
 from copy import copy
 from dataclasses import replace
 from functools import partial
-from itertools import count
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from libai_data.data.attributes import attribute_of
-from libai_data.data.datasets.shard_lengths import shard_lengths_of
 from libai_data.data.datasets.stream_transform import Start, place_and_offset, starts_of
 from libai_data.data.samplers.cursor import Cursor
-from libai_data.data.samplers.lane_order import LaneOrder
 from libai_data.data.samplers.order import Order
 from libai_data.data.samplers.resuming import reconcile
 from libai_data.data.samplers.schedule import LeftOut, StepSchedule
 from libai_data.data.samplers.stream_state import StreamState
 from libai_data.data.samplers.walk import UNKNOWN, Walk
-from libai_data.data.shard_use import ShardPlan, share_of_node
+from libai_data.data.shard_use import share_of_node
 from libai_data.errors import ConfigError
 from libai_data.errors.argument_rules import BATCH_SIZE, EPOCH, check, whole
 from libai_data.structures import BatchInfo
-
-if TYPE_CHECKING:  # This module imports datasets that import samplers.
-    from libai_data.data.datasets.streamed_shards import StreamedShards
 
 logger = logging.getLogger(__name__)
 
@@ -161,7 +155,7 @@ class StreamSampler:
         self._window_size = 0
         self._window: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
-    def _rows_of(self, size: int) -> np.ndarray:
+    def rows_of(self, size: int) -> np.ndarray:
         """The rows of this reader's shards in a global batch of this size, int64 [n]."""
         shard = np.arange(size // self.data_parallel_size, dtype=np.int64)
         return np.concatenate([first * len(shard) + shard for first in self._shards])
@@ -207,7 +201,7 @@ class StreamSampler:
             end: position at which the epoch ends, if no batch may have rows of the next epoch.
         """
         if end is not None and self._first_of_turns(position, size) + size * self._ranks_in_turn > end:
-            places = self._places_of_rows(np.array([position]), size, self._rows_of(size), end)
+            places = self._places_of_rows(np.array([position]), size, self.rows_of(size), end)
             epochs, indices = self.order.locate(places.ravel())
         else:
             epochs, indices = self._full_part(position, size)
@@ -236,38 +230,6 @@ class StreamSampler:
         """The fraction of a node's cache for this reader, if each node reads one of `parts` equal parts of the data."""
         return share_of_node(len(self._shards), self.data_parallel_size, parts)
 
-    def shard_plan(self, position: int, shards: StreamedShards) -> ShardPlan | None:
-        """The streamed shards that this reader needs from a position on; None if the position's place is not known.
-
-        The plan numbers batches as `batch_of` does.
-        """
-        order, size, first = self.order, self.global_batch_size, self.batch_of(position)
-        if first is None:
-            return None
-        if isinstance(order, LaneOrder):
-            rows = np.arange(size) if self._reads_all_lanes else self._rows_of(size)
-            uses = order.shard_uses(range(int(rows[0]), int(rows[-1]) + 1), size, first)
-            plan = ShardPlan(uses, lambda shard, batch: order.next_use(shard, size, batch))
-            return shards.plan_of(plan, shard_lengths_of(self.dataset))
-        epoch = -(-order.epoch_size // size)
-        return ShardPlan(shards.uses_in(self._samples_ahead(first)), lambda shard, batch: batch + epoch)
-
-    def most_bytes(self, batches: int, shards: StreamedShards) -> int:
-        """The most bytes of streamed shards that any reader with as many rows as this one may need at once.
-
-        Args:
-            batches: number of consecutive batches that are read at once.
-            shards: the streamed shards of the dataset.
-        """
-        order, size, rows = self.order, self.global_batch_size, len(self._rows_of(self.global_batch_size))
-        if not isinstance(order, LaneOrder):
-            blend = attribute_of(self.dataset, "blend")
-            return shards.most_in_order(batches * size, 1 if blend is None else len(blend.sizes))
-        sizes = shards.sizes_of(shard_lengths_of(self.dataset))
-        rows = size if self._reads_all_lanes else rows
-        firsts = range(0, size, rows)
-        return max(order.most_bytes(range(first, first + rows), size, batches, sizes) for first in firsts)
-
     @property
     def measures_lanes(self) -> bool:
         """Whether the walk must read samples to find the outputs of lanes."""
@@ -280,24 +242,9 @@ class StreamSampler:
         return self.exchanges_starts and self.measures_lanes
 
     @property
-    def _reads_all_lanes(self) -> bool:
+    def reads_all_lanes(self) -> bool:
+        """Whether this reader reads samples of all lanes to find the outputs of its own."""
         return self.measures_lanes and not self.follows_own_lanes
-
-    def _samples_ahead(self, first: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """The samples that this reader may read, several batches at a time, from batch `first` on without end.
-
-        Yields:
-            The batch (see `batch_of`) and the index of each sample, int64 [n] each.
-        """
-        size = self.global_batch_size
-        # With a stream transform, the outputs of this rank may need any sample.
-        rows = np.arange(size) if self.makes_outputs else self._rows_of(size)
-        # Less than an epoch at a time: otherwise a shard that comes again would count as in use all the time.
-        batches = max(1, min(_WINDOW // len(rows), self.order.epoch_size // (8 * size)))
-        for start in count(first, batches):
-            numbers = np.arange(start, start + batches)
-            indices = self.order.locate((numbers[:, None] * size + rows).ravel())[1]
-            yield np.repeat(numbers, len(rows)), indices
 
     @property
     def makes_outputs(self) -> bool:
@@ -305,7 +252,7 @@ class StreamSampler:
         return self._walk is not None
 
     def batch_of(self, position: int) -> int | None:
-        """The number of a position's batch in a `shard_plan`: its place // global batch size; None if not known."""
+        """The number of a position's batch in `shard_plan_of`: its place // global batch size; None if not known."""
         place = self._place_at(position)
         return None if place is None else place // self.global_batch_size
 
@@ -345,7 +292,7 @@ class StreamSampler:
     def _full_part(self, position: int, size: int) -> tuple[np.ndarray, np.ndarray]:
         """Locate this rank's rows for many batches at once: a numpy call costs as much for 4,000 samples as for 40."""
         if size != self._window_size or position not in self._window:
-            rows = self._rows_of(size)
+            rows = self.rows_of(size)
             batches = min(_WINDOW // len(rows), self.order.epoch_size // size)
             if self.order.lanes > 1:
                 batches = min(batches, _SORTED // size)

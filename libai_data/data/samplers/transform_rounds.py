@@ -93,7 +93,7 @@ class TransformRounds(EpochPositions, StreamSampler):
         if self.ends == "short":
             size = -(-valid // self.data_parallel_size) * self.data_parallel_size
         firsts = firsts[self.order.rows_by_lane(place_and_offset(firsts)[0])]
-        own = firsts[np.minimum(self._rows_of(size), valid - 1)]
+        own = firsts[np.minimum(self.rows_of(size), valid - 1)]
         number = position // self.global_batch_size
         return IndexBatch(number, epoch, position, size, valid, np.full_like(own, epoch), own, end)
 
