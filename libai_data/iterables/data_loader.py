@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from libai_data.data.attributes import attribute_of, has_attribute
 from libai_data.data.random.global_generators import tell_once
-from libai_data.data.samplers.listed import DealtIndices, known_length
+from libai_data.data.samplers.dealt import DealtIndices
+from libai_data.data.samplers.listed import known_length
 from libai_data.data.samplers.sampler import StreamSampler
 from libai_data.delivery.shared_loader import SharedLoader
 from libai_data.errors import ConfigError

@@ -16,8 +16,9 @@ from libai_data.data.files.identity import by_content
 from libai_data.data.fork_lock import ForkLock
 from libai_data.data.random.global_generators import warn_of_own_generators
 from libai_data.data.samplers.cursor import Cursor
+from libai_data.data.samplers.dealt import DealtIndices
 from libai_data.data.samplers.lane_order import LaneOrder
-from libai_data.data.samplers.listed import DealtIndices, as_stream
+from libai_data.data.samplers.listed import as_stream
 from libai_data.data.samplers.sampler import StreamSampler
 from libai_data.data.samplers.shard_plans import most_bytes_of, shard_plan_of
 from libai_data.data.samplers.stream_state import order_in_words

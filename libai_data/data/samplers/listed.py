@@ -6,7 +6,6 @@ import hashlib
 from collections import OrderedDict, abc
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from operator import length_hint
 from typing import Any
 
 import numpy as np
@@ -21,13 +20,10 @@ from libai_data.data.samplers.sampler import IndexBatch, StreamSampler
 from libai_data.data.samplers.stream_state import Keys, check_state
 from libai_data.errors import CheckpointError, ConfigError, SampleError, error_text
 from libai_data.errors.argument_rules import FLAG, TEXT, whole
-from libai_data.mesh.current import broadcast_py_object, get_data_parallel_rank, get_data_parallel_size, is_main_process
+from libai_data.mesh.current import get_data_parallel_rank, get_data_parallel_size
 
 _DIGESTS_KEPT = 1024
 """More than the number of batches that can be listed before the trainer uses them."""
-
-_LONGEST_EPOCH, _LEAST_LIMIT = 20, 10**6
-"""A sampler of single indices counts as endless if it yields more indices than 20 dataset lengths and than 10**6."""
 
 _STATE = Keys(
     # Before the first round, the epoch before the next one is -1.
@@ -54,7 +50,7 @@ class ListedBatches(EpochPositions):
 
     def __init__(self, batches: Iterable[Any], samples: int | None = None) -> None:
         if isinstance(batches, abc.Iterator):
-            raise ConfigError(_once(batches))
+            raise ConfigError(iterable_once(batches))
         self._batches, self._samples = batches, samples
         self._name = type(batches).__name__
         self.cursor = Cursor()
@@ -130,7 +126,7 @@ class ListedBatches(EpochPositions):
         except Exception as error:
             raise self._raised(error, 0, epoch) from error
         if iterator is self._iterator:
-            raise ConfigError(_once(self._batches))
+            raise ConfigError(iterable_once(self._batches))
         self._iterator = iterator
         self._rounds += 1
         lists = 0
@@ -147,7 +143,8 @@ class ListedBatches(EpochPositions):
             yield indices
         if not lists and self._lists:
             raise ConfigError(
-                f"epoch {epoch} has no list of indices, but another epoch had {self._lists}: {_once(self._batches)}"
+                f"epoch {epoch} has no list of indices, but another epoch had {self._lists}: "
+                f"{iterable_once(self._batches)}"
             )
         if not lists:
             raise ConfigError(
@@ -268,90 +265,8 @@ class ListedBatches(EpochPositions):
         return self.batches_per_round()
 
 
-class DealtIndices(ListedBatches):
-    """Cuts the indices of a sampler of single indices into global batches, and gives each rank its rows.
-
-    Args:
-        sampler: an iterable of the indices of an epoch, for all ranks together; rank 0 iterates it again in each epoch.
-        drop_last: leave out the last batch if it is not full. Otherwise the last batch is short; if its rows do not
-            divide over the ranks, the last row is repeated.
-        samples: number of samples of the dataset; None if not known.
-    """
-
-    _argument = "sampler"
-
-    def __init__(
-        self,
-        sampler: Iterable[int],
-        micro_batch_size: int,
-        data_parallel_rank: int,
-        data_parallel_size: int,
-        drop_last: bool = False,
-        samples: int | None = None,
-    ) -> None:
-        super().__init__(_Chunks(sampler, micro_batch_size * data_parallel_size, drop_last, samples), samples)
-        self._name = type(sampler).__name__
-        self._rank, self._size = data_parallel_rank, micro_batch_size * data_parallel_size
-
-    @property
-    def global_batch_size(self) -> int:
-        return self._size
-
-    def _rank_of_lists(self) -> int:
-        return 0  # All ranks have the same lists.
-
-    def _own_part(self, listed: np.ndarray, ranks: int) -> tuple[np.ndarray, int, int]:
-        valid = len(listed)
-        rows = -(-valid // ranks)
-        padded = np.concatenate([listed, np.full(rows * ranks - valid, listed[-1])])
-        return padded[self._rank * rows : (self._rank + 1) * rows], rows * ranks, valid
-
-
-class _Chunks:
-    """Yields the indices of a sampler in lists of one global batch; the lists are equal on all ranks."""
-
-    def __init__(self, sampler: Any, size: int, drop_last: bool, samples: int | None) -> None:
-        if isinstance(sampler, abc.Iterator):
-            raise ConfigError(_once(sampler, "sampler"))
-        _refuse_not_iterable("sampler", sampler, "indices")
-        self._samples = samples
-        self.sampler = sampler
-        self._size = size
-        self._drop_last = drop_last
-        self._iterator: Iterator[Any] | None = None
-
-    def __len__(self) -> int:
-        full, rest = divmod(len(self.sampler), self._size)
-        return full + (rest > 0 and not self._drop_last)
-
-    def __iter__(self) -> Iterator[np.ndarray]:
-        drawn = self._drawn() if is_main_process() else None
-        indices = np.asarray(broadcast_py_object(drawn, src=0))
-        if indices.ndim != 1 or indices.dtype == object:
-            raise ConfigError(
-                f"the sampler ({type(self.sampler).__name__}) yields no single indices; pass lists of indices as "
-                "batch_sampler"
-            )
-        end = len(indices) // self._size * self._size if self._drop_last else len(indices)
-        for start in range(0, end, self._size):
-            yield indices[start : min(start + self._size, end)]
-
-    def _drawn(self) -> np.ndarray:
-        most = max(_LEAST_LIMIT, _LONGEST_EPOCH * max(self._samples or 0, length_hint(self.sampler)))
-        iterator = iter(self.sampler)
-        if iterator is self._iterator:
-            raise ConfigError(_once(self.sampler, "sampler"))
-        self._iterator = iterator
-        drawn = array_of([*islice(iterator, most + 1)])
-        if len(drawn) > most:
-            raise ConfigError(
-                f"the sampler ({type(self.sampler).__name__}) has not ended after {most} indices of an epoch, of "
-                f"{self._samples or 'unknown'} samples; let it end after each epoch, or use CyclicSampler"
-            )
-        return drawn
-
-
-def _refuse_not_iterable(argument: str, sampler: Any, yields: str) -> None:
+def refuse_not_iterable(argument: str, sampler: Any, yields: str) -> None:
+    """Raise a ConfigError for an object that cannot be iterated; the message names the argument."""
     if has_attribute(sampler, "__iter__") and not isinstance(sampler, type):
         return
     kind = f"{sampler!r:.100} ({type(sampler).__name__})"
@@ -364,7 +279,8 @@ def _refuse_not_iterable(argument: str, sampler: Any, yields: str) -> None:
     )
 
 
-def _once(batches: Any, argument: str = "batch_sampler") -> str:
+def iterable_once(batches: Any, argument: str = "batch_sampler") -> str:
+    """The message about a sampler that has no second round."""
     return (
         f"the {argument} ({type(batches).__name__}) can be iterated only once, but each epoch iterates over it again; "
         "pass a list, or an object whose __iter__ makes a new iterator each time"
@@ -404,5 +320,5 @@ def as_stream(batch_sampler: Any, dataset: Any = None) -> Any:
             length_of(dataset)
         return batch_sampler
     samples = known_length(dataset)
-    _refuse_not_iterable("batch_sampler", batch_sampler, "lists of indices")
+    refuse_not_iterable("batch_sampler", batch_sampler, "lists of indices")
     return ListedBatches(batch_sampler, samples)
