@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import re
-import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Callable
@@ -13,7 +11,6 @@ from typing import Any, Callable
 from libai_data.atomic_files import PathLike
 from libai_data.data.files.identity import digest_of_file, file_identity, key_of
 from libai_data.data.sources.arrow_columns import import_pyarrow
-from libai_data.data.sources.local_cache import LocalCache
 from libai_data.data.sources.remote import is_remote, look_up
 from libai_data.data.sources.storage import LocalFile, Storage
 from libai_data.errors import FormatError, StorageError
@@ -56,15 +53,12 @@ class DecompressedFile(LocalFile):
         version = ""
         if is_remote(self.source):
             version = look_up(self.source, kept.attempts).identity
-            self.identity = zstd_key(self.source, version, size)
+            found = zstd_key(self.source, version, size)
         else:
             local = LocalFile(self.source)
             self.source = local.source
-            self.identity = key_of("zstd", file_identity(local.path), size)
-        if identity and identity != self.identity:
-            raise StorageError(
-                f"{self.source} has changed since it was first opened; start again with the current file"
-            )
+            found = key_of("zstd", file_identity(local.path), size)
+        self.identity = self._checked(found, identity)
 
         def make(part: Path) -> None:
             with LocalFile(self.source, storage, version) as packed:
@@ -72,10 +66,7 @@ class DecompressedFile(LocalFile):
             self._check(part)
             on_fetch()
 
-        name = re.sub(r"[^A-Za-z0-9._-]", "_", self.source.rpartition("/")[2])[-100:].removesuffix(".zstd")
-        known = None if slack else size
-        self.path, release = LocalCache(kept.directory, kept.size).hold(self.identity, name, known, make)
-        self._release = weakref.finalize(self, release)
+        self._hold(kept, self.identity, None if slack else size, make, ".zstd")
 
     def _check(self, part: Path) -> None:
         if part.stat().st_size - self._size not in (0, self._slack):

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 from libai_data.atomic_files import PathLike
 from libai_data.data.files.identity import key_of
@@ -94,9 +94,8 @@ class LocalFile:
         self.source = str(source)
         self.identity = ""
         self._storage = storage
-        self._release: weakref.finalize | None = None
         if is_remote(self.source):
-            self.path = self._copy(storage or Storage.from_environment(), identity)
+            self._fetch(storage or Storage.from_environment(), identity)
         else:
             self.path = Path(without_protocol(self.source))
             if not is_file(self.path):
@@ -104,6 +103,8 @@ class LocalFile:
             # Before the file is opened, this process may change its working folder, or send this object to another one.
             self.path = self.path.absolute()
             self.source = str(self.path)
+
+    _release: weakref.finalize | None = None
 
     def close(self) -> None:
         """Allow the cache to delete the copy. A copy that is open or mapped stays readable."""
@@ -119,19 +120,33 @@ class LocalFile:
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.source, self._storage, self.identity)
 
-    def _copy(self, storage: Storage, identity: str) -> Path:
+    def _fetch(self, storage: Storage, identity: str) -> None:
         remote = look_up(self.source, storage.attempts)
-        if identity and remote.identity != identity:
+        self.identity = self._checked(remote.identity, identity)
+        key = key_of(remote.url, remote.identity)
+        self._hold(storage, key, remote.size, lambda part: fetch(remote, part, storage.attempts))
+
+    def _checked(self, found: str, expected: str) -> str:
+        if expected and found != expected:
             raise StorageError(
                 f"{self.source} has changed since it was first opened; start again with the current file"
             )
-        key = key_of(remote.url, remote.identity)
-        name = re.sub(r"[^A-Za-z0-9._-]", "_", re.split(r"[?#]", remote.url)[0].rsplit("/", 1)[-1])[-_LONGEST_NAME:]
+        return found
+
+    def _hold(
+        self, storage: Storage, key: str, size: int | None, make: Callable[[Path], None], ending: str = ""
+    ) -> None:
+        """Use a copy in the cache until this object is closed.
+
+        Args:
+            storage: settings of the cache.
+            key, size, make: as for `LocalCache.hold`.
+            ending: ending of the source's name that the copy's name leaves out.
+        """
+        name = re.sub(r"[^A-Za-z0-9._-]", "_", re.split(r"[?#]", self.source)[0].rpartition("/")[2])[-_LONGEST_NAME:]
         cache = LocalCache(storage.directory, storage.size)
-        path, release = cache.hold(key, name, remote.size, lambda part: fetch(remote, part, storage.attempts))
-        self.identity = remote.identity
+        self.path, release = cache.hold(key, name.removesuffix(ending), size, make)
         self._release = weakref.finalize(self, release)
-        return path
 
 
 def cache_home() -> Path:

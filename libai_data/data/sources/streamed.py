@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import operator
-import re
 import time
-import weakref
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -167,7 +165,7 @@ class StreamedSource:
                 if self._is_packed(remote.url):
                     shard = self._described[remote.url]
                     return decompressed(remote.url, shard, self.storage, remote.identity, on_fetch)
-                return Copy(remote, self._key(remote), self._cache, self.storage.attempts, self.folder, on_fetch)
+                return Copy(remote, self.storage, self.folder, on_fetch)
             except StorageError as error:
                 if NO_ROOM not in str(error):
                     raise
@@ -199,22 +197,12 @@ class StreamedSource:
 class Copy(LocalFile):
     """The copy of a shard in the cache; `on_fetch` is called when it was fetched because it was not there yet."""
 
-    def __init__(
-        self,
-        remote: RemoteFile,
-        key: str,
-        cache: LocalCache,
-        attempts: int,
-        folder: str,
-        on_fetch: Callable[[], None],
-    ) -> None:
+    def __init__(self, remote: RemoteFile, storage: Storage, folder: str, on_fetch: Callable[[], None]) -> None:
         self.source, self.identity = remote.url, remote.identity
-        name = re.sub(r"[^A-Za-z0-9._-]", "_", remote.url.rpartition("/")[2])[-100:]
         changed = f"since its samples were counted; run 'libai-data index {folder}' again"
 
         def make(part: Path) -> None:
-            fetch(remote, part, attempts, changed)
+            fetch(remote, part, storage.attempts, changed)
             on_fetch()
 
-        self.path, release = cache.hold(key, name, remote.size, make)
-        self._release = weakref.finalize(self, release)
+        self._hold(storage, key_of(remote.url, remote.identity), remote.size, make)
