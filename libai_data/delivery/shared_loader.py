@@ -15,8 +15,7 @@ from typing import Any, Callable, NamedTuple, Union
 
 import numpy as np
 
-from libai_data.data.attributes import attribute_of
-from libai_data.data.datasets.blend import Blend
+from libai_data.data.datasets.blend import Blend, blend_of
 from libai_data.data.datasets.shard_lengths import shard_lengths_of
 from libai_data.data.datasets.stream_transform import StreamTransform
 from libai_data.data.files.identity import key_of
@@ -138,13 +137,12 @@ class SharedLoader(ResumableLoader):
         def opened() -> _Announcement:
             dataset = open_dataset()
             self._loader = loader = make_loader(dataset, make_stream(dataset, plan.shards_read_by(self._rank)))
-            blend = attribute_of(dataset, "blend")
             has_lanes = isinstance(getattr(loader.stream, "order", None), LaneOrder)
             lengths = shard_lengths_of(dataset).tobytes() if has_lanes else b""
-            blend = blend if isinstance(blend, Blend) else None
             is_transform, digest = isinstance(dataset, StreamTransform), key_of(lengths)
             measures = is_transform and dataset.reads_to_measure
-            facts = DatasetSummary(type(dataset).__name__, len(dataset), blend, is_transform, digest, lengths, measures)
+            name, blend = type(dataset).__name__, blend_of(dataset)
+            facts = DatasetSummary(name, len(dataset), blend, is_transform, digest, lengths, measures)
             return _Announcement(facts, loader.collates, loader.check_every, json.dumps(loader.fingerprint))
 
         answers: dict[int, _Announcement] = call_on(plan.reading_ranks, opened, "open the dataset")

@@ -14,6 +14,7 @@ from typing import Any, Callable
 
 import numpy as np
 
+from libai_data.data.attributes import attribute_of
 from libai_data.data.datasets.combine import ConcatDataset
 from libai_data.data.datasets.shares import shares_of, split_evenly
 from libai_data.data.items import array_in, as_leaf, fields_in
@@ -214,6 +215,12 @@ def _nearest_counts(shares: Sequence[Fraction]) -> list[int]:
             counts[counts.index(max(counts))] -= 1
             counts[number] = 1
     return counts
+
+
+def blend_of(dataset: Any) -> Blend | None:
+    """The blend of a dataset that is one, or wraps one; an attribute `blend` of another class does not count."""
+    blend = attribute_of(dataset, "blend")
+    return blend if isinstance(blend, Blend) else None
 
 
 def check_same_fields(datasets: Sequence[Any]) -> None:

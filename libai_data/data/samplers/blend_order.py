@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.data.attributes import attribute_of
-from libai_data.data.datasets.blend import Blend
+from libai_data.data.datasets.blend import Blend, blend_of
 from libai_data.data.datasets.combine import length_of
 from libai_data.data.random.hashing import combine64
 from libai_data.data.samplers.blend_turns import Pattern, lane_patterns, patterns_of
@@ -245,8 +244,8 @@ def order_over(dataset: Any, seed: int, shuffle: bool, laned: LaneOrder | None =
         shuffle: another permutation in each epoch.
         laned: the order of the dataset in lanes; None to read it without lanes.
     """
-    blend = attribute_of(dataset, "blend")
-    if not isinstance(blend, Blend):
+    blend = blend_of(dataset)
+    if blend is None:
         return laned or Order(length_of(dataset), seed, shuffle)
     if laned is None:
         return BlendOrder(length_of(dataset), seed, shuffle, blend=blend)

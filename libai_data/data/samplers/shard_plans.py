@@ -7,7 +7,7 @@ from itertools import count
 
 import numpy as np
 
-from libai_data.data.attributes import attribute_of
+from libai_data.data.datasets.blend import blend_of
 from libai_data.data.datasets.shard_lengths import shard_lengths_of
 from libai_data.data.datasets.streamed_shards import StreamedShards
 from libai_data.data.samplers.lane_order import LaneOrder
@@ -44,7 +44,7 @@ def most_bytes_of(sampler: StreamSampler, batches: int, shards: StreamedShards) 
     """
     order, size, rows = sampler.order, sampler.global_batch_size, len(sampler.rows_of(sampler.global_batch_size))
     if not isinstance(order, LaneOrder):
-        blend = attribute_of(sampler.dataset, "blend")
+        blend = blend_of(sampler.dataset)
         return shards.most_in_order(batches * size, 1 if blend is None else len(blend.sizes))
     sizes = shards.sizes_of(shard_lengths_of(sampler.dataset))
     rows = size if sampler.reads_all_lanes else rows

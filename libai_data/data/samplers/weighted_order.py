@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from libai_data.data.attributes import attribute_of
+from libai_data.data.datasets.blend import blend_of
 from libai_data.data.datasets.combine import length_of
 from libai_data.data.nesting import array_of
 from libai_data.data.random.hashing import combine64, mix64_array
@@ -129,8 +131,11 @@ def drawn_order(
                 )
         return None
     samples = length_of(dataset)
-    for kind, what in (("blend", "a blend, which has its own weights"), ("is_stream_transform", "a stream")):
-        if getattr(dataset, kind, False):
+    for what, is_such in (
+        ("a blend, which has its own weights", blend_of(dataset) is not None),
+        ("a stream", attribute_of(dataset, "is_stream_transform", False)),
+    ):
+        if is_such:
             raise ConfigError(
                 f"weights are given for a {type(dataset).__name__}, {what}; give them for a dataset of single samples"
             )

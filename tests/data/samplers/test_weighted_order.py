@@ -205,5 +205,15 @@ def test_blends_and_streams_have_no_weights_of_single_samples() -> None:
             CyclicSampler(dataset, 1, weights=[1] * 4)
 
 
+class Mixing(list[Any]):
+    """A dataset with an attribute of its own that has the name of an attribute of blends."""
+
+    blend = np.array([0.5, 0.5])
+
+
+def test_a_dataset_is_no_blend_by_the_name_of_an_attribute() -> None:
+    assert len(CyclicSampler(Mixing(range(4)), 2, weights=[1] * 4)) == 4
+
+
 def test_weights_of_any_size_are_added_up_without_overflow() -> None:
     assert set(drawn(order_of([1e308] * 40 + [0]), np.arange(400)).tolist()) == set(range(40))
