@@ -145,6 +145,15 @@ def test_odd_modules_kinds_and_names_are_refused(make: Any, values: list[Any], m
             make(value)
 
 
+@pytest.mark.parametrize("kind", ["val", "test", "predict"])
+@pytest.mark.parametrize("made", [list, lambda samples: from_iterable(samples, 2)])
+def test_loaders_in_the_place_of_the_method_that_returns_them_are_named(kind: str, made: Any) -> None:
+    module = DataModule()
+    setattr(module, f"{kind}_dataloader", made([{"x": np.ones(2)}] * 4))
+    with pytest.raises(ConfigError, match=f"{kind}_dataloader of DataModule is a .*; it must be a method"):
+        DataStages(module, 1, 1).loaders(kind)
+
+
 @pytest.mark.parametrize("hook", ["on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"])
 def test_a_hook_that_returns_nothing_is_refused(hook: str) -> None:
     module = DataModule()

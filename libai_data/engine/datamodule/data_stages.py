@@ -174,7 +174,12 @@ class DataStages:
     def _call_dataloader_method(self, method: str) -> Any:
         """What a method of the module returns; None if the module has only Lightning's own method, which raises."""
         # Lightning's `from_datasets` sets the methods on the object.
-        defined = vars(self.datamodule).get(method) or getattr(type(self.datamodule), method, None)
+        defined = vars(self.datamodule).get(method, getattr(type(self.datamodule), method, None))
+        if defined is not None and not callable(defined):
+            raise ConfigError(
+                f"{method} of {type(self.datamodule).__name__} is a {type(defined).__name__}; it must be a method that "
+                "returns the loaders"
+            )
         if defined is None or (is_lightnings_own(defined.__module__) and defined.__module__.endswith(".hooks")):
             return None
         return getattr(self.datamodule, method)()
