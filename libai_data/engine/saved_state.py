@@ -14,7 +14,7 @@ import numpy as np
 from libai_data.data.samplers.schedule import LeftOut, StepSchedule, left_out_by
 from libai_data.data.samplers.stream_state import StreamState
 from libai_data.engine.checkpoint.directory import MANIFEST, PendingDirectory, verify
-from libai_data.engine.checkpoint.folder import LAST, STATE
+from libai_data.engine.checkpoint.folder import LAST, STATE, read_last
 from libai_data.errors import CheckpointError, ConfigError
 from libai_data.errors.argument_rules import check, whole
 
@@ -38,7 +38,7 @@ class SavedState:
         """
         directory = Path(path)
         if (directory / LAST).is_file():
-            directory = directory / (directory / LAST).read_text().strip()
+            directory = directory / read_last(directory)
         verify(directory)
         content: dict[str, Any] = json.loads((directory / STATE).read_text())
         data = content.get("stateful", {}).get("train_loader")

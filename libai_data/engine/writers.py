@@ -94,21 +94,21 @@ class JSONWriter(_FileWriter):
     def _begin(self) -> None:
         path = self._file.path
         with written_whole(path) as unfinished:
-            unfinished.write_text("".join(_lines_before(path, self._start_iter)), "utf-8")
+            unfinished.write_bytes(b"".join(_lines_before(path, self._start_iter)))
         self._has_begun = True
 
 
-def _lines_before(path: str, start_iter: int) -> list[str]:
+def _lines_before(path: str, start_iter: int) -> list[bytes]:
     if start_iter == 0 or not os.path.exists(path):
         return []
     kept = []
-    with open(path, encoding="utf-8") as file:
+    with open(path, "rb") as file:
         for line in file:
             try:
-                iteration = json.loads(line)["iteration"]
+                is_before = json.loads(line)["iteration"] < start_iter
             except (ValueError, KeyError, TypeError):
                 continue
-            if line.endswith("\n") and iteration < start_iter:
+            if line.endswith(b"\n") and is_before:
                 kept.append(line)
     return kept
 

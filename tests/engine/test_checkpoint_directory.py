@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from libai_data.engine.checkpoint.directory import MANIFEST, CheckedFile, PendingDirectory, recover, verify
+from libai_data.engine.checkpoint.directory import FORMAT, MANIFEST, CheckedFile, PendingDirectory, recover, verify
 from libai_data.errors import CheckpointError
 from tests.deadline import run_to_end
 
@@ -30,7 +30,13 @@ def test_a_committed_directory_is_sound_and_replaces_one_of_the_same_name(tmp_pa
         assert [path.name for path in tmp_path.iterdir()] == ["c"]
 
 
-@pytest.mark.parametrize("manifest", ["", "[]", "{", '{"files": {}}', '{"files": {}, "format": "another"}', "\udcff"])
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        *("", "[]", "{", '{"files": {}}', '{"files": {}, "format": "another"}', "\udcff"),
+        *(f'{{"files": {files}, "format": "{FORMAT}"}}' for files in ('["a.bin"]', '{"a.bin": 5}', '{"a.bin": {}}')),
+    ],
+)
 def test_a_foreign_or_torn_manifest_is_refused(tmp_path: Path, manifest: str) -> None:
     write(tmp_path / "c")
     (tmp_path / "c" / MANIFEST).write_bytes(manifest.encode(errors="surrogateescape"))

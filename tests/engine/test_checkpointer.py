@@ -205,6 +205,8 @@ def test_weights_must_fit_but_for_those_that_patterns_name(tmp_path: Path) -> No
         ("remove", "model.safetensors is missing"),
         ("foreign", "has format 'another'"),
         ("pointer", ""),
+        ("pointer without text", ""),
+        ("pointer to a long name", "there is no checkpoint"),
     ],
 )
 def test_a_damaged_last_checkpoint_is_passed_over(
@@ -225,12 +227,13 @@ def test_a_damaged_last_checkpoint_is_passed_over(
     elif damage == "foreign":
         last.with_name("manifest.json").write_text('{"format": "another", "files": {}}')
     else:
-        (tmp_path / "last_checkpoint").write_text("model_0000019")
+        names = {"pointer": b"model_0000019", "pointer without text": b"\xff", "pointer to a long name": 300 * b"a"}
+        (tmp_path / "last_checkpoint").write_bytes(names[damage])
     with caplog.at_level("WARNING", "libai_data"):
         found = Checkpointer(new_model(), str(tmp_path)).get_checkpoint_file()
-    assert found == str(tmp_path / ("model_0000009" if damage == "pointer" else "model_0000004"))
+    assert found == str(tmp_path / ("model_0000009" if "pointer" in damage else "model_0000004"))
     assert said in caplog.text
-    assert damage == "pointer" or "model_0000009" in caplog.text
+    assert "pointer" in damage or "model_0000009" in caplog.text
 
 
 def test_without_a_sound_checkpoint_nothing_is_found(tmp_path: Path) -> None:

@@ -71,6 +71,17 @@ def test_a_resumed_run_replaces_the_lines_of_the_steps_it_takes_again(tmp_path: 
         assert lines_of(path) == kept
 
 
+def test_lines_that_are_no_metrics_do_not_stop_the_writing(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.json"
+    path.write_bytes(b'{"iteration": 1, "a": 1}\n\xff\xfe\n{"iteration": "1"}\n[]\n{"iteration": null}\n')
+    writer = JSONWriter(str(path), start_iter=2)
+    with EventStorage(2) as storage:
+        storage.put_scalar("a", 2.0)
+        writer.write()
+    writer.close()
+    assert lines_of(path) == [{"iteration": 1, "a": 1}, {"iteration": 2, "a": 2.0}]
+
+
 def test_numbers_that_json_has_not_become_null(tmp_path: Path) -> None:
     path = tmp_path / "metrics.json"
     writer = JSONWriter(str(path))

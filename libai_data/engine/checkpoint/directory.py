@@ -150,28 +150,29 @@ def verify(directory: Path) -> None:
         CheckpointError: The directory is missing, damaged, or of another format.
     """
     manifest_path = directory / MANIFEST
-    if not directory.is_dir():
-        raise CheckpointError(f"there is no checkpoint {directory}")
+    if not os.path.isdir(directory):  # Unlike `Path.is_dir`, it does not raise if a name is too long.
+        is_file = os.path.isfile(directory)
+        raise CheckpointError(f"there is no checkpoint {directory}" + " (it is a file, not a directory)" * is_file)
     if not manifest_path.is_file():
         raise CheckpointError(f"{directory} is not a checkpoint of libai_data: it has no {MANIFEST}")
     try:
         manifest = json.loads(manifest_path.read_text())
-        files: dict[str, dict[str, int]] = manifest["files"]
+        files = {name: (int(file["bytes"]), int(file["crc32"])) for name, file in manifest["files"].items()}
         form = manifest["format"]
-    except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"checkpoint {directory} is damaged: {manifest_path} cannot be read ({error})") from error
     if form != FORMAT:
         raise CheckpointError(f"checkpoint {directory} has format {form!r}; this version reads {FORMAT!r}")
-    for name, expected in files.items():
+    for name, (written, crc) in files.items():
         path = directory / name
         if not path.is_file():
             raise CheckpointError(f"checkpoint {directory} is incomplete: {name} is missing")
         size = path.stat().st_size
-        if size != expected["bytes"]:
+        if size != written:
             raise CheckpointError(
-                f"checkpoint {directory} is damaged: {name} has {size} bytes, but {expected['bytes']} were written"
+                f"checkpoint {directory} is damaged: {name} has {size} bytes, but {written} were written"
             )
-        if _crc_of(path) != expected["crc32"]:
+        if _crc_of(path) != crc:
             raise CheckpointError(f"checkpoint {directory} is damaged: the contents of {name} have changed (CRC-32)")
 
 

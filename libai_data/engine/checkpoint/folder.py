@@ -45,14 +45,14 @@ class CheckpointFolder:
             OSError: On rank 0, if the name cannot be written; then the old name stays.
         """
         folder = Path(self.save_dir)
-        if is_main_process() and _read_last(folder) != name:
+        if is_main_process() and read_last(folder) != name:
             write_small_file(folder / LAST, name)
 
     def remove(self, name: str) -> None:
         """Delete a checkpoint, unless it is the last one."""
         check_name(name)
         folder = Path(self.save_dir)
-        if is_main_process() and _read_last(folder) != name:
+        if is_main_process() and read_last(folder) != name:
             shutil.rmtree(folder / name, ignore_errors=True)
 
     def has_checkpoint(self) -> bool:
@@ -115,7 +115,7 @@ class CheckpointFolder:
         folder = Path(self.save_dir)
         if not folder.is_dir():
             return None
-        last = _read_last(folder)
+        last = read_last(folder)
         candidates = [folder / last] if last else []
         newest = _iteration_of(folder / last) if last else float("inf")
         others = [path for path in folder.iterdir() if (path / STATE).is_file() and path.name != last]
@@ -145,10 +145,11 @@ def check_name(name: str) -> None:
         )
 
 
-def _read_last(folder: Path) -> str:
+def read_last(folder: Path) -> str:
+    """The name in `last_checkpoint`; "" if there is no such file, or it is no text."""
     try:
         return (folder / LAST).read_text().strip()
-    except OSError:
+    except (OSError, UnicodeDecodeError):
         return ""
 
 
