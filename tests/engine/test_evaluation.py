@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -252,6 +253,14 @@ def test_top_0_is_refused() -> None:
 
 def test_nested_results_get_flat_names() -> None:
     assert flatten_results_dict({"a": {"b": {"c": 1}, "d": 2}, "e": 3}) == {"a/b/c": 1, "a/d": 2, "e": 3}
+    assert flatten_results_dict({"Acc": {1: 50.0}, 5: 90.0}) == {"Acc/1": 50.0, "5": 90.0}
+
+
+def test_numbers_of_any_kind_are_shown(caplog: pytest.LogCaptureFixture) -> None:
+    results = {1: 1, "a": np.float32(0.5), "b": np.array(0.25), "c": flow.tensor(0.125), "d": Fraction(1, 16)}
+    with caplog.at_level("INFO", "libai_data"):
+        print_csv_format(results, "digits")
+    assert "1,a,b,c,d" in caplog.text and "1.0000,0.5000,0.2500,0.1250,0.0625" in caplog.text
 
 
 class WithLosses(nn.Module):
@@ -316,10 +325,57 @@ def test_outputs_that_an_evaluator_cannot_use_are_refused_by_name(
         inference_on_dataset(WithLosses(model, whole), loader, 4, 1e5, to_global, "cpu", evaluator)
 
 
-@pytest.mark.parametrize("results", [{"accuracy": "high"}, {"task": {"accuracy": [1.0]}}, [1.0], 1.0])
+@pytest.mark.parametrize(
+    "results", [{"accuracy": "high"}, {"task": {"accuracy": [1.0]}}, [1.0], 1.0, {"a": np.ones(2)}, {"a": "0.5"}]
+)
 def test_results_that_are_no_numbers_by_names_are_refused(results: Any) -> None:
     with pytest.raises(SchemaError, match=r"the evaluation on digits returned .*; return a dict of numbers"):
         print_csv_format(results, "digits")
+
+
+class Returning(nn.Module):
+    """Returns what it is told to, made of the scores of a model."""
+
+    def __init__(self, model: TinyModel, outputs: Any) -> None:
+        super().__init__()
+        self.model, self.outputs = model, outputs
+
+    def forward(self, points: Any, labels: Any) -> Any:
+        return self.outputs(self.model(points)["prediction_scores"])
+
+
+class PreparesNothing(Collecting):
+    def prepare(self, inputs: Any, outputs: Any) -> Any:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("outputs", "evaluator", "message"),
+    [
+        (lambda scores: scores, Collecting(), "the model returned a Tensor; it must return a dict of tensors"),
+        (lambda scores: (scores,), [Collecting()], "the model returned a tuple; it must return a dict of tensors"),
+        (lambda scores: {"a": 0.5}, Collecting(), "'a' is a float, and no tensor of OneFlow"),
+        (
+            lambda scores: {"a": [scores, scores.numpy()]},
+            Collecting(),
+            r"'a\.1' is a ndarray, and no tensor of OneFlow",
+        ),
+        (lambda scores: {"a": scores}, PreparesNothing(), "prepare of PreparesNothing returned a NoneType; it must"),
+        (lambda scores: {"a": scores}, [PreparesNothing()], "prepare of PreparesNothing returned a NoneType; it must"),
+    ],
+)
+def test_outputs_that_are_no_tensors_by_names_are_refused(
+    model: TinyModel, outputs: Any, evaluator: Any, message: str
+) -> None:
+    loader = build_image_test_loader(TinyDataset(4), 4, num_workers=0)
+    with pytest.raises(SchemaError, match=message):
+        inference_on_dataset(Returning(model, outputs), loader, 4, 1e5, to_global, "cpu", evaluator)
+
+
+def test_an_output_that_is_none_is_left_out(model: TinyModel) -> None:
+    loader = build_image_test_loader(TinyDataset(4), 4, num_workers=0)
+    returning = Returning(model, lambda scores: {"prediction_scores": scores, "loss": None})
+    assert "Acc@1" in inference_on_dataset(returning, loader, 4, 1e5, to_global, "cpu", ClsEvaluator((1,)))
 
 
 @pytest.mark.parametrize("evaluator", [object(), [Collecting(), object()]])

@@ -78,7 +78,7 @@ class DatasetEvaluators(DatasetEvaluator):
         self._chosen = []
         for evaluator in self._evaluators:
             own = {}
-            for name, tensor in evaluator.prepare(inputs, outputs).items():
+            for name, tensor in prepared(evaluator, inputs, outputs).items():
                 own[name] = names.setdefault(id(tensor), f"{len(names)} {name}")
                 chosen[own[name]] = tensor
             self._chosen.append(own)
@@ -109,8 +109,19 @@ def flatten_results_dict(results: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, Mapping):
             flat.update({f"{name}/{inner}": number for inner, number in flatten_results_dict(value).items()})
         else:
-            flat[name] = value
+            flat[str(name)] = value
     return flat
+
+
+def prepared(evaluator: DatasetEvaluator, inputs: dict[str, Any], outputs: dict[str, Any]) -> dict[str, Any]:
+    """What `evaluator.prepare` returns; a SchemaError if it is no dict."""
+    chosen = evaluator.prepare(inputs, outputs)
+    if not isinstance(chosen, Mapping):
+        raise SchemaError(
+            f"prepare of {type(evaluator).__name__} returned a {type(chosen).__name__}; it must return a dict of "
+            "tensors"
+        )
+    return chosen  # type: ignore[return-value]
 
 
 def check_evaluator(evaluator: Any) -> None:
@@ -128,8 +139,13 @@ def print_csv_format(results: Mapping[str, Any], name: str = "test") -> None:
     if not isinstance(results, Mapping):
         raise SchemaError(f"the evaluation on {name} returned a {type(results).__name__}; return a dict of numbers")
     flat = flatten_results_dict(results)
+    numbers = []
     for metric, value in flat.items():
-        if not hasattr(value, "__float__"):
-            raise SchemaError(f"the evaluation on {name} returned {metric!r}: {value!r:.100}; return a dict of numbers")
+        try:
+            numbers.append(float(value.__float__()))  # not `float(value)`, which accepts texts
+        except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+            raise SchemaError(
+                f"the evaluation on {name} returned {metric!r}: {value!r:.100}; return a dict of numbers"
+            ) from error
     logger.info("Results on %s: %s", name, ",".join(flat))
-    logger.info("Results on %s: %s", name, ",".join(f"{value:.4f}" for value in flat.values()))
+    logger.info("Results on %s: %s", name, ",".join(f"{number:.4f}" for number in numbers))

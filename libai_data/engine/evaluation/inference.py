@@ -20,8 +20,9 @@ from libai_data.data.samplers.sampler import StreamSampler
 from libai_data.delivery.gather import gather_words
 from libai_data.delivery.shared_loader import SharedLoader
 from libai_data.engine.batches import call_get_batch
-from libai_data.engine.evaluation.evaluator import DatasetEvaluator, DatasetEvaluators, check_evaluator
+from libai_data.engine.evaluation.evaluator import DatasetEvaluator, DatasetEvaluators, check_evaluator, prepared
 from libai_data.errors import ContractError, SchemaError
+from libai_data.mesh.arrays import is_flow_tensor
 from libai_data.mesh.current import broadcast_py_object, get_world_size, is_main_process, synchronize, tensor_to_rank0
 from libai_data.structures import BatchInfo, batch_info
 
@@ -59,8 +60,8 @@ def inference_on_dataset(
     Raises:
         ConfigError: The evaluator is not a DatasetEvaluator, nor a list of these.
         ContractError: The loaders of some ranks have ended, and those of other ranks have not.
-        SchemaError: The model returned local tensors instead of global ones; or a batch with padding has no input with
-            the number of rows of the batch.
+        SchemaError: The model returned no dict, or local tensors instead of global ones; or a batch with padding has no
+            input with the number of rows of the batch.
     """
     import oneflow as flow
 
@@ -82,10 +83,12 @@ def inference_on_dataset(
             if check_inputs is not None and step == 0:
                 check_inputs(inputs)
             outputs = model(**inputs)
+            if not isinstance(outputs, abc.Mapping):
+                raise SchemaError(f"the model returned a {type(outputs).__name__}; it must return a dict of tensors")
             rows, valid, has_its_rows = _rows(inputs, batch_info(batch), has_its_rows)
             wanted = getattr(evaluator, "input_fields", None)
             seen = {name: value for name, value in inputs.items() if wanted is None or name in wanted}
-            chosen = evaluator.prepare(inputs, outputs)
+            chosen = prepared(evaluator, inputs, outputs)
             valid_inputs = _on_rank0(seen, partial(inputs_without, rows=rows, valid=valid))
             valid_outputs = _on_rank0(chosen, partial(outputs_without, rows=rows, valid=valid))
             samples += rows if valid is None else valid
@@ -226,12 +229,17 @@ def _ends_alike(tensor: Any, valid: int) -> bool:
 def _on_rank0(tensors: dict[str, Any], without_padding: Callable[[str, Any], Any]) -> dict[str, Any]:
     """Bring tensors, also nested ones, to rank 0, without their padding.
 
-    Strings are left out, because each rank has only its own strings.
+    Strings are left out, because each rank has only its own strings. So is None.
     """
 
     def brought(name: str, tensor: Any) -> Any:
-        if is_texts(tensor):
+        if tensor is None or is_texts(tensor):
             return None
+        if not is_flow_tensor(tensor):
+            raise SchemaError(
+                f"'{name}' is a {type(tensor).__name__}, and no tensor of OneFlow; leave it out by input_fields or "
+                "prepare of the evaluator"
+            )
         if get_world_size() > 1 and not tensor.is_global:
             raise SchemaError(
                 f"'{name}' is a local tensor, so the parts of the other ranks would be lost; evaluate global tensors "
