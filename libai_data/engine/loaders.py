@@ -73,10 +73,19 @@ def build_configured_test_loaders(cfg: Any, tokenizer: Any = None) -> list[Any]:
 
 
 def as_three_loaders(built: Any) -> tuple[Any, Any, Any]:
-    """The result of `build_train_loader` as (train, validation, test); None if it returned only a train loader."""
+    """The result of `build_train_loader` as (train, validation, test); None if it returned only a train loader.
+
+    Raises:
+        ConfigError: It returned a tuple of another length.
+    """
     if isinstance(built, (tuple, list)) and len(built) == 3:
         train, validation, test = built
         return train, validation, test
+    if isinstance(built, tuple):
+        raise ConfigError(
+            f"build_train_loader returned a tuple of {len(built)}; return a train loader, or a tuple of train, "
+            "validation and test loader, of which the last two may be None"
+        )
     return built, None, None
 
 

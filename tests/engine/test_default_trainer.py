@@ -335,6 +335,19 @@ def test_a_loader_that_cannot_be_saved_resumes_with_the_next_batch(tmp_path: Pat
     assert_equal_weights(weights(resumed), weights(whole))
 
 
+class TwoLoaders(GuidesTrainer):
+    """`build_train_loader` returns a train and a validation loader, without a test loader."""
+
+    @classmethod
+    def build_train_loader(cls, cfg: Any, tokenizer: Any = None) -> Any:
+        return GuidesTrainer.build_train_loader(cfg)[:2]
+
+
+def test_a_tuple_of_two_loaders_is_no_train_loader(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="build_train_loader returned a tuple of 2; return a train loader, or"):
+        built(tiny_config(str(tmp_path)), kind=TwoLoaders)
+
+
 def test_epochs_of_a_loader_without_a_dataset_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"train.train_epoch is set.*set train.train_iter instead"):
         built(tiny_config(str(tmp_path), train_epoch=2), kind=LoaderAlone)
