@@ -121,7 +121,7 @@ def prepared(evaluator: DatasetEvaluator, inputs: dict[str, Any], outputs: dict[
             f"prepare of {type(evaluator).__name__} returned a {type(chosen).__name__}; it must return a dict of "
             "tensors"
         )
-    return chosen  # type: ignore[return-value]
+    return chosen
 
 
 def check_evaluator(evaluator: Any) -> None:
