@@ -22,6 +22,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from types import ModuleType
 
+from libai_data.launch.same_interpreter import import_paths
+
 # Sorted: each library comes after the libraries that it depends on.
 SONAMES = (
     "libcublasLt.so.11",
@@ -54,7 +56,7 @@ def install_import_hook(joining: _Around, loading: _Around) -> None:
 def package_library_folders() -> list[Path]:
     """Return the folders of the `nvidia-*` packages that contain a library OneFlow needs, in search order."""
     folders: list[Path] = []
-    for entry in sys.path:
+    for entry in import_paths():
         for folder in sorted((Path(entry or ".") / "nvidia").glob("*/lib")):
             if folder not in folders and any((folder / soname).is_file() for soname in SONAMES):
                 folders.append(folder)

@@ -6,10 +6,31 @@ import os
 import subprocess
 import sys
 
+from libai_data.errors import ConfigError
+
 
 def interpreter() -> list[str]:
-    """The command of this process's interpreter, with its options: some (`-O`, `-W`) change what a user's code does."""
+    """The command of this process's interpreter, with its options: some (`-O`, `-W`) change what a user's code does.
+
+    Raises:
+        ConfigError: Python runs inside of another program and knows no command.
+    """
+    if not sys.executable:
+        raise ConfigError(
+            f"sys.executable is {sys.executable!r}, so this program cannot start other processes; set it to a Python "
+            "with the same packages"
+        )
     return [sys.executable, *subprocess._args_from_interpreter_flags()]  # type: ignore[attr-defined]
+
+
+def import_paths() -> list[str]:
+    """This process's `sys.path`, without entries that imports do not use, such as a `Path`."""
+    return [os.fsdecode(entry) for entry in sys.path if isinstance(entry, (str, bytes))]
+
+
+def arguments() -> list[str]:
+    """This process's `sys.argv`; a program that runs Python inside of it may have none."""
+    return [*map(str, getattr(sys, "argv", None) or ())]
 
 
 def environment() -> dict[str, str]:

@@ -27,7 +27,7 @@ from typing import Callable, NoReturn
 
 from libai_data.data.transforms.batch import rows_together
 from libai_data.errors import ConfigError, error_text, numbers_in_words
-from libai_data.launch.same_interpreter import environment, interpreter
+from libai_data.launch.same_interpreter import arguments, environment, import_paths, interpreter
 from libai_data.launch.signals import signals_blocked
 from libai_data.loader.shipping import Shipment, ship
 from libai_data.loader.worker import JOB_VARIABLES, STDERR, Payload, WorkerHandles, prepare_process, work
@@ -73,6 +73,7 @@ class WorkerStarter:
 
     def _ship(self) -> None:
         try:
+            interpreter()  # raises without a program to start
             self._shipment = ship(self._payload, self._check_size)
         except _TooManyObjects as many:
             self.fork_instead(f"{self.dataset_name} has {many}, again for each worker")
@@ -118,9 +119,9 @@ class WorkerStarter:
             variables.setdefault(name, "1")
         inherited = [descriptor for name, descriptor in asdict(handles).items() if name not in ("number", "workers")]
         # A dataset may read the trainer's arguments.
-        arguments = json.dumps([asdict(handles), shipped, [*map(str, sys.argv)], _descriptors()])
+        work_of = json.dumps([asdict(handles), shipped, arguments(), _descriptors()])
         program = subprocess.Popen(
-            [*interpreter(), "-c", _BOOT, arguments, json.dumps(sys.path)],
+            [*interpreter(), "-c", _BOOT, work_of, json.dumps(import_paths())],
             pass_fds=[*inherited, shipped],
             env=variables,
             stdin=subprocess.DEVNULL,

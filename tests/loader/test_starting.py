@@ -14,6 +14,7 @@ import sys
 import threading
 import types
 from array import array
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +23,7 @@ from typing import Any, Callable
 import numpy as np
 import pytest
 
-from libai_data import DataLoader
+from libai_data import DataLoader, from_iterable
 from libai_data.data.datasets.combine import Subset
 from libai_data.errors import ConfigError, DataPipelineError, SampleError, StorageError
 from libai_data.loader import shipping
@@ -90,6 +91,34 @@ def test_workers_share_one_hash_seed_and_the_trainers_where_it_has_one(seed: str
     expected = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=of_seed).stdout
     dataset = WithFunction(lambda index: hash(f"sample {index}"))
     assert values(dataset, "value", start_method="spawn") == [int(text) for text in expected.split(",")]
+
+
+def of_a_shard(shard: int, num_shards: int) -> Iterator[dict[str, int]]:
+    return ({"number": number} for number in range(4))
+
+
+@pytest.mark.parametrize("change", ["path", "argv", "executable"])
+def test_processes_start_whatever_sys_says_of_the_program(change: str, monkeypatch: Any) -> None:
+    if change == "path":
+        monkeypatch.setattr(sys, "path", [*sys.path, Path("/nowhere"), b"/no\xffwhere", None])
+    elif change == "argv":
+        monkeypatch.delattr(sys, "argv")
+    else:
+        monkeypatch.setattr(sys, "executable", "")
+    # Only forks start without a program.
+    assert values(Numbers(16), "index", start_method="auto") == list(range(16))
+    shards = from_iterable(of_a_shard, 2, num_shards=2, num_workers=2, ends="short")
+    try:
+        if change != "executable":
+            assert values(Numbers(16), "index", start_method="spawn") == list(range(16))
+            assert sum(len(batch["number"]) for batch in shards.numpy()) == 8
+            return
+        with pytest.raises(ConfigError, match=r"sys\.executable is '', so this program cannot start other processes"):
+            values(Numbers(16), "index", start_method="spawn")
+        with pytest.raises(SampleError, match=r"sys\.executable is '', so"):
+            next(iter(shards))
+    finally:
+        shards.close()
 
 
 @PROCESSES

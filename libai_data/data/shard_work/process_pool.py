@@ -17,7 +17,7 @@ from typing import Any, Callable, Generic, TypeVar
 from libai_data.data.fork_lock import end_if_fork_of
 from libai_data.errors import DataPipelineError
 from libai_data.launch.parent_pipe import ParentPipe, die_with_parent
-from libai_data.launch.same_interpreter import environment, interpreter
+from libai_data.launch.same_interpreter import arguments, environment, import_paths, interpreter
 from libai_data.mesh.peers.pickling import pickled
 
 Job = TypeVar("Job")
@@ -157,7 +157,7 @@ def _start(parent_pipe: ParentPipe) -> subprocess.Popen[bytes]:
         "from libai_data.data.shard_work.process_pool import serve; serve({})"
     )
     return subprocess.Popen(
-        [*interpreter(), "-c", program.format(sys.path, [*map(str, sys.argv)], parent_pipe.descriptor)],
+        [*interpreter(), "-c", program.format(import_paths(), arguments(), parent_pipe.descriptor)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         pass_fds=(parent_pipe.descriptor,),
