@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig
+from omegaconf.errors import OmegaConfBaseException
 
 from libai_data.config.naming import CONFIG_MODULE_PREFIX
 from libai_data.errors import (
@@ -55,9 +56,13 @@ def run_config_file(path: str) -> dict[str, Any]:
         raise _located(error, frames, path) from (error if _is_raised_elsewhere(frames) else None)
 
 
-def as_config(value: Any) -> Any:
-    """A dict as a `DictConfig` that may contain objects; other values unchanged."""
-    return DictConfig(value, flags={"allow_objects": True}) if isinstance(value, dict) else value
+def as_config(value: Any, whose: str) -> Any:
+    """A dict as a `DictConfig` that may contain objects; other values unchanged. Errors name `whose` value it is."""
+    try:
+        return DictConfig(value, flags={"allow_objects": True}) if isinstance(value, dict) else value
+    except (OmegaConfBaseException, RecursionError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(f"{whose} cannot be a section of a config: {reason}") from None
 
 
 def files_near(path: str, suffixes: tuple[str, ...] = (".py", ".yaml", ".yml")) -> str:
@@ -165,9 +170,11 @@ def _import_relative(
                     hint = hint or files_near(os.path.join(base, wanted), (".py",))
                 raise ConfigImportError(f"{path} says `{statement}`, but {file or base} defines no {wanted!r}.{hint}")
             found = _run(neighbour, importers)
-            found.__dict__.update({name: as_config(getattr(found, name)) for name in _public_names(found)})
+            found.__dict__.update(
+                {name: as_config(getattr(found, name), f"{name} of {neighbour}") for name in _public_names(found)}
+            )
             setattr(module, wanted, found)
-        setattr(module, wanted, as_config(getattr(module, wanted)))
+        setattr(module, wanted, as_config(getattr(module, wanted), f"{wanted} of {file or base}"))
     return module
 
 

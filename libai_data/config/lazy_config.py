@@ -64,11 +64,11 @@ class LazyConfig:
             return tuple(_pick(values, key, path) for key in keys)
         if path.endswith(".py"):
             values = {
-                name: as_config(value)
+                name: as_config(value, f"{name} of {path}")
                 for name, value in values.items()
                 if isinstance(value, (DictConfig, ListConfig, dict)) and not name.startswith("_")
             }
-        return as_config(dict(values))
+        return as_config(dict(values), path)
 
     @staticmethod
     def load_rel(filename: Path, keys: Keys = None) -> Any:
@@ -147,7 +147,7 @@ def _pick(values: Mapping[str, Any], key: str, path: str) -> Any:
     if key not in values:
         known: tuple[str, ...] = tuple(name for name in values if not str(name).startswith("_"))
         raise ConfigError(f"{path} defines no {key!r}.{nearest(key, known) or ' It defines: ' + ', '.join(known)}")
-    return as_config(values[key])
+    return as_config(values[key], f"{key} of {path}")
 
 
 def get_config(config_path: str) -> Any:

@@ -108,6 +108,9 @@ def test_loading_leaves_imports_and_modules_as_they_were(write: Write) -> None:
     [
         ({"c.py": "x = 1\nimport no_such\n"}, r"c\.py, line 2: ModuleNotFoundError: No module named 'no_such'"),
         ({"c.py": "a = {}\nb = a['c']\n"}, r"c\.py, line 2: KeyError: 'c'"),
+        ({"c.py": "a = {'b': {None: 1}}\n"}, r"a of .*c\.py cannot be a section of a config: .*key type 'NoneType'$"),
+        ({"b.py": "a = {(1, 2): 3}\n", "c.py": "from .b import a\n"}, r"a of .*b\.py cannot be .*key type 'tuple'$"),
+        ({"c.py": "a = {}\na['a'] = a\n"}, r"a of .*c\.py cannot be a section of a config: maximum recursion depth"),
         ({"c.py": "import sys\nsys.exit(0)\n"}, r"c\.py, line 2: SystemExit: 0"),
         (
             {"c.py": "from omegaconf import DictConfig\nx = DictConfig({}, flags={'struct': True}).a\n"},
@@ -260,6 +263,7 @@ def test_yaml_is_read_as_configs_mean_it(write: Write) -> None:
         ("a: !unsaved a lambda\n", "line 1: this value could not be saved .a lambda."),
         ("- 1\n", "must be a mapping"),
         ("a: \0\n", "not valid YAML"),
+        ("a: {null: 1}\n", "c.yaml cannot be a section of a config: .*key type 'NoneType'$"),
     ],
 )
 def test_malformed_yaml_is_refused_with_its_line(write: Write, text: str, message: str) -> None:

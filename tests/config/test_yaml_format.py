@@ -23,7 +23,7 @@ from tests.properties import examples
 
 
 def there_and_back(cfg: Any) -> Any:
-    return as_config(from_yaml(to_yaml(cfg), "test.yaml"))
+    return as_config(from_yaml(to_yaml(cfg), "test.yaml"), "test.yaml")
 
 
 _texts = st.text(st.characters(blacklist_categories=["Cs"])) | st.sampled_from(
@@ -132,7 +132,7 @@ def test_dtypes_of_oneflow_survive() -> None:
         DictConfig({"dtype": flow.float16, "optim": LazyCall(flow.optim.AdamW)(lr=1e-3)}, flags={"allow_objects": True})
     )
     assert "!name 'oneflow.float16'" in text
-    loaded = as_config(from_yaml(text, "test.yaml"))
+    loaded = as_config(from_yaml(text, "test.yaml"), "test.yaml")
     assert loaded.dtype is flow.float16
     assert locate(loaded.optim._target_) is flow.optim.AdamW
 
