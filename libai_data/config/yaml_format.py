@@ -75,6 +75,8 @@ def _plain(value: Any, path: str, unsaved: list[str]) -> Any:
         return _plain_container(value, path, unsaved)
     if isinstance(value, dict):
         return _plain_items(list(value.items()), path, unsaved)
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return _plain({TARGET: type(value), **value._asdict()}, path, unsaved)
     if isinstance(value, (list, tuple)):
         return [_plain(item, join_path(path, index), unsaved) for index, item in enumerate(value)]
     if isinstance(value, enum.Enum):  # before numbers: an IntEnum is both

@@ -6,7 +6,7 @@ import enum
 import logging
 import math
 import pathlib
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -135,6 +135,17 @@ def test_dtypes_of_oneflow_survive() -> None:
     loaded = as_config(from_yaml(text, "test.yaml"), "test.yaml")
     assert loaded.dtype is flow.float16
     assert locate(loaded.optim._target_) is flow.optim.AdamW
+
+
+class Range(NamedTuple):
+    first: int
+    last: Any = None
+
+
+def test_named_tuples_come_back_as_calls_that_build_them() -> None:
+    loaded = there_and_back({"args": LazyCall(dict)(range=Range(1, Range(2)))})
+    assert instantiate(loaded.args) == {"range": Range(1, Range(2))}
+    assert type(instantiate(loaded.args)["range"].last) is Range
 
 
 def test_dataclass_instances_come_back_as_calls_that_build_them() -> None:
