@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from libai_data.config.lazy_config import load_config
 from libai_data.errors import (
     CheckpointError,
     ConfigError,
@@ -18,6 +20,7 @@ from libai_data.errors import (
     StorageError,
     nearest,
 )
+from libai_data.errors.working_directory import working_directory
 
 
 @pytest.mark.parametrize(
@@ -58,3 +61,21 @@ def test_nearest_suggests_the_known_name_that_resembles_in_any_case(name: Any, k
 def test_nearest_only_ever_suggests_a_known_name(name: str, known: list) -> None:
     hint = nearest(name, known)
     assert hint == "" or any(hint == f" Did you mean '{candidate}'?" for candidate in known)
+
+
+@pytest.mark.parametrize("exists_again", [False, True])
+def test_a_deleted_working_directory_is_an_error_that_says_what_to_do(
+    exists_again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    assert working_directory() == str(folder)
+    folder.rmdir()
+    if exists_again:
+        folder.mkdir()
+    with pytest.raises(ConfigError, match=f"the working directory {folder} was deleted") as error:
+        working_directory()
+    assert (f"cd {folder}" if exists_again else "cd FOLDER") in str(error.value)
+    with pytest.raises(ConfigError, match="was deleted"):
+        load_config("config.py")

@@ -10,7 +10,8 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from libai_data.errors import nearest
+from libai_data.errors import ConfigError, nearest
+from libai_data.errors.working_directory import working_directory
 
 
 class Command(NamedTuple):
@@ -52,8 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the command's name and its arguments; by default the process's own.
 
     Returns:
-        Exit code of the command, or 0 if it returns no code; 2 if there is no such command. As in a shell, 130 after
-        Ctrl-C, and 141 if nobody reads the rest of the output (`| head -1`).
+        Exit code of the command, or 0 if it returns no code; 1 if the working directory was deleted; 2 if there is no
+        such command. As in a shell, 130 after Ctrl-C, and 141 if nobody reads the rest of the output (`| head -1`).
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     name = arguments[0] if arguments else ""
@@ -90,6 +91,11 @@ def _run(name: str, arguments: Sequence[str]) -> int:
         what = f"there is no command {name!r}.{nearest(name, COMMANDS)}" if name else "which command?"
         print(f"libai-data: {what}\n{usage()}", file=sys.stderr)
         return 2
+    try:
+        working_directory()
+    except ConfigError as error:
+        print(f"libai-data {name}: {error}", file=sys.stderr)
+        return 1
     # argparse shows this as the program's name.
     sys.argv[0] = f"libai-data {name}"
     result = importlib.import_module(COMMANDS[name].module).main(arguments[1:])

@@ -17,6 +17,7 @@ from libai_data.config.signatures import TARGET
 from libai_data.config.yaml_format import from_yaml, to_yaml
 from libai_data.errors import ConfigError, error_text, nearest
 from libai_data.errors.argument_rules import OUTPUT_FILE, check
+from libai_data.errors.working_directory import working_directory
 
 Keys = Union[None, str, Sequence[str]]
 Path = Union[str, "os.PathLike[str]"]
@@ -168,8 +169,9 @@ def get_config(config_path: str) -> Any:
 def load_config(config_file: str, overrides: Sequence[str] = ()) -> Any:
     """Load a config and change it, as the training command does."""
     # Configs may import other configs and the user's modules from the working directory.
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    folder = working_directory()
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
     return LazyConfig.apply_overrides(LazyConfig.load(config_file), list(overrides))
 
 

@@ -23,6 +23,7 @@ from types import FrameType
 from typing import Any
 
 from libai_data.errors import ConfigError
+from libai_data.errors.working_directory import working_directory
 from libai_data.launch.exit_codes import STOPPED, as_exit_code, described
 from libai_data.launch.job_environment import SECRET_VARIABLE
 from libai_data.launch.output import OutputPipes, quoted, say, write_to_stderr
@@ -262,7 +263,7 @@ class RemoteNode:
         program = [sys.executable, "-m", NODE_PROGRAM]
         if "PYTHONPATH" in os.environ:
             program = ["env", f"PYTHONPATH={os.environ['PYTHONPATH']}", *program]
-        where, what = (" ".join(map(shlex.quote, words)) for words in (["cd", os.getcwd()], ["exec", *program]))
+        where, what = (" ".join(map(shlex.quote, words)) for words in (["cd", working_directory()], ["exec", *program]))
         self.process = subprocess.Popen(
             [*ssh_command(ssh, host)[:-1], f"{where} && {what}"],
             stdin=subprocess.PIPE,

@@ -21,11 +21,13 @@ from __future__ import annotations
 import argparse
 import os
 import secrets
+import shutil
+import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from libai_data.atomic_files import output_path
 from libai_data.errors import ConfigError, DataPipelineError, nearest
+from libai_data.errors.working_directory import working_directory
 from libai_data.launch.exit_codes import STOPPED
 from libai_data.launch.hosts import Hosts, read_hostfile
 from libai_data.launch.output import STDERR, STDOUT, say
@@ -41,6 +43,11 @@ __all__ = ["DEFAULT_PORT", "FORWARDED", "FREE_PORTS", "STOPPED", "free_port", "m
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the launcher; returns 0, or the exit code of the rank that failed first (128 + N for signal N)."""
+    try:
+        working_directory()
+    except ConfigError as error:
+        print(f"libai_data.launch: {error}", file=sys.stderr)
+        return 1
     args = parse_args(argv)
     os.environ.setdefault(JOB_VARIABLE, secrets.token_hex(8))
     runner: Runner | None = None
@@ -169,8 +176,20 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
             parser.error(f"{flag} is for the machines of --hostfile; give both, or neither")
     if args.module and args.no_python:
         parser.error("--module and --no_python exclude each other; give one of them")
-    if not args.module and not args.no_python and not Path(args.training_script).is_file():
-        parser.error(
-            f"there is no script {args.training_script} (working directory {os.getcwd()})."
-            + nearest(args.training_script, COMMANDS)
-        )
+    if args.no_python and args.hostfile is None and shutil.which(args.training_script) is None:
+        parser.error(f"there is no program {args.training_script}, or it may not be executed ({_place()})")
+    if not args.module and not args.no_python:
+        _check_script(parser, args.training_script)
+
+
+def _check_script(parser: argparse.ArgumentParser, script: str) -> None:
+    if os.path.isdir(script):
+        parser.error(f"the script {script} is a folder; name a file, or with -m a module or package ({_place()})")
+    if not os.path.isfile(script):
+        parser.error(f"there is no script {script} ({_place()}).{nearest(script, COMMANDS)}")
+    if not os.access(script, os.R_OK):
+        parser.error(f"the script {script} may not be read by this user; change its permissions, such as chmod a+r")
+
+
+def _place() -> str:
+    return f"working directory {working_directory()}"

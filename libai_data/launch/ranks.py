@@ -18,6 +18,7 @@ from types import FrameType
 from typing import IO, Union
 
 from libai_data.errors import ConfigError, numbers_in_words
+from libai_data.errors.working_directory import working_directory
 from libai_data.launch.cuda_libraries import library_path_for_ranks
 from libai_data.launch.exit_codes import STOPPED, as_exit_code, described
 from libai_data.launch.job_environment import SECRET_VARIABLE, seconds_from_environment
@@ -66,7 +67,7 @@ def rank_environment(args: argparse.Namespace, local_rank: int, library_path: st
 
 
 def _log_folder(args: argparse.Namespace, local_rank: int) -> Path:
-    return Path.cwd() / args.logdir / f"local_rank_{local_rank}"
+    return Path(working_directory()) / args.logdir / f"local_rank_{local_rank}"
 
 
 class Ranks:

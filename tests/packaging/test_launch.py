@@ -144,6 +144,9 @@ def test_a_command_of_libai_data_runs_on_the_ranks() -> None:
         (["/no/such/script.py"], "there is no script /no/such/script.py"),
         (["trian", "c.py"], "there is no script trian (working directory"),
         (["trian", "c.py"], "Did you mean 'train'?"),
+        (["/"], "the script / is a folder; name a file, or with -m a module"),
+        (["--no_python", "/no/such/program"], "there is no program /no/such/program, or it may not be executed"),
+        (["--no_python", "/etc/passwd"], "there is no program /etc/passwd, or it may not be executed"),
     ],
 )
 def test_wrong_arguments_are_refused_before_anything_starts(
@@ -153,6 +156,29 @@ def test_wrong_arguments_are_refused_before_anything_starts(
         launcher.parse_args(arguments)
     assert error.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_script_that_may_not_be_read_is_refused_before_anything_starts(
+    script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script.write_text("")
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.R_OK)  # As root, every file may be read.
+    with pytest.raises(SystemExit):
+        launcher.parse_args([str(script)])
+    assert f"the script {script} may not be read by this user" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["libai_data.launch x.py", "libai_data launch train x.py", "libai_data plan x.py"])
+def test_a_working_directory_that_was_deleted_is_named(command: str, tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    # The interpreter itself finds the package although there is no working directory.
+    shell = 'cd "$1" && rmdir "$1" && exec env PYTHONPATH="$2" "$3" -m $4'
+    ended = run_to_end(["sh", "-c", shell, "sh", str(gone), str(REPOSITORY), sys.executable, command])
+    assert ended.returncode == 1
+    (line,) = (ended.stdout + ended.stderr).splitlines()
+    assert f"the working directory {gone} was deleted, and relative paths begin there" in line
+    assert "cd FOLDER" in line
 
 
 @pytest.mark.parametrize(
