@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import struct
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Callable
 
 from libai_data.data.sources.array_record import array_record_module
 from libai_data.data.sources.remote import RemoteFile, read_ranges
-from libai_data.errors import installed
+from libai_data.errors import ConfigError, error_text, installed
 
 _HEADER, _MANY_HEADERS = 1 << 12, 1 << 16
 _TAIL, _MORE = 1 << 18, 8
@@ -36,21 +38,36 @@ def _of_parquet(file: Any, size: int) -> int:
 def _of_array_record(file: Any, size: int) -> int | None:
     """Count with the package array_record. It reads only the end, so a sparse file with this end is sufficient."""
     module = array_record_module("the footer of an ArrayRecord file")
-    with tempfile.NamedTemporaryFile(suffix=".array_record") as end:
+    with _temporary():
+        end = tempfile.NamedTemporaryFile(suffix=".array_record")  # noqa: SIM115
+    with end:
         tail = _TAIL
         while True:
             tail = min(tail, size)
-            end.truncate(size)
-            end.seek(size - tail)
             file.seek(size - tail)
-            end.write(file.read(tail))
-            end.flush()
+            read = file.read(tail)
+            with _temporary():
+                end.truncate(size)
+                end.seek(size - tail)
+                end.write(read)
+                end.flush()
             reader = module.ArrayRecordReader(end.name, options="readahead_buffer_size:0")
             if reader.ok():
                 return int(reader.num_records())
             if tail == size:
                 return None
             tail *= _MORE
+
+
+@contextmanager
+def _temporary() -> Iterator[None]:
+    """Wraps the use of a temporary file, because an error of the store would be retried, or say that a file is gone."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"a temporary file cannot be written ({error_text(error)}); set TMPDIR to a folder with some room"
+        ) from error
 
 
 def _of_arrow(file: Any, size: int) -> int | None:

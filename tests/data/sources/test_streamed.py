@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import sys
+import tempfile
 import threading
 import tracemalloc
 from collections import Counter
@@ -568,6 +569,17 @@ def test_samples_are_counted_by_footers_headers_and_indices_without_copies(
     assert source.shard_lengths.tolist() == [20, 21, 22, *[90] * (kind == "arrow")]
     assert not list((tmp_path / "cache").rglob(f"*.{ENDINGS[kind]}"))
     assert same(source.read_many(range(len(source))), expected)
+
+
+def test_a_temporary_folder_that_cannot_be_written_is_not_taken_for_a_missing_shard(
+    object_store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("array_record")
+    put_records(object_store, tmp_path, "array_record", 1)
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "file"))
+    with pytest.raises(ConfigError, match=r"a temporary file cannot be written .*; set TMPDIR to a folder"):
+        open_source(FOLDER, streaming=True)
 
 
 @pytest.mark.parametrize("kind, ending", [("mds", "mds.zstd"), ("litdata", "zstd.bin")])
