@@ -1,0 +1,71 @@
+"""The trainer's evaluation of a ragged tail, with the user's own collators, is that of one rank, or a clear error."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.distributed.launcher import found_by_ranks
+from tests.distributed.scripts.evaluate_in_trainer import COLLATORS, READERS, SAMPLES, Sentences, found_on
+from tests.properties import slowly
+
+SCRIPT = Path(__file__).parent / "scripts" / "evaluate_in_trainer.py"
+MESHES = ["2x2x1", slowly("1x4x1"), slowly("1x1x4"), slowly("2x1x2"), slowly("1x2x2"), slowly("4x1x1")]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return found_on(tmp_path_factory.mktemp("alone"), "1x1x1")
+
+
+@pytest.fixture(scope="module")
+def on_ranks(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    @cache
+    def found(mesh: str) -> list[dict[str, Any]]:
+        folder = tmp_path_factory.mktemp("evaluated")
+        ranks = found_by_ranks(SCRIPT, prod(map(int, mesh.split("x"))), folder, mesh, timeout=150)
+        return [each[mesh] for each in ranks]
+
+    return found
+
+
+def is_refused(name: str, readers: str, data: int) -> str:
+    """Why data-parallel ranks cannot have this evaluation; "" if they can."""
+    if data > 1 and readers != "data_parallel" and ("mask" in name or "table" in name or "square" in name):
+        return "field 'shared' has shape .* needs one row for each of its"
+    if data > 1 and readers == "data_parallel" and name == "padded to the longest":
+        return "field 'tail' "
+    return ""
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("readers", READERS)
+@pytest.mark.parametrize("name", COLLATORS)
+def test_an_evaluation_of_collated_batches_is_that_of_one_rank_or_refused_on_every_rank(
+    name: str, readers: str, mesh: str, on_ranks: Any, alone: dict[str, Any]
+) -> None:
+    ranks, case = on_ranks(mesh), f"{name}, {readers}"
+    found, expected = ranks[0][case], alone[case]
+    problem = is_refused(name, readers, int(mesh[0]))
+    if problem:
+        for rank in ranks:
+            assert re.search(problem, str(rank[case])), rank[case]
+        return
+    assert isinstance(found, dict), found
+    assert found["metrics"]["samples"] == expected["metrics"]["samples"] == SAMPLES
+    assert [each[case]["metrics"] for each in ranks] == [found["metrics"]] * len(ranks)
+    assert found["metrics"] == pytest.approx(expected["metrics"], rel=1e-6)
+    by_tokens = {tuple(tokens): (scores, tail) for tokens, scores, tail in expected["samples"]}
+    assert sorted(tuple(tokens) for tokens, *_ in found["samples"]) == sorted(map(tuple, Sentences().tokens.tolist()))
+    for tokens, scores, tail in found["samples"]:
+        np.testing.assert_allclose(scores, by_tokens[tuple(tokens)][0], rtol=1e-4, atol=1e-5)
+        assert tail == by_tokens[tuple(tokens)][1]
+    for table, doubled in found["tables"]:
+        assert np.array_equal(2 * np.array(table), doubled)
+        assert np.array_equal(table[: len(expected["tables"][0][0])], expected["tables"][0][0])
