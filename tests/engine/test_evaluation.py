@@ -307,6 +307,14 @@ def test_labels_below_0_do_not_count(model: TinyModel) -> None:
     assert found == {"loss": pytest.approx(expected, rel=1e-5)}
 
 
+def test_tokens_whose_loss_mask_is_0_do_not_count() -> None:
+    evaluator = MeanLossEvaluator(losses_name="each_loss")
+    inputs = {"labels": flow.tensor([[0, -1, 2], [1, 1, 1]]), "loss_mask": flow.tensor([[1, 1, 0], [1, 0, 1]])}
+    losses = {"each_loss": flow.tensor([[1.0, 2.0, 4.0], [8.0, 16.0, 32.0]])}
+    evaluator.process(inputs, evaluator.prepare(inputs, losses))
+    assert evaluator.evaluate() == {"loss": (1 + 8 + 32) / 3}
+
+
 @pytest.mark.parametrize(
     ("evaluator", "whole", "message"),
     [

@@ -146,9 +146,12 @@ def test_the_loss_of_an_evaluation_has_another_name_than_that_of_the_training() 
     assert best.best_metric == 1.0
 
 
-def test_the_default_metric_may_be_missing_and_is_missed_once(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(("metric", "period"), [("Acc@1", 1), ("Acc@5", 0)], ids=["the default", "after the last step"])
+def test_a_metric_that_may_be_missing_is_missed_once(
+    metric: str, period: int, caplog: pytest.LogCaptureFixture
+) -> None:
     trainer = CountingTrainer([])
-    best = hooks.BestCheckpointer(1, None, "Acc@1")  # type: ignore[arg-type]
-    trainer.register_hooks([hooks.EvalHook(1, lambda: {"loss": 1.0}), best])
+    best = hooks.BestCheckpointer(period, None, metric)  # type: ignore[arg-type]
+    trainer.register_hooks([hooks.EvalHook(period, lambda: {"loss": 1.0}), best])
     trainer.train(0, 4)
-    assert caplog.text.count("train.evaluation.eval_metric is 'Acc@1'") == 1
+    assert caplog.text.count(f"train.evaluation.eval_metric is '{metric}'") == 1
