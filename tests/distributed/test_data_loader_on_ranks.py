@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import runpy
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from libai_data.mesh.current import set_mesh
 from tests.distributed.launcher import launch_ranks
 from tests.distributed.scripts.data_loader_on_ranks import CASES, SAMPLES
+from tests.docs.test_documentation_blocks import REPOSITORY, blocks_of
 
 SCRIPT = Path(__file__).parent / "scripts" / "data_loader_on_ranks.py"
 MESHES = ("4x1", "2x2", "1x4")
@@ -58,3 +61,19 @@ def test_ranks_take_one_order_of_a_sampler_that_each_would_draw_anew(found: dict
     for epoch in found[f"dropped {mesh}"]:
         assert [len(batch) for batch, _, _ in epoch] == [8, 8]
         assert len(set(rows(epoch))) == 16
+
+
+@pytest.mark.parametrize(("page", "name"), [("README.md", "loop.py"), ("docs/index.md", "first.py")])
+def test_each_of_four_ranks_prints_what_the_first_program_of_a_page_prints_on_one(
+    page: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = tmp_path / name
+    program.write_text(next(block.code for block in blocks_of(REPOSITORY / page) if block.language == "python"))
+    try:
+        runpy.run_path(str(program), run_name="__main__")
+    finally:
+        set_mesh(None)
+    lines = capsys.readouterr().out.splitlines()
+    launch = launch_ranks(program, 4, timeout=100)
+    assert launch.returncode == 0, launch.output
+    assert lines and all(launch.output.count(line) == 4 for line in lines), launch.output
