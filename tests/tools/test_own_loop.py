@@ -35,7 +35,6 @@ def test_a_loop_of_ones_own_trains_and_resumes_in_the_middle_of_an_epoch(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def result_on_one_rank(script: Path, folder: str) -> tuple[int, float]:
-        (tmp_path / folder).mkdir(exist_ok=True)
         monkeypatch.setattr(sys, "argv", [str(script), str(tmp_path / folder)])
         try:
             runpy.run_path(str(script), run_name="__main__")
@@ -53,7 +52,8 @@ def test_a_loop_of_ones_own_trains_and_resumes_in_the_middle_of_an_epoch(
     # It ends after 26 steps, and saves the 25th, which is the twelfth of the second epoch.
     assert result_on_one_rank(shorter, "resumed")[0] == 26
     assert result_on_one_rank(script, "resumed") == (52, error)
-    (tmp_path / "four").mkdir()
+    # Four ranks continue where one rank stopped.
+    assert result_on_one_rank(shorter, "four")[0] == 26
     steps, other = steps_and_error(launched(repository, script, tmp_path / "four"))
     assert steps == 52 and abs(other - error) < 1e-3 * error
 
