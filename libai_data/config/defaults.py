@@ -74,7 +74,7 @@ _TRAIN: dict[str, Key] = {
         [],
         _TEXTS,
         "What may differ from the checkpoint on a resume, such as [seed]; any other difference is an error. Of "
-        "dataset, seed, shuffle, drop_last, weights, global_batch_size, order_version and restart_data.",
+        "dataset, seed, shuffle, drop_last, weights, lanes, global_batch_size, order_version and restart_data.",
     ),
     "may_differ": Key(
         [],

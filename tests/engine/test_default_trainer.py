@@ -190,6 +190,12 @@ def test_a_signal_where_a_checkpoint_was_just_written_writes_no_second_one(tmp_p
     assert saved == ["model_0000003"]
 
 
+def test_a_signal_in_the_last_step_lets_the_training_end_as_usual(tmp_path: Path) -> None:
+    assert "Acc@1" in built(tiny_config(str(tmp_path), train_iter=4), SignalAfter3()).train()
+    assert (tmp_path / "last_checkpoint").read_text() == "model_final"
+    say_farewell()
+
+
 def test_the_signals_that_stop_a_training_are_those_of_the_config(tmp_path: Path) -> None:
     class Handlers(HookBase):
         def after_step(self) -> None:
