@@ -251,6 +251,11 @@ def test_an_iterable_that_does_not_split_itself_is_refused() -> None:
         ):
             rows(loader)
 
+    def equal(shard: int, num_shards: int) -> Iterator[Any]:
+        return ({"y": number} for number in range(9))
+
+    assert rows(from_iterable(equal, 6, num_shards=2)) == [number for number in range(9) for _ in range(2)]
+
 
 def test_more_workers_than_shards_are_told_to_say_num_shards(caplog: pytest.LogCaptureFixture) -> None:
     loader = DataLoader(Asks(), 4, num_workers=5)
