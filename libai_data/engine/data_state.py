@@ -58,9 +58,17 @@ class DataState:
 
         Raises:
             CheckpointError: The checkpoint has no state.
-            ConfigError: An override is set, but the loader's `load_state_dict` does not accept it.
+            ConfigError: An override is set, but the loader's `load_state_dict` does not accept it; or the data must
+                restart, but the loader follows the steps of the training.
         """
         self.is_restored = True
+        stream = stream_state_of(self.loader)
+        if self.may_be_absent and stream is not None and stream.schedule is not None:
+            raise ConfigError(
+                f"{OVERRIDE_KEY} has {RESTART_DATA!r}, but the train loader ({type(self.loader).__name__}) follows the "
+                f"steps of the training, so its data cannot restart. Remove {RESTART_DATA!r}, or start a new run with "
+                "the weights of the checkpoint (train.load_weight)"
+            )
         if self.may_be_absent:
             logger.warning("The train loader restarts its data, or resumes by itself: %s.", OVERRIDE_KEY)
             return

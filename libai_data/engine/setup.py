@@ -14,7 +14,7 @@ from libai_data.config import LazyConfig, check_targets, check_values, try_get_k
 from libai_data.config.overrides import has_overrides
 from libai_data.config.values import check_device, fill_in, given, require
 from libai_data.data.random.generator_states import generators_in_turn
-from libai_data.data.samplers.resuming import check_overrides
+from libai_data.data.samplers.resuming import RESTART_DATA, check_overrides
 from libai_data.engine.agreement import check_same_start, mesh_warnings
 from libai_data.engine.data_state import OVERRIDE_KEY
 from libai_data.engine.logging_setup import setup_logger
@@ -112,7 +112,7 @@ def default_setup(cfg: Any, args: Any = None) -> None:
 def complete_train_config(cfg: Any) -> None:
     """Write missing batch sizes and the number of samples into `cfg.train`; raises ConfigError if they contradict."""
     check_values(cfg)
-    check_overrides(try_get_key(cfg, OVERRIDE_KEY) or ())
+    check_overrides(try_get_key(cfg, OVERRIDE_KEY) or (), (RESTART_DATA,))
     plan = step_plan(cfg)
     sizes = list(plan.sizes.values())
     set_key(cfg, "train.global_batch_size", plan.schedule.sizes[-1][1])

@@ -354,6 +354,31 @@ def test_a_tuple_of_two_loaders_is_no_train_loader(tmp_path: Path) -> None:
         built(tiny_config(str(tmp_path)), kind=TwoLoaders)
 
 
+def test_data_restart_where_the_config_asks_for_it_unless_they_follow_the_steps(tmp_path: Path) -> None:
+    seen: list[float] = []
+
+    class Noting(LoaderAlone):
+        @classmethod
+        def get_batch(cls, batch: Any) -> dict[str, Any]:  # type: ignore[override]
+            seen.append(float(batch[0][0, 0]))
+            return super().get_batch(batch)
+
+    def config(name: str, **train: Any) -> Any:
+        cfg = tiny_config(str(tmp_path / name), **train)
+        cfg.train.checkpointer.period = 3
+        cfg.train.evaluation.enabled = False
+        return cfg
+
+    trained(config("restarted", train_micro_batch_size=8), Noting, stop_after=7)
+    before, restart = seen[:], {"resume_override": ["restart_data"]}
+    seen.clear()
+    assert trained(config("restarted", train_micro_batch_size=8, **restart), Noting, resume=True).start_iter == 6
+    assert seen == before[:6] != before[1:7]
+    trained(config("following"), stop_after=7)
+    with pytest.raises(ConfigError, match=r"'restart_data', but the train loader \(BatchLoader\) follows the steps"):
+        trained(config("following", **restart), resume=True)
+
+
 def test_epochs_of_a_loader_without_a_dataset_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"train.train_epoch is set.*set train.train_iter instead"):
         built(tiny_config(str(tmp_path), train_epoch=2), kind=LoaderAlone)

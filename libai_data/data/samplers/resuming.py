@@ -25,12 +25,12 @@ _OVERRIDE_OF = {"samples": "dataset", "epoch_size": "drop_last"}
 PlacesToSkip = Callable[[StepSchedule], LeftOut]
 
 
-def check_overrides(override: Collection[str]) -> None:
-    """Raise a ConfigError for names that are not in `OVERRIDES`; only a trainer accepts `RESTART_DATA`."""
+def check_overrides(override: Collection[str], others: Sequence[str] = ()) -> None:
+    """Raise a ConfigError for names that are neither in `OVERRIDES` nor in `others`."""
     if isinstance(override, str) or not isinstance(override, Collection):
         raise ConfigError(f"override is {override!r:.100}; it must be a list of names, such as ['seed']")
     for name in override:
-        if name not in OVERRIDES:
+        if name not in (*OVERRIDES, *others):
             known = [*OVERRIDES, RESTART_DATA]
             raise ConfigError(
                 f"resume_override names {name!r}; allowed: {list(OVERRIDES)}, and in a trainer {RESTART_DATA!r}."
