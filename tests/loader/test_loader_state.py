@@ -134,14 +134,13 @@ def test_the_state_of_another_dataset_or_seed_is_refused_with_both_values(
     loader.load_state_dict(state, override=["dataset", "seed"])
 
 
-def test_a_dataset_tells_its_content_apart_by_its_own_fingerprint() -> None:
+def test_a_dataset_tells_its_content_apart_by_its_own_fingerprint_which_json_can_hold(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     state = loader_of(Hashed(30, offset=1)).state_dict()
     with pytest.raises(CheckpointError, match=r"content was \{'offset': 1\} and is now \{'offset': 0\}"):
         loader_of(Hashed(30)).load_state_dict(state)
     loader_of(Hashed(30)).load_state_dict(state, override=["dataset"])
-
-
-def test_a_fingerprint_that_json_cannot_hold_names_its_dataset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Hashed, "fingerprint", lambda _: {1, 2})
     with pytest.raises(ConfigError, match=r"Hashed.fingerprint\(\) returned \{1, 2\}, which JSON cannot hold"):
         loader_of(Hashed(30)).state_dict()
@@ -178,10 +177,7 @@ def test_datasets_put_together_are_told_apart_by_their_parts() -> None:
     state = loader_of(both).state_dict()
     assert state["dataset"] == {
         "name": "ConcatDataset",
-        "content": [
-            {"name": "Numbers", "samples": 10},
-            {"name": "Hashed", "content": {"offset": 3}, "samples": 20},
-        ],
+        "content": [{"name": "Numbers", "samples": 10}, {"name": "Hashed", "content": {"offset": 3}, "samples": 20}],
     }
     loader_of(ConcatDataset([Numbers(10), Hashed(20, offset=3)])).load_state_dict(json.loads(json.dumps(state)))
     with pytest.raises(CheckpointError, match="dataset's content was"):

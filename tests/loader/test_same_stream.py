@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from libai_data.data.samplers import CyclicSampler, SingleRoundSampler
 from tests.loader.sample_datasets import NumberDicts, Numbers, NumbersFilled, NumbersTogether, stack_dicts
-from tests.loader.streams import WORKER_NAMES, WORKERS, content, loading, stream
+from tests.loader.streams import content, loading, stream
 from tests.properties import examples, slowly
 
 DATASETS = (Numbers, NumberDicts, NumbersTogether, NumbersFilled)
@@ -60,18 +60,10 @@ def contents_and_states(case: dict[str, Any], batches: int, **workers: Any) -> A
     return found
 
 
-@settings(with_workers, max_examples=examples(25))
-@given(case=streams(), workers=cheap_workers, batches=st.integers(1, 12))
-def test_threads_bring_the_stream_of_the_trainers_own_process(
-    case: dict[str, Any], workers: dict[str, Any], batches: int
-) -> None:
-    assert contents_and_states(case, batches, **workers) == contents_and_states(case, batches, num_workers=0)
-
-
 @pytest.mark.watchdog(120)
-@settings(with_workers, max_examples=examples(10))
-@given(case=streams(), workers=processes, batches=st.integers(1, 12))
-def test_processes_bring_the_stream_of_the_trainers_own_process(
+@settings(with_workers, max_examples=examples(40))
+@given(case=streams(), workers=st.one_of(processes, cheap_workers), batches=st.integers(1, 12))
+def test_workers_bring_the_stream_of_the_trainers_own_process(
     case: dict[str, Any], workers: dict[str, Any], batches: int
 ) -> None:
     assert contents_and_states(case, batches, **workers) == contents_and_states(case, batches, num_workers=0)
@@ -114,16 +106,3 @@ def test_a_state_saved_after_any_batch_goes_on_exactly_with_other_workers(
     with loading(case["dataset"], sampler_of(case), **case["loader"], **after) as loader:
         loader.load_state_dict(state)
         assert [content(batch) for batch in islice(loader, len(whole) - taken)] == whole[taken:]
-
-
-@pytest.mark.parametrize("workers", WORKERS, ids=WORKER_NAMES)
-def test_a_loader_can_be_sent_back_to_a_state_again_and_again(workers: dict[str, Any]) -> None:
-    dataset = Numbers(23)
-    whole = stream(dataset, batches=12, num_workers=0)
-    with loading(dataset, **workers) as loader:
-        states = [loader.state_dict()]
-        for _ in islice(loader, 6):
-            states.append(loader.state_dict())
-        for taken in (4, 0, 6, 1):
-            loader.load_state_dict(states[taken])
-            assert [content(batch) for batch in islice(loader, 5)] == whole[taken : taken + 5]

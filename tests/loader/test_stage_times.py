@@ -130,13 +130,10 @@ def test_no_hint_is_logged_when_the_trainer_does_not_wait(monkeypatch: Any, capl
     assert not [record for record in caplog.records if "waited for data" in record.getMessage()]
 
 
-def test_a_fresh_loader_has_waited_for_nothing() -> None:
+def test_a_fresh_loader_has_waited_for_nothing_and_transform_time_is_taken_once() -> None:
     figures = summary(StageTimes(), LoaderTimes())
     assert figures["waiting_share"] == 0
     assert figures["bottleneck"] == "trainer"
-
-
-def test_transform_time_adds_up_and_is_taken_once() -> None:
     take_transform_time()
     for _ in range(2):
         with transform_time():
