@@ -157,7 +157,7 @@ def test_a_checkpoint_of_one_mode_continues_in_the_other(
     np.testing.assert_allclose([cut[step] for step in range(12)], [whole[step] for step in range(12)], rtol=1e-4)
 
 
-@MODES
+@pytest.mark.parametrize("graph", [False, slowly(True)], ids=["eager", "graph"])
 def test_a_signal_ends_the_training_with_a_checkpoint_of_the_last_step_and_its_losses(
     tmp_path: Path, graph: bool
 ) -> None:
@@ -317,8 +317,11 @@ class NotOnTheClass(GuidesTrainer):
         return GuidesTrainer.build_train_loader(self.cfg)
 
 
-@pytest.mark.parametrize("kind", [GuidesTrainer, LoaderAlone, NotOnTheClass])
-@MODES
+@pytest.mark.parametrize(
+    ("kind", "graph"),
+    [(GuidesTrainer, False), (LoaderAlone, True), (NotOnTheClass, False)]
+    + [slowly(GuidesTrainer, True), slowly(LoaderAlone, False), slowly(NotOnTheClass, True)],
+)
 @pytest.mark.parametrize("micro", [slowly(8), 4])
 def test_any_iterable_and_any_signature_of_get_batch_train(tmp_path: Path, kind: Any, graph: bool, micro: int) -> None:
     cfg = tiny_config(str(tmp_path), graph=graph, global_batch_size=8 * (8 // micro), train_micro_batch_size=8)

@@ -176,7 +176,7 @@ class Together(DataModule):
         return loaders if self.hparams.kind == "dict" else list(loaders.values())
 
 
-@pytest.mark.parametrize("graph", [slowly(False), True])
+@pytest.mark.parametrize("graph", [False, slowly(True)])
 def test_several_training_loaders_train_together_and_resume_bit_for_bit(tmp_path: Path, graph: bool) -> None:
     def job(folder: Path) -> Any:
         cfg = config(folder, graph=graph)
