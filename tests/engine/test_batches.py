@@ -33,12 +33,9 @@ def test_get_batch_is_called_with_the_arguments_it_takes(get_batch: Any, expecte
     assert call_get_batch(as_a_dict, "d", "cpu", max) == {"got": ("d", "cpu", max)[:expected]}
 
 
-def test_get_batch_must_return_a_dict() -> None:
+def test_get_batch_must_return_a_dict_and_a_loader_have_batches() -> None:
     with pytest.raises(SchemaError, match="returned a list"):
         call_get_batch(lambda data: [data], "d", "cpu")  # type: ignore[arg-type, return-value]
-
-
-def test_a_loader_without_batches_is_named() -> None:
     with pytest.raises(ConfigError, match=r"train loader \(list\) yields no batch"):
         StepInputs([]).next()
 
@@ -65,11 +62,20 @@ def _batch(first: int) -> Instance:
     )
 
 
-def test_micro_batches_are_joined_row_by_row_with_their_layouts() -> None:
+def test_micro_batches_of_any_kind_are_joined_row_by_row_with_their_layouts() -> None:
     joined = join_micro_batches([_batch(0), _batch(2), _batch(4)])
     assert joined.x.tensor.numpy()[:, 0].tolist() == [0, 1, 2, 3, 4, 5]
     assert joined.y.tensor.tolist() == [0, 1, 2, 3, 4, 5]
     assert joined.y.placement_idx == -1
+    for batch in (None, (1, 2), {"a": 1}):
+        assert join_micro_batches([batch]) is batch
+    placement, sbp = flow.placement("cpu", [0]), [flow.sbp.split(0)]
+    parts = [{"x": flow.tensor([i, i + 1]).to_global(placement, sbp)} for i in (0, 2)]
+    assert join_inputs(parts)["x"].numpy().tolist() == [0, 1, 2, 3]
+    inputs = StepInputs([(1.0, 2.0), (3.0, 4.0)])
+    joined = inputs.joined(2, lambda data: {"x": flow.tensor(data)}, "cpu")
+    assert joined["x"].numpy().tolist() == [1, 2, 3, 4]
+    assert inputs.seconds > 0
 
 
 @pytest.mark.parametrize(("valid", "rows"), [(4, [0, 1, 2, 3]), (3, None)])
@@ -86,21 +92,3 @@ def test_joined_micro_batches_are_compared_and_laid_out_like_one_batch(valid: in
     assert origin.agreement is agreement
     assert (origin.parts, origin.skipped) == (parts, 1)
     assert (None if origin.rows is None else origin.rows.indices.tolist()) == rows
-
-
-def test_a_single_micro_batch_of_any_kind_is_left_alone() -> None:
-    for batch in (None, (1, 2), {"a": 1}):
-        assert join_micro_batches([batch]) is batch
-
-
-def test_global_inputs_are_joined_like_local_ones() -> None:
-    placement, sbp = flow.placement("cpu", [0]), [flow.sbp.split(0)]
-    parts = [{"x": flow.tensor([i, i + 1]).to_global(placement, sbp)} for i in (0, 2)]
-    assert join_inputs(parts)["x"].numpy().tolist() == [0, 1, 2, 3]
-
-
-def test_batches_that_are_no_instances_are_joined_after_get_batch() -> None:
-    inputs = StepInputs([(1.0, 2.0), (3.0, 4.0)])
-    joined = inputs.joined(2, lambda data: {"x": flow.tensor(data)}, "cpu")
-    assert joined["x"].numpy().tolist() == [1, 2, 3, 4]
-    assert inputs.seconds > 0

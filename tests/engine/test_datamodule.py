@@ -49,7 +49,7 @@ class Recorded(DataModule):
         return {name: value * self.hparams["scale"] for name, value in batch.items()}
 
 
-def test_the_arguments_of_init_are_kept_as_hyperparameters() -> None:
+def test_the_arguments_of_init_are_kept_as_hyperparameters_all_or_those_that_are_chosen() -> None:
     module = Recorded(4, note="secret", further=1)
     assert module.hparams == {"size": 4, "scale": 2.0, "further": 1}
     assert module.hparams.size == 4
@@ -59,8 +59,6 @@ def test_the_arguments_of_init_are_kept_as_hyperparameters() -> None:
         _ = module.hparams.sise
     assert DataModule().hparams == {}
 
-
-def test_hyperparameters_can_be_chosen_by_name() -> None:
     class Chosen(DataModule):
         def __init__(self, a: int, b: int) -> None:
             self.save_hyperparameters("b")
@@ -224,7 +222,7 @@ def test_a_state_that_is_none_of_a_data_module_is_refused(state: Any, words: str
         DataStages(Keeps()).load_state_dict(state)
 
 
-def test_a_data_module_that_returns_no_state_gets_none() -> None:
+def test_a_state_of_any_kind_survives_a_checkpoint_and_none_is_not_loaded() -> None:
     class Keeps(DataModule):
         def state_dict(self) -> Any:
             return None
@@ -234,8 +232,6 @@ def test_a_data_module_that_returns_no_state_gets_none() -> None:
 
     DataStages(Keeps()).load_state_dict(DataStages(Keeps()).state_dict())
 
-
-def test_a_state_of_any_kind_survives_a_checkpoint() -> None:
     class Counting(DataModule):
         seen: Any = None
 

@@ -182,7 +182,7 @@ def test_a_warning_names_what_may_be_a_table_in_the_only_batch(
     assert "'table' has" in caplog.text
 
 
-def test_padding_that_cannot_be_told_apart_is_refused(model: TinyModel) -> None:
+def test_padding_that_cannot_be_told_apart_is_refused_also_if_a_collator_left_samples_out(model: TinyModel) -> None:
     def flat(batch: Any) -> dict[str, Any]:
         return {name: value.reshape(1, *value.shape) for name, value in to_global(batch).items()}
 
@@ -190,8 +190,6 @@ def test_padding_that_cannot_be_told_apart_is_refused(model: TinyModel) -> None:
     with pytest.raises(SchemaError, match=r"1 of the batch's 4 rows count.*none of the inputs has 4 rows.*\(1, 4"):
         inference_on_dataset(lambda **inputs: {"x": inputs["points"]}, loader, 4, 1e5, flat, "cpu", Collecting())
 
-
-def test_padding_after_a_collator_left_samples_out_is_refused(model: TinyModel) -> None:
     def collate(samples: list[Any]) -> Any:
         kept = samples if len({each.get("labels").tensor.item() for each in samples}) == 1 else samples[:2]
         return {name: np.stack([each.get(name).tensor for each in kept]) for name in ("points", "labels")}

@@ -25,13 +25,14 @@ def rates(schedule: Any, steps: int) -> list[float]:
     return found
 
 
-def test_a_warmed_up_cosine_rises_linearly_to_the_cosine_and_follows_it_down() -> None:
+def test_a_cosine_rises_linearly_to_the_cosine_if_it_warms_up_and_follows_it_down() -> None:
     found = rates(schedules.WarmupCosineLR(optimizer(), 20, 0.1, 5, alpha=0.01), 21)
     cosine = [BASE * (0.99 * 0.5 * (1 + math.cos(math.pi * step / 20)) + 0.01) for step in range(21)]
     assert found[0] == pytest.approx(0.1 * BASE)
     assert found[5:] == pytest.approx(cosine[5:])
     rises = [later - earlier for earlier, later in zip(found[:5], found[1:6])]
     assert rises == pytest.approx([(cosine[5] - 0.1 * BASE) / 5] * 5)
+    assert rates(schedules.WarmupCosineLR(optimizer(), 20, 0.1, 0), 1) == [BASE]
 
 
 @pytest.mark.parametrize(
@@ -49,10 +50,6 @@ def test_each_schedule_warms_up_and_ends_where_it_should(name: str, options: dic
     found = rates(schedule, 21)
     assert found[0] == pytest.approx(0.1 * BASE)
     assert found[20] == pytest.approx(end, rel=1e-3)
-
-
-def test_without_warm_up_the_schedule_begins_at_the_base_rate() -> None:
-    assert rates(schedules.WarmupCosineLR(optimizer(), 20, 0.1, 0), 1) == [BASE]
 
 
 @pytest.mark.parametrize("cut", [0, 3, 5, 6, 19])

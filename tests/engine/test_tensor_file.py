@@ -59,12 +59,9 @@ def test_a_part_is_read_alone(tmp_path_factory: pytest.TempPathFactory, bounds: 
     np.testing.assert_array_equal(TensorFile(path).read("x", part), whole[part])
 
 
-def test_a_file_of_another_kind_is_named(tmp_path: Path) -> None:
+def test_a_file_of_another_kind_and_a_dtype_that_has_no_place_are_named(tmp_path: Path) -> None:
     (tmp_path / "t").write_bytes(b"nonsense" * 4)
     with pytest.raises(CheckpointError, match=str(tmp_path / "t")):
         TensorFile(tmp_path / "t")
-
-
-def test_a_dtype_that_has_no_place_is_named() -> None:
     with pytest.raises(CheckpointError, match="'x' has dtype complex64"):
         tensor_header({"x": np.zeros(2, np.complex64)})
