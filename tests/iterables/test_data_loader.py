@@ -186,13 +186,6 @@ def test_an_iterable_dataset_is_read_in_its_order() -> None:
             DataLoader(Numbers(), **{name: value})
 
 
-def test_a_dataset_of_batches_needs_no_batch_size() -> None:
-    batches = [{"x": np.full((3, 2), number)} for number in range(3)]
-    assert [batch["x"].numpy().tolist() for batch in DataLoader(batches, batch_size=None)] == [
-        batch["x"].tolist() for batch in batches
-    ]
-
-
 @pytest.mark.parametrize("arguments", [{}, {"num_shards": 2}, {"num_shards": 2, "num_workers": 2}])
 def test_a_dataset_of_batches_by_index_ends_by_its_length_and_is_shuffled(arguments: dict[str, Any]) -> None:
     in_order = [[3 * index, 3 * index + 1, 3 * index + 2] for index in range(6)]
@@ -413,13 +406,11 @@ def test_numbers_of_numpy_are_taken_like_those_of_python(source: Any, arguments:
     assert batches(as_numpy) == batches(arguments)
 
 
-def test_a_distributed_sampler_is_refused_with_its_replacement() -> None:
+def test_a_distributed_sampler_is_refused_or_within_a_batch_sampler_must_be_for_this_rank() -> None:
     sampler = torch.utils.data.DistributedSampler(Pictures(), num_replicas=2, rank=0)
     with pytest.raises(ConfigError, match=r"Remove it and set shuffle=True"):
         DataLoader(Pictures(), 2, sampler=sampler)
 
-
-def test_a_distributed_sampler_within_a_batch_sampler_must_be_for_this_rank() -> None:
     def loader_for(replicas: int, rank: int) -> Any:
         sampler = torch.utils.data.DistributedSampler(Pictures(), replicas, rank, shuffle=False)
         return DataLoader(Pictures(), batch_sampler=torch.utils.data.BatchSampler(sampler, 4, False))

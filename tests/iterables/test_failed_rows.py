@@ -173,14 +173,11 @@ def test_a_generator_that_ends_by_its_error_ends_the_run_instead_of_the_epoch(wr
     loader.close()
 
 
-def test_a_generator_below_a_decoder_still_ends_the_run() -> None:
+def test_generators_end_by_their_error_and_lists_and_quarantine_are_refused() -> None:
     loader = from_iterable(MappedStream(lambda: (decode(each) for each in range(8)), dict), 1, on_error="skip")
     with pytest.raises(SampleError, match="an error ends a Python generator"):
         list(loader)
     loader.close()
-
-
-def test_a_list_of_failing_samples_is_refused_as_a_stream_and_quarantine_too() -> None:
     with pytest.raises(ConfigError, match="use Map, which"):
         MappedStream([1, 2], decode)
     with pytest.raises(ConfigError, match="a stream has none; use on_error='skip'"):

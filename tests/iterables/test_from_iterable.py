@@ -84,10 +84,7 @@ FORMS: dict[str, Callable[[int], Any]] = {
     "list": lambda number: list(sample(number).values()),
     "dataclass": lambda number: Record(**sample(number)),
     "Instance": lambda number: Instance(**{name: DistTensorData(value) for name, value in sample(number).items()}),
-    "OneFlow tensors": lambda number: {
-        "x": flow.full((2, 3), float(number)),
-        "y": flow.tensor(number),
-    },
+    "OneFlow tensors": lambda number: {"x": flow.full((2, 3), float(number)), "y": flow.tensor(number)},
     "lists of numbers": lambda number: {"x": [[float(number)] * 3] * 2, "y": number},
     "LiBai's Instance": lambda number: LiBaisInstance(sample(number)),
     "notes of a tool": lambda number: {"__key__": "a", **sample(number)},
@@ -326,7 +323,7 @@ def test_a_stream_that_replays_otherwise_after_many_rows_is_refused(change: str,
         loader.close()
 
 
-def test_a_stream_that_has_become_shorter_is_refused() -> None:
+def test_the_state_of_another_kind_or_of_a_stream_that_has_become_shorter_is_refused() -> None:
     stopped = from_iterable(numbers, 4)
     taken(stopped, 4)
     again = from_iterable(lambda: (sample(number) for number in range(10)), 4)
@@ -335,9 +332,6 @@ def test_a_stream_that_has_become_shorter_is_refused() -> None:
         taken(again)
     for loader in (stopped, again):
         loader.close()
-
-
-def test_a_state_of_another_kind_is_refused() -> None:
     loader = from_iterable(numbers, 4)
     with pytest.raises(CheckpointError, match="not saved by a loader over an iterable"):
         loader.load_state_dict({"position": 4, "seed": 1})
@@ -874,10 +868,17 @@ def test_an_iterable_that_overwrites_its_items_is_refused(item: Any, batches: bo
     loader.close()
 
 
-def test_an_iterable_may_yield_the_same_item_again() -> None:
+def test_the_same_item_again_batches_without_rows_and_a_field_called_self_are_taken() -> None:
     kept = {"x": np.ones(4)}
     loader = from_iterable(lambda: iter([kept] * 20), 4)
     assert len(list(loader)) == 5
+    loader.close()
+    sizes = [0, 2, 0, 0, 3, 1, 0]
+    loader = from_iterable(lambda: ({"x": np.full((size, 1), size)} for size in sizes), 2, batches=True)
+    assert [batch.get_fields()["x"].tensor.numpy().ravel().tolist() for batch in loader] == [[2, 2], [3, 3], [3, 1]]
+    loader.close()
+    loader = from_iterable(lambda: iter([{"self": np.ones(3)}] * 8), 2)
+    assert next(iter(loader)).get_fields()["self"].shape == (2, 3)
     loader.close()
 
 
@@ -919,10 +920,7 @@ def test_an_iterable_without_a_batch_is_told(rows: int, ends: str, caplog: pytes
             lambda row: {"x": [np.zeros(2)] * (1 + row // 4)},
             r"as {'x': \['tensor', 'tensor'\]}, but the batch before it as {'x': \['tensor'\]}; nest all batches alike",
         ),
-        (
-            lambda row: {"x": row if row < 4 else "text"},
-            "as {'x': 'str'}, but the batch before it as {'x': 'tensor'};",
-        ),
+        (lambda row: {"x": row if row < 4 else "text"}, "as {'x': 'str'}, but the batch before it as {'x': 'tensor'};"),
     ],
 )
 def test_a_batch_of_other_fields_or_dtypes_than_those_before_is_refused(item: Any, message: str) -> None:
@@ -932,24 +930,11 @@ def test_a_batch_of_other_fields_or_dtypes_than_those_before_is_refused(item: An
     loader.close()
 
 
-def test_batches_without_rows_add_nothing() -> None:
-    sizes = [0, 2, 0, 0, 3, 1, 0]
-    loader = from_iterable(lambda: ({"x": np.full((size, 1), size)} for size in sizes), 2, batches=True)
-    assert [batch.get_fields()["x"].tensor.numpy().ravel().tolist() for batch in loader] == [[2, 2], [3, 3], [3, 1]]
-    loader.close()
-
-
 @pytest.mark.parametrize("item", [{}, {"__key__": np.ones(3)}, Instance()])
 def test_an_item_without_a_field_is_refused(item: Any) -> None:
     loader = from_iterable(lambda: iter([item] * 8), 2)
     with pytest.raises(SampleError, match="without a field"):
         next(iter(loader))
-    loader.close()
-
-
-def test_a_field_may_be_called_self() -> None:
-    loader = from_iterable(lambda: iter([{"self": np.ones(3)}] * 8), 2)
-    assert next(iter(loader)).get_fields()["self"].shape == (2, 3)
     loader.close()
 
 
