@@ -30,7 +30,8 @@ def alone_of_two(rank: int, seconds: str) -> dict[str, str]:
     return ranks_environment({**job, "LOCAL_RANK": str(rank), SECONDS_TO_JOIN_VARIABLE: seconds})
 
 
-@pytest.mark.parametrize("rank", [slowly(0), 1])
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_whose_peer_is_never_started_ends_and_says_so(rank: int, repository: Path, tmp_path: Path) -> None:
     command = [sys.executable, str(repository / "tools" / "train_net.py"), str(repository / "configs/vit_digits.py")]
     ended = run_to_end(command, env=alone_of_two(rank, "3"), cwd=tmp_path)
@@ -227,15 +228,15 @@ def lines_of(ranks: list[subprocess.Popen[str]]) -> list[str]:
     return [rank.stdout.readline() for rank in ranks if rank.stdout is not None]
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_is_told_that_rank_0_at_its_port_has_met_all_its_ranks(rank: int, repository: Path) -> None:
-    environment = {**alone_of_two(rank, "600"), "PYTHONPATH": str(repository)}
+def test_a_rank_is_told_that_rank_0_at_its_port_has_met_all_its_ranks(repository: Path) -> None:
+    environment = {**alone_of_two(0, "600"), "PYTHONPATH": str(repository)}
     first = begin_ranks(environment, "01")
     try:
         assert lines_of(first) == ["met\n"] * 2
-        told = ended_import(environment, repository)
-        assert f"ConfigError: rank {rank} cannot join: rank 0 of another job" in told
-        assert f"uses port {environment['MASTER_PORT']} at 127.0.0.1 and has met all its ranks" in told
+        for rank in "01":
+            told = ended_import({**environment, "RANK": rank, "LOCAL_RANK": rank}, repository)
+            assert f"ConfigError: rank {rank} cannot join: rank 0 of another job" in told
+            assert f"uses port {environment['MASTER_PORT']} at 127.0.0.1 and has met all its ranks" in told
     finally:
         for each in first:
             assert each.stdin is not None
@@ -246,25 +247,22 @@ def test_a_rank_is_told_that_rank_0_at_its_port_has_met_all_its_ranks(rank: int,
 
 
 @pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
-@pytest.mark.parametrize("has_joined", [True, False])
-def test_a_rank_of_another_machine_is_told_that_rank_0_belongs_to_another_job(
-    has_joined: bool, repository: Path
-) -> None:
+def test_a_rank_of_another_machine_is_told_that_rank_0_belongs_to_another_job(repository: Path) -> None:
     with two_nodes() as (here, there):
         environment = {**alone_of_two(1, "600"), "PYTHONPATH": str(repository), "MASTER_ADDR": here.address}
-        first = begin_ranks({**environment, SECRET_VARIABLE: "first"}, "01" if has_joined else "0", *here.command())
+        job = {**environment, SECRET_VARIABLE: "first"}
+        used = f"uses port {environment['MASTER_PORT']} at {here.address} and"
+        first = begin_ranks(job, "0", *here.command())
         try:
-            if has_joined:
-                assert lines_of(first) == ["met\n"] * 2
-            else:
-                wait_for_rank0(here, environment["MASTER_PORT"], repository)
-            told = ended_import(environment, repository, *there.command())
+            wait_for_rank0(here, environment["MASTER_PORT"], repository)
+            assert f"{used} waits for its ranks" in ended_import(environment, repository, *there.command())
+            first += begin_ranks(job, "1", *here.command())
+            assert lines_of(first) == ["met\n"] * 2
+            assert f"{used} has met all its ranks" in ended_import(environment, repository, *there.command())
         finally:
             for each in first:
                 each.kill()
                 each.communicate()
-    state = "has met all its ranks" if has_joined else "waits for its ranks"
-    assert f"uses port {environment['MASTER_PORT']} at {here.address} and {state}" in told
 
 
 def wait_for_rank0(node: Node, port: str, repository: Path) -> None:
