@@ -39,7 +39,7 @@ BATCHES = 12
 # One of so many lines, by what a loader of the kind costs; the long run takes them all where that is little.
 @pytest.mark.parametrize(
     ("arguments", "between"),
-    [(WORKERS[0], 3), slowly(WORKERS[0], 1), (WORKERS[1], 5), slowly(WORKERS[1], 1)]
+    [(WORKERS[0], 7), slowly(WORKERS[0], 1), (WORKERS[1], 11), slowly(WORKERS[1], 1)]
     + [slowly(WORKERS[2], 17), slowly(WORKERS[3], 67)],
     ids=["in-process", "in-process-all", "thread", "thread-all", "fork", "spawn"],
 )
@@ -188,7 +188,8 @@ def test_an_interrupt_while_workers_start_leaves_no_process_descriptor_or_blocke
 
 
 @pytest.mark.parametrize(
-    ("arguments", "between"), [(WORKERS[1], 1), (WORKERS[2], 61), slowly(WORKERS[2], 5), slowly(WORKERS[3], 29)]
+    ("arguments", "between"),
+    [(WORKERS[1], 5), slowly(WORKERS[1], 1), (WORKERS[2], 61), slowly(WORKERS[2], 5), slowly(WORKERS[3], 29)],
 )
 def test_a_close_that_is_interrupted_at_any_line_can_be_repeated(arguments: dict[str, Any], between: int) -> None:
     files = (LOADER, *(str(module.__file__) for module in (parent_pipe, channel)))
