@@ -19,6 +19,7 @@ from libai_data.data.transforms.batch import BatchTransform
 from libai_data.errors import PassError
 from libai_data.loader.default_collate import default_collate
 from tests.deadline import run_to_end
+from tests.properties import slowly
 
 ROWS = [[2 * number, 2 * number + 1] for number in range(20)]
 
@@ -236,9 +237,12 @@ def forking_init(number: int) -> None:
 
 PROCESSES = {"num_workers": 2, "start_method": "fork"}
 THREADS = {"num_workers": 2, "worker_type": "thread"}
+IN_A_SHARD = {"num_workers": 1, "num_shards": 1}
 FORKING = [
-    *((f"Forking({at})", options) for at in (0, 7) for options in ({}, PROCESSES, THREADS)),
-    *((f"ForkingStream({at})", options) for at in (0, 7) for options in ({}, {"num_workers": 1, "num_shards": 1})),
+    *(("Forking(7)", options) for options in ({}, PROCESSES, THREADS)),
+    *(slowly("Forking(0)", options) for options in ({}, PROCESSES, THREADS)),
+    *(("ForkingStream(7)", options) for options in ({}, IN_A_SHARD)),
+    *(slowly("ForkingStream(0)", options) for options in ({}, IN_A_SHARD)),
     *(("ForkingInBatches(7)", options) for options in ({}, PROCESSES, THREADS)),
     *(("Forking(-1), batch_transform=ForkingTransform()", options) for options in ({}, PROCESSES)),
     *(("Forking(-1), collate_fn=forking_collate", options) for options in ({}, PROCESSES)),
