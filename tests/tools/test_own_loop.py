@@ -6,6 +6,7 @@ import re
 import runpy
 import sys
 from pathlib import Path
+from typing import Any, Callable
 
 import pytest
 
@@ -31,10 +32,18 @@ def steps_and_error(printed: str) -> tuple[int, float]:
     return int(found[1]), float(found[2])
 
 
-def test_a_loop_of_ones_own_trains_and_resumes_in_the_middle_of_an_epoch(
+@pytest.fixture
+def on_one_rank(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def result_on_one_rank(script: Path, folder: str) -> tuple[int, float]:
+) -> Callable[..., tuple[int, float]]:
+    """Runs the script in this process, if need be for fewer epochs."""
+
+    def run(folder: str, epochs: int = 4) -> tuple[int, float]:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        script, whole = tmp_path / "script.py", (repository / SCRIPT).read_text()
+        script.write_text(
+            whole.replace("EPOCHS, SAVE_EVERY = 200, 50, 4, 5", f"EPOCHS, SAVE_EVERY = 200, 50, {epochs}, 5")
+        )
         monkeypatch.setattr(sys, "argv", [str(script), str(tmp_path / folder)])
         try:
             runpy.run_path(str(script), run_name="__main__")
@@ -42,20 +51,22 @@ def test_a_loop_of_ones_own_trains_and_resumes_in_the_middle_of_an_epoch(
             set_mesh(None)
         return steps_and_error(capsys.readouterr().out)
 
-    script = repository / SCRIPT
-    steps, error = result_on_one_rank(script, "whole")
+    return run
+
+
+def test_a_loop_of_ones_own_trains_and_resumes_in_the_middle_of_an_epoch(on_one_rank: Any) -> None:
+    steps, error = on_one_rank("whole")
     assert steps == 52 and 0 < error < 0.5
-    shorter = tmp_path / "shorter.py"
-    shorter.write_text(
-        script.read_text().replace("EPOCHS, SAVE_EVERY = 200, 50, 4, 5", "EPOCHS, SAVE_EVERY = 200, 50, 2, 5")
-    )
     # It ends after 26 steps, and saves the 25th, which is the twelfth of the second epoch.
-    assert result_on_one_rank(shorter, "resumed")[0] == 26
-    assert result_on_one_rank(script, "resumed") == (52, error)
-    # Four ranks continue where one rank stopped.
-    assert result_on_one_rank(shorter, "four")[0] == 26
-    steps, other = steps_and_error(launched(repository, script, tmp_path / "four"))
-    assert steps == 52 and abs(other - error) < 1e-3 * error
+    assert on_one_rank("resumed", epochs=2)[0] == 26
+    assert on_one_rank("resumed") == (52, error)
+
+
+@pytest.mark.slow
+def test_four_ranks_continue_where_one_rank_stopped(on_one_rank: Any, repository: Path, tmp_path: Path) -> None:
+    assert on_one_rank("four", epochs=2)[0] == 26
+    steps, error = steps_and_error(launched(repository, repository / SCRIPT, tmp_path / "four"))
+    assert steps == 52 and abs(error - on_one_rank("whole")[1]) < 1e-3 * error
 
 
 def test_the_page_shows_the_script_as_it_is(repository: Path) -> None:
