@@ -14,6 +14,7 @@ from libai_data.mesh.current import set_mesh
 from tests.distributed.launcher import launch_ranks
 from tests.distributed.scripts import coming_from
 from tests.distributed.scripts.coming_from import Rows, Seen, is_installed, programs, run
+from tests.properties import slowly
 
 CHANGES = {
     "PyTorch": {
@@ -41,11 +42,11 @@ CHANGES = {
 SHUFFLED_BY_OTHERS = ("PyTorch", "LiBai", "Hugging Face")
 
 
-@pytest.fixture(scope="module")
-def on_four_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Rows]:
-    """Section -> the rows that our program trained on, on 2 x 2 ranks."""
+@pytest.fixture(scope="module", params=[2, slowly(4)])
+def on_ranks(request: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Rows]:
+    """Section -> the rows that our program trained on, on 2 x 1 or 2 x 2 ranks, of which each imports all libraries."""
     folder = tmp_path_factory.mktemp("coming_from")
-    launch = launch_ranks(Path(coming_from.__file__), 4, str(folder), timeout=150)
+    launch = launch_ranks(Path(coming_from.__file__), request.param, str(folder), timeout=150)
     assert launch.returncode == 0, launch.output
     found: dict[str, Rows] = json.loads((folder / "rows.json").read_text())
     return found
@@ -87,8 +88,8 @@ def row_keys(rows: Rows) -> list[str]:
 
 
 @pytest.mark.parametrize("section", CHANGES)
-def test_the_samples_are_theirs_on_one_rank_and_on_four(
-    section: str, on_four_ranks: dict[str, Rows], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_samples_are_theirs_on_one_rank_and_on_several(
+    section: str, on_ranks: dict[str, Rows], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not is_installed(section):
         pytest.skip(f"not installed: {section}")
@@ -102,7 +103,7 @@ def test_the_samples_are_theirs_on_one_rank_and_on_four(
     set_mesh(None)
     libai_data.init()
     found = run(section, ours, tmp_path / "ours")
-    assert row_keys(on_four_ranks[section]) == row_keys(found)
+    assert row_keys(on_ranks[section]) == row_keys(found)
     if section in SHUFFLED_BY_OTHERS:
         assert sorted(row_keys(found)) == sorted(row_keys(expected))
     else:

@@ -112,15 +112,15 @@ def set_up_libai(data: int, tensor: int) -> None:
 
 
 def main(folder: Path) -> None:
-    rows = {}
+    rows, tensor = {}, flow.env.get_world_size() // 2
     for section, (_, ours) in programs().items():
         if not is_installed(section):
             continue
         set_mesh(None)
         if section == "LiBai":
-            set_up_libai(2, 2)
-        libai_data.init(data=2, tensor=2)
-        rows[section] = run(section, ours, folder / section, tensor=2)
+            set_up_libai(2, tensor)
+        libai_data.init(data=2, tensor=tensor)
+        rows[section] = run(section, ours, folder / section, tensor=tensor)
     if flow.env.get_rank() == 0:
         (folder / "rows.json").write_text(json.dumps(rows))
     torch_files = sys.modules.get("torch.distributed.nn.jit.instantiator")
