@@ -17,8 +17,8 @@ FAILING = Path(__file__).parent / "scripts" / "fail_in_libai.py"
 NEEDED = ("libai", "flowvision", "boto3", "portalocker", "regex", "requests", "scipy", "sentencepiece", "tabulate")
 MISSING = [name for name in (*NEEDED, "termcolor", "wget") if find_spec(name) is None]
 STEPS, STEPS_BEFORE, SAVED_AFTER = 9, 7, 6
-SHORT = ("node", "no line", "graph")
-LONG = ("every_rank", "rank0", "own loader", "evaluating", "no line, a worker")
+SHORT = ("node", "no line")
+LONG = ("graph", "every_rank", "rank0", "own loader", "evaluating", "no line, a worker")
 """Ways to train in the short run, and those that the long run adds."""
 OTHERS = (
     "checkpoint without data",
@@ -120,6 +120,7 @@ def test_a_field_made_global_by_itself_knows_of_parts_and_of_shared_memory(found
     assert found[4]["field by field"] == {"parts": True, "own copy": True}
 
 
+@pytest.mark.slow
 def test_a_sample_that_fails_on_one_rank_ends_libais_job_on_all(tmp_path: Path) -> None:
     launch = launch_ranks(FAILING, 2, str(tmp_path), timeout=60, end_on_error=False)
     assert launch.returncode != 0
