@@ -40,7 +40,6 @@ from typing import Any, NoReturn, cast
 
 from libai_data.errors import MeshError, PeerError, by_rank
 from libai_data.launch.job_environment import job_id, job_key, machine, proof
-from libai_data.mesh.peers.leaving import Leaving
 from libai_data.mesh.peers.main_thread import SECONDS_IDLE, MainThread
 from libai_data.mesh.peers.network_link import (
     Connection,
@@ -59,6 +58,7 @@ from libai_data.mesh.peers.standstill import (
     FIRST_MEETING,
     SAME_COLLECTIVES,
     SECONDS_BETWEEN_REPORTS,
+    Leaving,
     OwnPlace,
     Place,
     Report,
