@@ -8,7 +8,7 @@ import oneflow as flow
 import pytest
 
 from libai_data.delivery import check_forward_fields
-from libai_data.delivery.schema_check import signature_of
+from libai_data.delivery.contract import signature_of
 from libai_data.delivery.to_global import GlobalTuple
 from libai_data.errors import SchemaError
 from libai_data.structures import DistTensorData
