@@ -79,20 +79,11 @@ class Ranks:
     def __init__(self, args: argparse.Namespace, controlled: bool = False) -> None:
         self._args = args
         self._controlled = controlled
-        self.processes: list[subprocess.Popen[bytes]] = []
         self.stop_signal: int | None = None
         self._failed_elsewhere = False
         self._left_elsewhere = ""
-        self._kill_at: float | None = None
-        self._kill_joining_at: float | None = None
-        self._report_at: float | None = None
-        self._check_at = 0.0
-        self._seen_waiting: list[int] = []
-        self._joining = JoiningRanks()
-        self._files: list[IO[bytes]] = []
-        self._began: dict[int, int] = {}
-        self._outputs = OutputPipes()
         self._launcher_pid = os.getpid()
+        self._prepare_run()
         for signum in FORWARDED:
             signal.signal(signum, self._forward)
 
@@ -121,11 +112,20 @@ class Ranks:
                     raise
                 self.choose_again()
 
-    def _run(self, script_args: list[str]) -> int:
-        self.processes, self._files, self._joining = [], [], JoiningRanks()
-        self._kill_at, self._kill_joining_at, self._report_at = None, None, None
-        self._check_at, self._seen_waiting = 0.0, []
+    def _prepare_run(self) -> None:
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self._kill_at: float | None = None
+        self._kill_joining_at: float | None = None
+        self._report_at: float | None = None
+        self._check_at = 0.0
+        self._seen_waiting: list[int] = []
+        self._joining = JoiningRanks()
+        self._files: list[IO[bytes]] = []
+        self._began: dict[int, int] = {}
         self._outputs = OutputPipes(terminals=not self._controlled)
+
+    def _run(self, script_args: list[str]) -> int:
+        self._prepare_run()
         try:
             self._start(script_args)
             return self._wait()
