@@ -225,23 +225,19 @@ class _Rank0Writer:
     def tensors(self, name: str, tensors: dict[str, Any]) -> None:
         """Write a safetensors file. Collective."""
         header, order = tensor_header(tensors)
-        if self._pending is None or self._error is not None:
-            for key in order:
-                whole_on_rank0(tensors[key])
-            return
-        remaining = list(order)
-        try:
-            with CheckedFile(self._pending.path(name)) as file:
-                file.write(header)
-                while remaining:
-                    array = whole_on_rank0(tensors[remaining.pop(0)])
-                    assert array is not None  # this is rank 0
-                    write_tensor(file, array)
-            self._pending.add(name, file)
-        except OSError as error:
-            self._error = str(error)
-            for key in remaining:
-                whole_on_rank0(tensors[key])
+        arrays = (whole_on_rank0(tensors[key]) for key in order)
+        if self._pending is not None and self._error is None:
+            try:
+                with CheckedFile(self._pending.path(name)) as file:
+                    file.write(header)
+                    for array in arrays:
+                        assert array is not None  # this is rank 0
+                        write_tensor(file, array)
+                self._pending.add(name, file)
+            except OSError as error:
+                self._error = str(error)
+        for _ in arrays:  # The rest, which is not written.
+            pass
 
     def json(self, name: str, content: Any) -> None:
         if self._pending is None or self._error is not None:
