@@ -40,10 +40,7 @@ def total_loss(outputs: Any) -> Any:
                 f"model.forward returned '{name}' of shape {list(value.shape)}; in training, an output whose name "
                 "contains 'loss' must be a single number, such as its mean()"
             )
-    total = losses[0]
-    for loss in losses[1:]:
-        total = total + loss
-    return total
+    return sum(losses[1:], losses[0])
 
 
 class LossBuffer:

@@ -54,19 +54,18 @@ def get_default_optimizer_params(
         if "bias" in special:
             raise ConfigError("optim.params sets weight_decay_bias, and overrides 'bias' too; use one of them")
         special["bias"] = {"weight_decay": weight_decay_bias}
-    defaults: dict[str, Any] = {}
-    if base_lr is not None:
-        defaults["lr"] = base_lr
-    if weight_decay is not None:
-        defaults["weight_decay"] = weight_decay
     if (clip_grad_max_norm is None) != (clip_grad_norm_type is None):
         raise ConfigError(
             f"optim.params has clip_grad_max_norm {clip_grad_max_norm} and clip_grad_norm_type {clip_grad_norm_type}; "
             "give both, or neither"
         )
-    if clip_grad_max_norm is not None:
-        defaults.update(clip_grad_max_norm=clip_grad_max_norm, clip_grad_norm_type=clip_grad_norm_type)
-
+    given = {
+        "lr": base_lr,
+        "weight_decay": weight_decay,
+        "clip_grad_max_norm": clip_grad_max_norm,
+        "clip_grad_norm_type": clip_grad_norm_type,
+    }
+    defaults: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     groups: dict[tuple[Any, ...], list[Any]] = {}
     seen = set()
     for module in model.modules():
