@@ -7,6 +7,7 @@ catch it.
 from __future__ import annotations
 
 import importlib
+import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -105,14 +106,12 @@ def comes_from_signal_handler(error: BaseException) -> bool:
 
     Python calls a handler with the interrupted frame as an argument, and this frame is also the caller's frame.
     """
-    traceback = error.__traceback__
-    while traceback is not None:
-        below, given = traceback.tb_frame.f_back, traceback.tb_frame.f_locals.values()
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        below, given = frame.f_back, frame.f_locals.values()
         if below is not None and any(
             value is below or (isinstance(value, tuple) and any(each is below for each in value)) for value in given
         ):
             return True
-        traceback = traceback.tb_next
     return False
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import traceback
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -58,9 +59,5 @@ class Skipping:
 
 
 def _passed_a_generator(error: BaseException) -> bool:
-    traceback = error.__traceback__
-    while traceback is not None:
-        if traceback.tb_frame.f_code.co_flags & inspect.CO_GENERATOR:
-            return True
-        traceback = traceback.tb_next
-    return False
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(frame.f_code.co_flags & inspect.CO_GENERATOR for frame in frames)
