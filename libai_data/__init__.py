@@ -11,7 +11,6 @@ import importlib.abc
 import importlib.util
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Callable
@@ -145,17 +144,11 @@ class _MovedModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         sys.modules[module.__name__] = importlib.import_module(module.__spec__.loader_state)
 
 
-def _joining() -> AbstractContextManager[None]:
-    from libai_data.mesh.peers.liveness import joining
+def _liveness() -> Any:
+    from libai_data.mesh.peers import liveness
 
-    return joining()
-
-
-def _loading() -> AbstractContextManager[None]:
-    from libai_data.mesh.peers.liveness import loading
-
-    return loading()
+    return liveness
 
 
 sys.meta_path.insert(0, _MovedModules())
-install_import_hook(_joining, _loading)
+install_import_hook(lambda: _liveness().joining(), lambda: _liveness().loading())
