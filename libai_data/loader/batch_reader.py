@@ -20,6 +20,7 @@ from libai_data.loader.executor import Collated, Executor, InProcessExecutor, Ta
 from libai_data.loader.failures import FailureLog, SkippedSample
 from libai_data.loader.reading import row_slices
 from libai_data.loader.row_writer import Rows
+from libai_data.loader.sample_form import SampleForm
 from libai_data.loader.schema import Layout, SampleSchema, SchemaMismatch, TensorPart, first_error, own_parts
 from libai_data.loader.slots import ArraySpec, Slot, SlotList, bytes_of
 from libai_data.loader.stage_times import NO_TIMES, StageTimes
@@ -29,6 +30,8 @@ from libai_data.structures import BatchInfo, DistTensorData, Instance, NamedBatc
 _INDEX_BYTES = 16
 """Bytes for epoch and index of a sample, which a slot has in addition to the batch."""
 
+_LEAST_SAMPLES_TIMED = 2
+"""How many samples show what a sample costs; the first one alone, which may open files, does not."""
 _LEAST_SECONDS_OF_A_TASK = 0.002
 
 
@@ -152,8 +155,11 @@ class BatchReader:
         batch = pending.index_batch
         own = int(batch.epochs[0]), int(batch.indices[0])
         first = self.first_read or own
+        sample = self._first_sample(pending, *first)
+        if sample is None:
+            return
+        skipped, pending.skipped = pending.skipped, ()
         try:
-            sample = self._executor.first_sample(*first)
             schema = SampleSchema.of(sample)
             if self._tensor_part is not None:
                 schema = schema.for_tensor_part(self._tensor_part, self._layouts)
@@ -179,8 +185,19 @@ class BatchReader:
             self._send_parts(pending, first_row=0)
             return
         Rows(schema, self._slot_list.arrays(slot, pending.specs)).write(0, fields)
-        pending.skipped = sample.skipped
+        pending.skipped = skipped
         self._send_parts(pending, first_row=1)
+
+    def _first_sample(self, pending: PendingBatch, epoch: int, index: int) -> SampleForm | None:
+        """Read one sample by a task of its own; None if that fails. No other task is under way before the schema."""
+        slot = self._slot_list.acquire(_INDEX_BYTES) if self._executor.collates_into_slots else None
+        task = Task(self._next_task, np.array([epoch]), np.array([index]), 0, 1, slot)
+        self._next_task += 1
+        result = self._executor.submit(task) or self._executor.next_result()
+        if slot is not None:
+            self._slot_list.give_back(slot)
+        self._add_result(pending, result)
+        return result.first
 
     def _prepare_slot(self, pending: PendingBatch, schema: SampleSchema) -> Slot:
         pending.specs, size = schema.laid_out(pending.rows)
@@ -198,7 +215,7 @@ class BatchReader:
     def _number_of_tasks(self, rows: int) -> int:
         """The number of tasks of a batch: fewer if samples are cheap, because submitting a task has a cost."""
         times = self.times
-        if not times.samples:
+        if times.samples < _LEAST_SAMPLES_TIMED:
             return self._parts
         seconds = times.busy / times.samples * rows
         return max(1, min(self._parts, ceil(seconds / _LEAST_SECONDS_OF_A_TASK)))

@@ -66,11 +66,12 @@ class TaskResult(NamedTuple):
     collated: Collated | None = None
     times: StageTimes = NO_TIMES
     skipped: Sequence[SkippedSample] = ()
+    first: SampleForm | None = None  # the sample from which the schema is learned
 
     @property
     def says_only_done(self) -> bool:
-        """Whether the task is done without an error, a collated batch or skipped samples."""
-        return self.error is None and self.collated is None and not self.skipped
+        """Whether the task is done without an error, a collated batch, skipped samples or the first sample."""
+        return self.error is None and self.collated is None and not self.skipped and self.first is None
 
 
 class Executor(Protocol):
@@ -79,11 +80,8 @@ class Executor(Protocol):
     collates_into_slots: bool
     """Whether a collated batch is in a slot."""
 
-    def first_sample(self, epoch: int, index: int) -> SampleForm:
-        """Read the sample from which the schema is learned."""
-
     def use_schema(self, schema: SampleSchema) -> None:
-        """Require this schema of all samples from now on."""
+        """Require this schema of all samples from now on. Tasks before read a sample to learn the schema from."""
 
     def submit(self, task: Task) -> TaskResult | None:
         """Append a task to those that wait; returns its result if the executor ran it at once."""
@@ -137,19 +135,27 @@ class TaskRunner:
         if schema.has_text:
             self._collator = default_collate
 
+    @property
+    def reads_first_sample(self) -> bool:
+        """Whether the next task reads one sample, to learn the schema from it."""
+        return self._schema is None and self._collator is None
+
     def run(self, task: Task) -> TaskResult:
         """Run a task; a failure is part of the result, because the loader raises it when it is the batch's turn."""
         error: Exception | None = None
         collated: Collated | None = None
+        first: SampleForm | None = None
         try:
-            if self._collator is None and self._batch_transform is None:
+            if self.reads_first_sample:
+                first = self.reader.first_sample(int(task.epochs[0]), int(task.indices[0]), task.substitute_only)
+            elif self._collator is None and self._batch_transform is None:
                 self._read(task)
             else:
                 collated = self._make_batch(task)
         except Exception as caught:
             error = caught
         times, skipped = self.reader.take_report()
-        return TaskResult(task.number, error, collated, times, skipped)
+        return TaskResult(task.number, error, collated, times, skipped, first)
 
     def _make_batch(self, task: Task) -> Collated | None:
         """Run a task with a collator or a batch transform, which may draw random numbers, too."""
@@ -287,12 +293,6 @@ class InProcessExecutor(Executor):
     def __init__(self, runner: TaskRunner, times: StageTimes) -> None:
         self._runner = runner
         runner.reader.count_into(times)
-
-    def first_sample(self, epoch: int, index: int) -> SampleForm:
-        try:
-            return self._runner.reader.first_sample(epoch, index)
-        except SystemExit as error:
-            raise _if_of_dataset([index], error) from error
 
     def use_schema(self, schema: SampleSchema) -> None:
         self._runner.schema = schema

@@ -9,15 +9,11 @@ import signal
 import time
 from collections import deque
 from dataclasses import replace
-from typing import Any
-
-import numpy as np
 
 from libai_data.errors import DataPipelineError, SampleError, SchemaError
 from libai_data.loader.arena import Arena
 from libai_data.loader.executor import Awake, Executor, Task, TaskResult
 from libai_data.loader.retry import Retry
-from libai_data.loader.sample_form import SampleForm
 from libai_data.loader.schema import SampleSchema
 from libai_data.loader.starting import WorkerStarter
 from libai_data.loader.task_queue import Entry, TaskQueue
@@ -29,8 +25,6 @@ logger = logging.getLogger(__name__)
 _DEATHS_ALLOWED_WITHOUT_TASK = 3
 """How often each worker may die, on average, before any worker has finished a task."""
 
-_FIRST_SAMPLE = -1
-"""The number of the task that reads the sample from which the schema is learned."""
 _SECONDS_BETWEEN_LOOKS = 1.0
 _SECONDS_TO_PRINT_STACKS = 0.3
 _SECONDS_TO_START = 60.0
@@ -62,12 +56,8 @@ class ProcessExecutor(Executor):
         self._deaths_without_task = 0
         self._may_wait = 0
         self._ready: deque[TaskResult] = deque()
-        self._first_sample: deque[Any] = deque()
         self._fatal: SampleError | None = None
-        self._first_task: Task | None = None
-        self._first_sample_death: tuple[str, bool] | None = None
         self._last_message = [_start_deadline()] * workers
-        self._is_ready = [False] * workers
         self._init_began: dict[int, float] = {}
         self._has_unpickled = False
         self._last_check = time.monotonic()
@@ -84,33 +74,6 @@ class ProcessExecutor(Executor):
     def pids(self) -> list[int]:
         """Process ids of the workers."""
         return [process.pid for process in self._pool.processes]
-
-    def first_sample(self, epoch: int, index: int) -> SampleForm:
-        """Let the first worker read the sample from which the schema is learned."""
-        self._check_open()
-        task = self._first_task = Task(_FIRST_SAMPLE, np.array([epoch]), np.array([index]), 0, 1)
-        try:
-            while not self._first_sample:
-                self._ask_first_sample(task)
-                if not self._first_sample and self._first_sample_death:
-                    [task] = self._retry.after_death(task, *self._first_sample_death)
-        finally:
-            self._first_task = None
-        answer = self._first_sample.popleft()
-        if isinstance(answer, RemoteFailure):
-            raise self._sample_error(answer, 0)
-        return answer
-
-    def _ask_first_sample(self, task: Task) -> None:
-        """Let the first worker read the first sample; returns when the worker has answered or ended."""
-        self._first_sample_death = None
-        asked, process = time.monotonic(), self._pool.processes[0]
-        self._pool.tell(0, ("first sample", (int(task.epochs[0]), int(task.indices[0]), task.substitute_only)))
-        while not self._first_sample and process is self._pool.processes[0]:
-            self._receive_or_check()
-            seconds = self._awake.seconds_since(max(asked, self._last_message[0]))
-            if self._timeout and seconds > self._timeout and process is self._pool.processes[0]:
-                self._end_hung(0, f"reading sample {int(task.indices[0])}", seconds)
 
     def use_schema(self, schema: SampleSchema) -> None:
         if schema.has_text:
@@ -198,10 +161,7 @@ class ProcessExecutor(Executor):
             self._finish(task, content._replace(number=task.number))
         elif kind == "room":
             self._pool.tell(number, ("room", self._arena.allocate(content + content // 4)))
-        elif kind == "first sample":
-            self._first_sample.append(content)
         elif kind == "ready":
-            self._is_ready[number] = True
             self._has_unpickled |= self._pool.processes[number].is_program
         elif kind == "init begins":
             self._init_began[number] = time.monotonic()
@@ -238,8 +198,8 @@ class ProcessExecutor(Executor):
             hung: why the trainer ended the worker; "" if the worker ended by itself.
         """
         self._check_open()
-        pid, was_ready = self._pool.processes[number].pid, self._is_ready[number]
         process = self._pool.processes[number]
+        pid = process.pid
         ended, last_output = process.wait(), process.stderr.last_output()
         if not process.has_ended():
             # The system may still write into the batch for this worker, so no other worker can read the same rows.
@@ -258,10 +218,7 @@ class ProcessExecutor(Executor):
         place, _ = self._task_queue.claim(number)
         self._task_queue.clear_claim(number)
         task = None if place is None or self._task_queue.is_waiting(place) else self._tasks.pop(place, None)
-        if task is None and number == 0 and self._first_task is not None and was_ready:
-            self._first_sample_death = f"worker {number}, which {how}{last_output}", bool(hung)
-            lost = f"sample {int(self._first_task.indices[0])} is read again"
-        elif task is None:
+        if task is None:
             self._deaths_without_task += 1
             if self._deaths_without_task > _DEATHS_ALLOWED_WITHOUT_TASK * len(self._pool):
                 who = f"worker {number} (process {pid})"
@@ -280,7 +237,7 @@ class ProcessExecutor(Executor):
     def _restart(self, number: int) -> None:
         self._pool.bury(number)
         self._pool.replace(number)
-        self._last_message[number], self._is_ready[number] = _start_deadline(), False
+        self._last_message[number] = _start_deadline()
         self._init_began.pop(number, None)
 
     def _retry_task(self, task: Task, who: str, hung: bool) -> None:

@@ -73,11 +73,9 @@ class SampleReader(WatchedDataset):
             raise SchemaError(f"sample {index} of {type(self.dataset).__name__}: {error}") from error
         except Exception as error:  # A value cannot be converted to an array.
             raise self._failure(f"sample {index}", error) from error
-        # The skipped samples travel with the first sample, because the worker may end before its next report.
-        form = form._replace(skipped=self._skipped[noted:])
-        if self.reads_first_twice and not form.skipped:
+        if self.reads_first_twice and len(self._skipped) == noted:
             form = self._compared(sample, form, epoch, index)
-        self.forget_skipped(noted)
+            self.forget_skipped(noted)
         return form
 
     def _compared(self, sample: Any, form: SampleForm, epoch: int, index: int) -> SampleForm:

@@ -10,7 +10,6 @@ from libai_data.data.items import as_leaf, contents_of, leaves_of_batch, named
 from libai_data.data.nesting import TEXT, Skeleton, is_flat, is_texts, taken_apart
 from libai_data.data.random.global_generators import WHAT_TO_WRITE
 from libai_data.loader.default_collate import default_collate
-from libai_data.loader.failures import SkippedSample
 from libai_data.structures import Instance, fields_of
 
 
@@ -20,7 +19,6 @@ class SampleForm(NamedTuple):
     fields: dict[str, Any]  # path -> value; the path of a field that is not nested is its name
     skeleton: Skeleton | None = None  # how a batch is nested (see `taken_apart`); None if all fields are tensors
     has_text: bool = False  # the sample contains strings, which only a collator can put into a batch
-    skipped: Sequence[SkippedSample] = ()  # failing samples that this sample replaces
     checksum: int | None = None  # of the tensors, if the sample was read twice and was the same
     warning: str = ""  # message for the user, if the sample was read twice and differed
 

@@ -9,17 +9,12 @@ from collections import deque
 from contextlib import suppress
 from typing import Callable
 
-import numpy as np
-
 from libai_data.data.random.global_generators import WHAT_TO_WRITE, share_generators, take_has_drawn, tell_once
 from libai_data.errors import SampleError
 from libai_data.loader.executor import Awake, Executor, Task, TaskResult, TaskRunner, wants_to_end
-from libai_data.loader.sample_form import SampleForm
 from libai_data.loader.schema import SampleSchema
 
 _SECONDS_BETWEEN_LOOKS = 1.0
-_FIRST_NUMBER = 0
-"""Tasks have this number or higher ones; tasks that read a first sample, for the schema, have lower ones."""
 _MOST_REREADS = 16
 
 
@@ -41,9 +36,6 @@ class ThreadExecutor(Executor):
         self._timeout = timeout
         self._awake = Awake()
         self._closed = False
-        self._first_samples: dict[int, SampleForm] = {}
-        self._first_task_count, self._first_task = 0, _FIRST_NUMBER
-        self._first_guard = threading.Lock()
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[tuple[Task, TaskResult, bool] | None] = queue.SimpleQueue()
         self._unfinished = 0
@@ -71,55 +63,17 @@ class ThreadExecutor(Executor):
                 return
             self._working[number] = (time.monotonic(), task)
             runner.reader.count_idle(time.perf_counter() - idle_since)
+            # While the first sample is read, the caller and the other threads wait.
+            is_alone = runner.reads_first_sample
             try:
-                # While the first sample is read, the caller and the other threads wait.
-                share_generators(task.number >= _FIRST_NUMBER)
-                result = self._do(runner, task)
+                share_generators(not is_alone)
+                result = runner.run(task)
             except BaseException as error:
                 result = TaskResult(task.number, wants_to_end(task.indices.tolist(), error))
-            has_drawn = take_has_drawn()
-            if task.number >= _FIRST_NUMBER:
-                self._results.put((task, result, has_drawn))
-            else:
-                with self._first_guard:
-                    if task.number == self._first_task:
-                        self._results.put((task, result, False))
+            self._results.put((task, result, take_has_drawn() and not is_alone))
             self._working[number] = (0.0, None)
             # A thread that waits must keep no batch alive.
             del task, result
-
-    def _do(self, runner: TaskRunner, task: Task) -> TaskResult:
-        if task.number >= _FIRST_NUMBER:
-            return runner.run(task)
-        try:
-            sample = runner.reader.first_sample(int(task.epochs[0]), int(task.indices[0]))
-            self._first_samples[task.number] = sample
-        except Exception as error:
-            return TaskResult(task.number, error)
-        return TaskResult(task.number)
-
-    def first_sample(self, epoch: int, index: int) -> SampleForm:
-        """Read the sample from which the schema is learned, in one of the threads; see `next_result`."""
-        self._first_task_count += 1
-        self._first_task = number = _FIRST_NUMBER - self._first_task_count
-        self.submit(Task(number, np.array([epoch]), np.array([index]), 0, 1))
-        try:
-            error = self.next_result().error
-        except BaseException:
-            self._drop_first_sample()
-            raise
-        if error is not None:
-            raise error
-        return self._first_samples.pop(number)
-
-    def _drop_first_sample(self) -> None:
-        """Drop the result for the first sample, which may still come, so that it is not mistaken for another result."""
-        with self._first_guard:
-            self._first_task = _FIRST_NUMBER
-        self._unfinished -= 1
-        with suppress(queue.Empty):
-            while True:
-                self._results.get_nowait()
 
     def use_schema(self, schema: SampleSchema) -> None:
         for runner in self._runners:
@@ -149,7 +103,7 @@ class ThreadExecutor(Executor):
 
     def _run(self, task: Task) -> TaskResult:
         """Run a task in the caller's thread, and find out whether its samples draw from global generators."""
-        result = self._do(self._runners[0], task)
+        result = self._runners[0].run(task)
         if self._needs_one_thread:
             tell_once(
                 "%s is read in the trainer's own thread, as it draws from random generators that all threads share. "
@@ -203,7 +157,7 @@ class ThreadExecutor(Executor):
         with suppress(queue.Empty):
             while True:
                 task = self._tasks.get_nowait()
-                if task is not None and task.number >= _FIRST_NUMBER:
+                if task is not None:
                     self._unfinished -= 1
                     dropped.append(TaskResult(task.number))
         dropped += [TaskResult(task.number) for task in self._caller_tasks]

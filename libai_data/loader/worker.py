@@ -27,6 +27,7 @@ from libai_data.loader.collate import Collator
 from libai_data.loader.executor import Collated, Task, TaskResult, TaskRunner, wants_to_end
 from libai_data.loader.failures import ErrorPolicy
 from libai_data.loader.reading import SampleReader
+from libai_data.loader.sample_form import SampleForm
 from libai_data.loader.schema import SchemaMismatch, array_of, layout_of
 from libai_data.loader.shipping import unship
 from libai_data.loader.slots import Slot, SlotList, bytes_of, lay_out, views
@@ -172,7 +173,7 @@ class _Worker:
                 self._sleep()
                 continue
             self._reader.count_idle(time.perf_counter() - idle_since)
-            # The trainer sends the schema before the first task, so the worker must receive it before it reads.
+            # The trainer sends the schema before the tasks that need it, so the worker must receive it first.
             while self._runner.schema is None and self._channel.speaks():
                 self._process_message()
             done = self._do(*taken)
@@ -188,8 +189,6 @@ class _Worker:
         kind, content = self._receive()
         if kind == "schema":
             self._runner.schema = content
-        elif kind == "first sample":
-            self._send(("first sample", self._first_sample(*content)))
 
     def _send(self, message: Any) -> None:
         try:
@@ -202,13 +201,6 @@ class _Worker:
             return self._channel.receive()
         except EOFError as error:
             raise _TrainerGone from error
-
-    def _first_sample(self, epoch: int, index: int, substitute_only: bool) -> Any:
-        try:
-            form = self._reader.first_sample(epoch, index, substitute_only)
-            return form._replace(fields={name: _sendable(name, value) for name, value in form.fields.items()})
-        except BaseException as error:
-            return remote_failure(error)
 
     def _do(self, place: int, entry: Entry) -> StageTimes | None:
         """Run a task; returns its times, or None if the worker has sent the result to the trainer."""
@@ -230,7 +222,8 @@ class _Worker:
         collated: Collated | None = None
         if result.collated is not None:
             collated = self._put_into_slot(entry, result)
-        self._send(("done", TaskResult(place, error, collated, result.times, result.skipped)))
+        first = None if result.first is None else _sendable(result.first)
+        self._send(("done", TaskResult(place, error, collated, result.times, result.skipped, first)))
         return None
 
     def _put_into_slot(self, entry: Entry, result: TaskResult) -> Collated:
@@ -250,10 +243,13 @@ class _Worker:
         return replace(made, arrays={}, specs=specs, moved_to=moved)
 
 
-def _sendable(name: str, value: Any) -> DistTensorData:
-    """A field as a plain array, because other values of a sample may be impossible to send."""
-    layout = layout_of(value, name)
-    return DistTensorData(array_of(value, name).view(np.ndarray), layout.sbp_list, layout.placement_idx)
+def _sendable(sample: SampleForm) -> SampleForm:
+    """A sample with its fields as plain arrays, because other values may be impossible to send."""
+    fields = {}
+    for name, value in sample.fields.items():
+        layout = layout_of(value, name)
+        fields[name] = DistTensorData(array_of(value, name).view(np.ndarray), layout.sbp_list, layout.placement_idx)
+    return sample._replace(fields=fields)
 
 
 def remote_failure(error: BaseException) -> RemoteFailure:
