@@ -34,27 +34,20 @@ class Shard(Protocol):
         ...
 
 
-class ShardedSource:
-    """Records of files, in the order of the files.
+class Records:
+    """Records of shards, one shard after the other; subclasses set `_ends`, and read the rows of a shard."""
 
-    Args:
-        files: the files; the same number of consecutive files for each shard.
-        shards: the records of each file, or of each group of files.
-        options: other values on which the records depend.
+    _ends: np.ndarray
+    """Records up to the end of each shard, int64 [shards]."""
 
-    Attributes:
-        paths: paths or addresses of the files.
-        identity: identity of the records; see `libai_data.data.files.identity`.
-        shard_lengths: int64 [shards], the number of records of each shard, in the order of the indices.
-    """
+    @property
+    def _name(self) -> str:
+        """Whose records these are, for messages."""
+        return type(self).__name__
 
-    def __init__(self, files: Sequence[MappedFile], shards: Sequence[Shard], options: Any = None) -> None:
-        self._shards: list[Any] = list(shards)
-        self.shard_lengths = np.array([len(shard) for shard in self._shards], dtype=np.int64)
-        self._ends = np.cumsum(self.shard_lengths)
-        self.paths: list[str] = [file.source for file in files]
-        self._files, self._options = list(files), options
-        self.identity = key_of(type(self).__name__, options, [file.identity for file in files])
+    def rows_of(self, number: int, rows: np.ndarray) -> list[Any]:
+        """The records of these rows of a shard, int64 [n], in this order; the rows are not checked."""
+        raise NotImplementedError
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
@@ -83,20 +76,53 @@ class ShardedSource:
             IndexError: There is no such record.
             FormatError: A record cannot be read; the message has shard, record and offset.
         """
-        if len(self._shards) == 1:
-            return self._shards[0].read(self._checked(indices).tolist())
+        if len(self._ends) == 1:
+            return self.rows_of(0, self._checked(indices))
         found: list[Any] = [None] * len(indices)
         for number, places, rows in self.located(indices):
-            for place, record in zip(places.tolist(), self._shards[number].read(rows.tolist())):
+            for place, record in zip(places.tolist(), self.rows_of(number, rows)):
                 found[place] = record
         return found
 
     # The method by which loaders fetch samples.
     __getitems__ = read_many
 
-    def read_rows(self, rows: np.ndarray) -> list[Any]:
-        """`read_many` without checks, for a source of one shard and valid rows, int64 [n]."""
-        found: list[Any] = self._shards[0].read(rows.tolist())
+    def located(self, indices: Indices) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+        """Group records by shard: the shard's number, the places of its records in `indices`, and their rows in it.
+
+        Raises:
+            IndexError: There is no such record.
+        """
+        return runs_of(self._ends, self._checked(indices))
+
+    def _checked(self, indices: Indices) -> np.ndarray:
+        return checked_indices(indices, len(self), f"records of {self._name}")
+
+
+class ShardedSource(Records):
+    """Records of files, in the order of the files.
+
+    Args:
+        files: the files; the same number of consecutive files for each shard.
+        shards: the records of each file, or of each group of files.
+        options: other values on which the records depend.
+
+    Attributes:
+        paths: paths or addresses of the files.
+        identity: identity of the records; see `libai_data.data.files.identity`.
+        shard_lengths: int64 [shards], the number of records of each shard, in the order of the indices.
+    """
+
+    def __init__(self, files: Sequence[MappedFile], shards: Sequence[Shard], options: Any = None) -> None:
+        self._shards: list[Any] = list(shards)
+        self.shard_lengths = np.array([len(shard) for shard in self._shards], dtype=np.int64)
+        self._ends = np.cumsum(self.shard_lengths)
+        self.paths: list[str] = [file.source for file in files]
+        self._files, self._options = list(files), options
+        self.identity = key_of(type(self).__name__, options, [file.identity for file in files])
+
+    def rows_of(self, number: int, rows: np.ndarray) -> list[Any]:
+        found: list[Any] = self._shards[number].read(rows.tolist())
         return found
 
     def identity_of(self, first: int, stop: int) -> str:
@@ -110,21 +136,10 @@ class ShardedSource:
             parts.append([[file.current_identity() for file in files], rows])
         return key_of(type(self).__name__, self._options, parts)
 
-    def located(self, indices: Indices) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """Group records by shard: the shard's number, the places of its records in `indices`, and their rows in it.
-
-        Raises:
-            IndexError: There is no such record.
-        """
-        return runs_of(self._ends, self._checked(indices))
-
     def place_of(self, index: int) -> str:
         """The file and row of a record, in words; for sources with one file per shard."""
         number, _, rows = next(self.located([index]))
         return f"{self.paths[number]}, record {int(rows[0])}"
-
-    def _checked(self, indices: Indices) -> np.ndarray:
-        return checked_indices(indices, len(self), f"records of {type(self).__name__}")
 
 
 def runs_of(ends: np.ndarray, rows: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:

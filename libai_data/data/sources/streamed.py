@@ -1,9 +1,8 @@
-"""Records of shards that are copied to this machine when they are needed, and let go when others need their room."""
+"""Records of shards that are copied to this machine when they are needed, and removed when others need their room."""
 
 from __future__ import annotations
 
 import logging
-import operator
 import time
 from collections.abc import Mapping
 from functools import cached_property
@@ -21,7 +20,7 @@ from libai_data.data.sources.remote import RemoteFile, fetch
 from libai_data.data.sources.shard_counts import check_address, checked_format, counted, parted, selected
 from libai_data.data.sources.shard_index import DESCRIBED, DescribedShard, decompressed, described_shards, is_raw
 from libai_data.data.sources.shard_table import TABLE, ShardTable
-from libai_data.data.sources.sharded import Indices, checked_indices, runs_of
+from libai_data.data.sources.sharded import Records
 from libai_data.data.sources.storage import LocalFile, Storage
 from libai_data.errors import ConfigError, FormatError, StorageError
 
@@ -32,7 +31,7 @@ _WAITS = (0.1, 0.5, 2.0, 8.0)
 _OPENED_AT_MOST = 3
 
 
-class StreamedSource:
+class StreamedSource(Records):
     """The records of shards in a store, in the order of their names.
 
     Opening reads the table of `libai-data index`, or counts samples without reading the shards: by the manifest of
@@ -82,46 +81,24 @@ class StreamedSource:
         check_address(self.folder)
         try:
             table = ShardTable.read(self.folder)
-        except ConfigError:  # There is none.
+        except ConfigError:  # There is no table.
             return counted(self.folder, format, pattern=self._pattern)
         if format and table.format != format:
             raise ConfigError(f"{self.folder}/{TABLE} is of shards of the format {table.format!r}, not {format!r}")
         checked_format(self.folder, table.format)
         return selected(self.folder, table, self._pattern)
 
-    def __len__(self) -> int:
-        return int(self._ends[-1]) if len(self._ends) else 0
+    @property
+    def _name(self) -> str:
+        return self.folder
 
-    def __getitem__(self, index: int) -> Any:
-        return self.read_many([operator.index(index)])[0]
-
-    def read_many(self, indices: Indices) -> list[Any]:
-        """Records, in the order of their indices.
-
-        Raises:
-            IndexError: There is no such record.
-            FormatError: One cannot be read; the shard is named.
-            StorageError: A shard cannot be fetched, has changed, or finds no room in the cache; it is named.
-        """
-        asked = checked_indices(indices, len(self), f"records of {self.folder}")
-        found: list[Any] = [None] * len(asked)
-        identity, get = self.identity, self.opened.get
-        for number, places, rows in runs_of(self._ends, asked):
-            shard = get((identity, number))
-            if shard is None:
-                shard = self._shard(number)
-            for place, record in zip(places.tolist(), shard.read_rows(rows)):
-                found[place] = record
+    def rows_of(self, number: int, rows: np.ndarray) -> list[Any]:
+        shard = self.opened.get((self.identity, number))
+        if shard is None:
+            size = int(self.table.sizes[number])
+            shard = self.opened.opened((self.identity, number), size, lambda: self._opened(number))
+        found: list[Any] = shard.rows_of(0, rows)
         return found
-
-    __getitems__ = read_many
-
-    def _shard(self, number: int) -> Any:
-        key = self.identity, number
-        opened = self.opened.get(key)
-        if opened is None:
-            opened = self.opened.opened(key, int(self.table.sizes[number]), lambda: self._opened(number))
-        return opened
 
     def _opened(self, number: int) -> Any:
         remote = self.table.remote(self.folder, number)
@@ -129,7 +106,7 @@ class StreamedSource:
             try:
                 file = MappedFile(remote.url, self.hold(number))
                 file.map()
-                # The index lists all shards, so that it is read once, not with each of them.
+                # The index lists all shards, so it is read once, not for each shard.
                 options = {"described": self._described} if self.table.format in DESCRIBED else {}
                 opened = self._open_file(file, **options)
                 break
@@ -149,11 +126,11 @@ class StreamedSource:
         return opened
 
     def hold(self, number: int) -> Copy | DecompressedFile:
-        """The copy of a shard, which stays until it is closed or forgotten; fetched if it is not there.
+        """The copy of a shard, which the cache keeps until the copy is closed; fetched if the cache does not have it.
 
         Raises:
-            ConfigError: The shard is not there any more.
-            StorageError: It cannot be fetched, has changed, or finds no room in the cache.
+            ConfigError: The shard does not exist any more.
+            StorageError: The shard cannot be fetched, has changed, or finds no room in the cache.
         """
         remote = self.table.remote(self.folder, number)
 
@@ -171,7 +148,7 @@ class StreamedSource:
                     raise
                 if wait is None:
                     raise StorageError(f"{remote.url} cannot be kept on this machine: {error}") from error
-            # What this process has open, it can open again; what others have is let go of as they read on.
+                # This process can open its shards again. Other processes close theirs as they read on.
             self.opened.clear()
             time.sleep(wait)
         raise AssertionError
@@ -189,13 +166,13 @@ class StreamedSource:
         return key_of(remote.url, remote.identity)
 
     def expect(self, number: int, when: int) -> None:
-        """Let go of a shard, and note when it is needed again; see `LocalCache.expect`."""
+        """Close a shard, and note when it is needed again; see `LocalCache.expect`."""
         self.opened.forget((self.identity, number))
         self._cache.expect(self._key(self.table.remote(self.folder, number)), when)
 
 
 class Copy(LocalFile):
-    """The copy of a shard in the cache; `on_fetch` is called when it was fetched because it was not there yet."""
+    """The copy of a shard in the cache; `on_fetch` is called if the shard had to be fetched."""
 
     def __init__(self, remote: RemoteFile, storage: Storage, folder: str, on_fetch: Callable[[], None]) -> None:
         self.source, self.identity = remote.url, remote.identity
