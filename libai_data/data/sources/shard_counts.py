@@ -27,13 +27,13 @@ from libai_data.errors import ConfigError, FormatError, StorageError
 STREAMED = ("array_record", "webdataset", "parquet", "mds", "litdata", "arrow", "jsonl", "numpy")
 """Formats of which each shard can be read by itself."""
 MANIFEST = ".libai_data_manifest.json"
-"""What `libai-data convert` writes beside its shards."""
+"""The file that `libai-data convert` writes beside its shards."""
 AT_ONCE = 16
 _MOST_SAMPLES = 1 << 40
 _SIGNS = "*?["
 _INDEX = "index.json"
 _Known = dict[str, tuple[int, Optional[int]]]
-"""Address -> samples and bytes, where something says them."""
+"""Address -> number of samples, and bytes (None if not known), as files beside the shards list them."""
 
 
 def counted(
@@ -41,7 +41,7 @@ def counted(
     format: str = "",
     open_copy: Callable[[str, str], Any] | None = None,
     at_once: int = AT_ONCE,
-    told: Callable[[int], object] = lambda total: None,
+    on_counted: Callable[[int], object] = lambda total: None,
     pattern: str = "",
 ) -> ShardTable:
     """Count the samples of the shards below a folder.
@@ -51,7 +51,7 @@ def counted(
         format: of the shards; by default from the endings of their names.
         open_copy: address and format -> source, to count samples by reading; by default this is an error.
         at_once: number of parallel requests.
-        told: called after each shard, with the number of all shards.
+        on_counted: called after each shard, with the number of all shards.
         pattern: glob that the names of shards match, from the folder on; "" for all.
 
     Raises:
@@ -85,9 +85,9 @@ def counted(
                 f"{path} cannot be streamed: the store does not report its size; open it without streaming"
             )
         if kind in DESCRIBED and not is_raw(path):
-            remote = replace(remote, size=known[path][1])  # of its copy, which is decompressed
+            remote = replace(remote, size=known[path][1])  # of the copy, which is decompressed
         samples = _samples(folder, kind, remote, known, open_copy, attempts)
-        told(len(files))
+        on_counted(len(files))
         return samples, remote
 
     with ThreadPoolExecutor(at_once) as pool:
@@ -105,7 +105,7 @@ def counted(
 
 
 def checked_format(folder: str, format: str) -> str:
-    """A format, if shards of it can be streamed."""
+    """The format; a ConfigError if shards of this format cannot be streamed."""
     if format not in STREAMED:
         raise ConfigError(
             f"{folder} cannot be streamed: its format is {format!r}, and only these can be streamed: {list(STREAMED)}; "
@@ -115,7 +115,7 @@ def checked_format(folder: str, format: str) -> str:
 
 
 def check_address(folder: str) -> None:
-    """Refuse what is no address of a folder, or a glob."""
+    """Raise a ConfigError for a path of this machine, or a glob."""
     if "://" not in folder:
         raise ConfigError(
             f"{folder} is on this machine, where streaming is not needed; open it without streaming, or give "
@@ -126,7 +126,7 @@ def check_address(folder: str) -> None:
 
 
 def parted(address: str) -> tuple[str, str]:
-    """The folder of an address, and the glob that the names of its shards match, from the folder on; "" for all."""
+    """Split an address into a folder, and a glob of the shards in the folder; "" if the address has no glob."""
     parts = address.rstrip("/").split("/")
     first = next((number for number, part in enumerate(parts) if any(sign in part for sign in _SIGNS)), len(parts))
     return "/".join(parts[:first]), "/".join(parts[first:])
@@ -136,20 +136,20 @@ def selected(folder: str, table: ShardTable, pattern: str) -> ShardTable:
     """The shards of a table whose names match a glob.
 
     Raises:
-        ConfigError: There are none.
+        ConfigError: No name matches.
     """
     if not pattern:
         return table
     kept = np.flatnonzero([_matches(name, pattern) for name in table.names])
     if not len(kept):
         raise no_shards(folder, pattern)
-    if table.format in DESCRIBED:  # of which only folders have the order of their index
+    if table.format in DESCRIBED:  # Only a whole folder has the order of its index.
         kept = kept[np.argsort(table.names.many(kept))]
     return table.part(kept)
 
 
 def no_shards(folder: str, pattern: str) -> ConfigError:
-    """The error where there are none."""
+    """The error for a folder without shards."""
     of_what = f" that match {pattern!r}" if pattern else ""
     return ConfigError(f"{folder} has no shards{of_what}; give the address of a folder of shards, or a glob of them")
 
@@ -204,7 +204,7 @@ def _samples(
 
 
 def _of_described(files: Sequence[str], kind: str) -> _Known:
-    """What the index says of each shard, in the order of `described_shards`."""
+    """The shards that indices describe, in the order of `described_shards`."""
     return {
         path: (shard.samples, None if shard.slack and is_raw(path) else shard.size)
         for path, shard in described_shards(files, kind).items()
@@ -212,28 +212,28 @@ def _of_described(files: Sequence[str], kind: str) -> _Known:
 
 
 def _of_manifest(folder: str) -> _Known:
-    """What `libai-data convert` has written; nothing without its manifest."""
+    """The shards in the manifest of `libai-data convert`; none without a manifest."""
 
     def entries(content: Any) -> _Known:
         return {f"{folder}/{name}": (int(each["records"]), int(each["size"])) for name, each in content.items()}
 
-    return _told_by(f"{folder}/{MANIFEST}", "shards", entries, "manifest of 'libai-data convert'")
+    return _entries_in(f"{folder}/{MANIFEST}", "shards", entries, "manifest of 'libai-data convert'")
 
 
 def _of_index(folder: str) -> _Known:
-    """What the index of WebDataset (wids) lists beside its shards."""
+    """The shards in the index of WebDataset (wids)."""
 
     def entries(content: Any) -> _Known:
         return {f"{folder}/{each['url']}": (int(each["nsamples"]), each.get("filesize")) for each in content}
 
-    return _told_by(f"{folder}/{_INDEX}", "shardlist", entries, "index of WebDataset shards")
+    return _entries_in(f"{folder}/{_INDEX}", "shardlist", entries, "index of WebDataset shards")
 
 
-def _told_by(path: str, key: str, entries: Callable[[Any], _Known], what: str) -> _Known:
+def _entries_in(path: str, key: str, entries: Callable[[Any], _Known], what: str) -> _Known:
     try:
         with LocalFile(path) as file:
             content = Path(file.path).read_bytes()
-    except ConfigError:  # There is none.
+    except ConfigError:  # There is no such file.
         return {}
     try:
         return entries(json.loads(content)[key])
