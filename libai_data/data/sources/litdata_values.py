@@ -1,14 +1,19 @@
-"""Decodes the values of LitData's samples; formats: `src/litdata/streaming/serializers.py` of LitData."""
+"""Decodes the values of LitData's samples.
+
+Formats: github.com/Lightning-AI/litData, `src/litdata/streaming/serializers.py`.
+"""
 
 from __future__ import annotations
 
+import json
+import struct
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 
-from libai_data.data.sources.litdata_nested import nested
-from libai_data.data.sources.mds_values import Decode, image, number, pickled, pieces
+from libai_data.data.sources.described_source import Decode
+from libai_data.data.sources.mds import image, number, pickled, pieces
 from libai_data.errors import FormatError, nearest
 
 # A dtype's place is its number in LitData; PyTorch has two names for some dtypes.
@@ -19,6 +24,9 @@ _OF_NUMPY = (
     *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64"),
     *("complex64", "complex128", "bool"),
 )
+
+_FIRST_OF_JSON = 0x21
+_JSON, _TEXT_LIST, _INT_LIST, _FLOAT_LIST, _BOOL_LIST, _DICT, _DICTS = range(7)
 
 
 def decoder_of(encoding: str, what: str) -> Decode:
@@ -65,6 +73,82 @@ def _arrays(names: Sequence[str]) -> Decode:
     return decode
 
 
+def _nested(data: bytes) -> Any:
+    """Decode a list or dict: JSON, or since version 0.2.72 a binary form (`_nested_dumps`).
+
+    Raises a ValueError, IndexError or KeyError if the bytes are malformed.
+    """
+    if data[0] >= _FIRST_OF_JSON:
+        return json.loads(data)
+    reader = _Reader(data)
+    value = reader.value()
+    if reader.place != len(data):
+        raise ValueError(f"{len(data) - reader.place} bytes are left")
+    return value
+
+
+class _Reader:
+    """Reads consecutive values from bytes."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data, self.place = data, 0
+
+    def value(self) -> Any:
+        """Read a value, which begins with a byte for its kind."""
+        kind = self._bytes(1)[0]
+        if kind in _SINGLE:
+            return _SINGLE[kind](self)
+        count = self._count()
+        if kind == _JSON:
+            return json.loads(self._bytes(count))
+        if kind == _TEXT_LIST:
+            return [self.text() for _ in range(count)]
+        if kind in (_INT_LIST, _FLOAT_LIST):
+            return np.frombuffer(self._bytes(8 * count), "<i8" if kind == _INT_LIST else "<f8").tolist()
+        if kind == _BOOL_LIST:
+            return list(map(bool, self._bytes(count)))
+        if kind == _DICT:
+            return {self.text(): self.value() for _ in range(count)}
+        if kind != _DICTS:
+            raise ValueError(f"there is no kind {kind} of values")
+        names = [self.text() for _ in range(self._count())]
+        if not names:
+            raise ValueError("dicts have no names")
+        return [{name: _SINGLE[self._bytes(1)[0]](self) for name in names} for _ in range(count)]
+
+    def text(self) -> str:
+        """Read a text, which begins with its size."""
+        return str(self._bytes(self._count()), "utf-8")
+
+    def number(self, kind: str) -> Any:
+        """Read a number of eight bytes."""
+        return struct.unpack(kind, self._bytes(8))[0]
+
+    def flag(self) -> bool:
+        """Read a bool of one byte."""
+        return self._bytes(1) != b"\0"
+
+    def _count(self) -> int:
+        return int.from_bytes(self._bytes(4), "little")
+
+    def _bytes(self, size: int) -> bytes:
+        found = self._data[self.place : self.place + size]
+        if len(found) != size:
+            raise ValueError(f"{size} bytes should follow")
+        self.place += size
+        return found
+
+
+_KINDS: list[Callable[[_Reader], Any]] = [
+    _Reader.text,
+    lambda reader: reader.number("<q"),
+    lambda reader: reader.number("<d"),
+    _Reader.flag,
+    lambda reader: None,
+]
+# The numbers of these kinds differ between single values and dicts with equal names.
+_SINGLE = {**dict(enumerate(_KINDS, 7)), **dict(enumerate([_KINDS[-1], *_KINDS[:-1]], 0x10))}
+
 _VECTORS = {"no_header_numpy": _OF_NUMPY, "no_header_tensor": _OF_TORCH}
 _ENCODED = ("bytes", "jpeg", "image", "video", "audio", "nifti", "mesh", "pdf", "tifffile", "tiff", "file")
 _DECODERS: dict[str, Decode] = {
@@ -75,7 +159,7 @@ _DECODERS: dict[str, Decode] = {
     "float": number("float64"),
     "pil": image,
     "jpeg_array": lambda data: pieces(data, 0),
-    "json": nested,
+    "json": _nested,
     "numpy": _arrays(_OF_NUMPY),
     "tensor": _arrays(_OF_TORCH),
 }

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from libai_data.data.sources import LitDataSource, MDSSource, open_source
-from libai_data.data.sources.mds_values import decoder_of
+from libai_data.data.sources.mds import decoder_of
 from libai_data.errors import ConfigError, FormatError, StorageError
 from tests.data.sources.object_store import BUCKET, ObjectStore
 from tests.data.sources.record_files import ENDINGS, WRITERS, same, texts, write_mds
