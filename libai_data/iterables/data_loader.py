@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from libai_data.data.attributes import attribute_of, has_attribute
-from libai_data.data.random.global_generators import tell_once
+from libai_data.data.random.global_generators import warn_once
 from libai_data.data.samplers.dealt import DealtIndices
 from libai_data.data.samplers.listed import known_length
 from libai_data.data.samplers.sampler import StreamSampler
@@ -280,7 +280,7 @@ def _refuse_pairs(sampler: Any, batch_sampler: Any, **given: bool) -> None:
 def _warn(message: str) -> None:
     """Log a warning once, on rank 0 only, because all ranks have the same arguments."""
     if is_main_process():
-        tell_once(message)
+        warn_once(message)
 
 
 def _rows_of_rank(global_batch_size: int) -> int:

@@ -12,7 +12,7 @@ from typing import Any, Callable
 from libai_data.config import LazyCall, instantiate
 from libai_data.data.attributes import attribute_of, has_attribute
 from libai_data.data.datasets.combine import length_of
-from libai_data.data.random.global_generators import tell_once
+from libai_data.data.random.global_generators import warn_once
 from libai_data.data.samplers import CyclicSampler, SingleRoundSampler
 from libai_data.data.samplers.single_round import ShortEndSampler
 from libai_data.data.samplers.transform_rounds import TransformRounds
@@ -183,7 +183,7 @@ def from_iterable(
     failures = FailureLog(ErrorPolicy(**policy), summary.name)
     _refuse_for_streams(shuffle=shuffle and not summary.is_shuffled, **drawing, **loader_options)
     if num_workers > (num_shards or 1):
-        tell_once(
+        warn_once(
             f"only {num_shards or 1} of num_workers={num_workers} workers read {summary.name}, because it has no more "
             f"shards. Set num_shards={num_workers} or more, and let the source yield the shard that get_worker_info() "
             "names"

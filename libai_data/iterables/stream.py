@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.data.random.global_generators import tell_once
+from libai_data.data.random.global_generators import warn_once
 from libai_data.data.samplers.cursor import Cursor, EpochPositions
 from libai_data.data.samplers.resuming import allowing
 from libai_data.data.samplers.sampler import IndexBatch, StreamSampler
@@ -258,7 +258,7 @@ class IterableStream(EpochPositions, StreamSampler):
             return 0, [], 0, 0
         first, last = rows[0].piece, rows[-1].piece
         if self._keeps_batches and self._rows is not None and not is_whole_batch(first, last, len(rows)):
-            tell_once(
+            warn_once(
                 f"{self._rows.source.name} yields batches of different sizes. The loader cuts them again, into batches "
                 f"of {size} rows, as the first one. If each step must use one of its batches, make them equally large"
             )

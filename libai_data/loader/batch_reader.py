@@ -12,7 +12,7 @@ import numpy as np
 
 from libai_data.data.datasets.stream_transform import place_and_offset
 from libai_data.data.nesting import Leaf, Skeleton, TupleFields, array_to_text, put_together
-from libai_data.data.random.global_generators import tell_once
+from libai_data.data.random.global_generators import warn_once
 from libai_data.data.samplers.sampler import IndexBatch
 from libai_data.data.transforms.batch import BatchTransform, check_rows_together, rows_together
 from libai_data.errors import ConfigError, SchemaError, nearest
@@ -170,7 +170,7 @@ class BatchReader:
             pending.error = error
             return
         if sample.warning:
-            tell_once("%s", sample.warning)
+            warn_once("%s", sample.warning)
         if sample.checksum is not None:
             self.witness = *first, sample.checksum
         self._schema, self._read_in_part = schema, frozenset(schema.parts)

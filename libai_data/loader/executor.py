@@ -12,7 +12,7 @@ import numpy as np
 
 from libai_data.data.items import fields_in, leaves_of_batch, named
 from libai_data.data.nesting import Skeleton, is_flat, is_texts, text_to_array
-from libai_data.data.random.global_generators import GlobalDraws, tell_once
+from libai_data.data.random.global_generators import GlobalDraws, warn_once
 from libai_data.data.random.hashing import combine64
 from libai_data.data.random.sample_random import BatchRandom, SampleKeys, reading_samples
 from libai_data.data.transforms.batch import BatchTransform
@@ -170,7 +170,7 @@ class TaskRunner:
         key = combine64(self.reader.seed, _DRAWS_OF_BATCHES), int(task.epochs[0]), int(task.indices[0])
         made = self.batch_draws.around(read, key)
         if self.batch_draws.found:
-            tell_once(
+            warn_once(
                 "%s draws from %s for several rows at once. These draws are the same in each run, but differ between "
                 "meshes. Draw in the dataset; in a collate_fn, from libai_data.data.random.sample_generators(), one "
                 "for each row; in a BatchTransform, from the BatchRandom that it is given",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Callable
 
 from libai_data.atomic_files import AppendFile
-from libai_data.data.random.global_generators import tell_once
+from libai_data.data.random.global_generators import warn_once
 from libai_data.data.random.hashing import combine64
 from libai_data.errors import ConfigError, SampleError
 from libai_data.errors.argument_rules import OUTPUT_FILE, check, one_of, or_none, real
@@ -186,7 +186,7 @@ class FailureLog:
             file.append(line.encode())
             file.close()
         except OSError as error:
-            tell_once(
+            warn_once(
                 "Samples are skipped, but cannot be listed in %s (%s); the next run reads them again, and skips them "
                 "if they fail",
                 *(file.path, error.strerror),

@@ -8,7 +8,7 @@ from typing import Any, Callable, NamedTuple
 
 from libai_data.data.items import as_leaf, contents_of, leaves_of_batch, named
 from libai_data.data.nesting import TEXT, Skeleton, is_flat, is_texts, taken_apart
-from libai_data.data.random.global_generators import WHAT_TO_WRITE
+from libai_data.data.random.global_generators import HOW_TO_DRAW
 from libai_data.loader.default_collate import default_collate
 from libai_data.structures import Instance, fields_of
 
@@ -57,6 +57,6 @@ def compared(sample: Any, form: SampleForm, read: Callable[[], Any], dataset: st
     warning = (
         f"{dataset} returns a different {' and '.join(map(repr, changed[:3]))} each time that sample {index} is read. "
         "So batches depend on which worker reads them and how often, and a resumed run gets other batches. If the "
-        f"dataset draws random numbers, {WHAT_TO_WRITE}; if it counts or reads the clock, use the index instead"
+        f"dataset draws random numbers, {HOW_TO_DRAW}; if it counts or reads the clock, use the index instead"
     )
     return form._replace(warning=warning)

@@ -9,7 +9,7 @@ from collections import deque
 from contextlib import suppress
 from typing import Callable
 
-from libai_data.data.random.global_generators import WHAT_TO_WRITE, share_generators, take_has_drawn, tell_once
+from libai_data.data.random.global_generators import HOW_TO_DRAW, share_generators, take_has_drawn, warn_once
 from libai_data.errors import SampleError
 from libai_data.loader.executor import Awake, Executor, Task, TaskResult, TaskRunner, wants_to_end
 from libai_data.loader.schema import SampleSchema
@@ -105,21 +105,21 @@ class ThreadExecutor(Executor):
         """Run a task in the caller's thread, and find out whether its samples draw from global generators."""
         result = self._runners[0].run(task)
         if self._needs_one_thread:
-            tell_once(
+            warn_once(
                 "%s is read in the trainer's own thread, as it draws from random generators that all threads share. "
                 "Use worker_type='process'; or %s",
                 self._name,
-                WHAT_TO_WRITE,
+                HOW_TO_DRAW,
             )
         else:
             self._rereads_left -= 1
             if not self._rereads_left:
-                tell_once(
+                warn_once(
                     "Other code of this process draws from global random generators while threads read %s. The loader "
                     "can no longer detect whether its samples draw from them, too; if they do, use "
                     "worker_type='process', or %s",
                     self._name,
-                    WHAT_TO_WRITE,
+                    HOW_TO_DRAW,
                 )
         return result
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libai_data import DataLoader, from_iterable, get_worker_info, to_global
-from libai_data.data.random.global_generators import tell_once
+from libai_data.data.random.global_generators import warn_once
 from libai_data.data.samplers import CyclicSampler
 from libai_data.errors import CheckpointError, ConfigError, SampleError
 from libai_data.iterables.iterable_loader import indexed_dataset_of
@@ -300,7 +300,7 @@ def test_a_resume_of_a_sampler_with_another_batch_size_is_refused_with_the_remed
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_rank_0_alone_notes_arguments_without_an_effect(rank: int, caplog: pytest.LogCaptureFixture) -> None:
-    tell_once.cache_clear()
+    warn_once.cache_clear()
     set_mesh(ParallelMesh(2, 1, 1, rank=rank))
     try:
         DataLoader(Pictures(), batch_size=2, pin_memory=True)
@@ -310,7 +310,7 @@ def test_rank_0_alone_notes_arguments_without_an_effect(rank: int, caplog: pytes
 
 
 def test_weights_take_the_place_of_a_weighted_sampler(caplog: pytest.LogCaptureFixture) -> None:
-    tell_once.cache_clear()
+    warn_once.cache_clear()
     sampler = torch.utils.data.WeightedRandomSampler([0.0] * 8 + [1.0, 3.0], 400)
     loose = DataLoader(Pictures(), batch_size=90, sampler=sampler)
     assert "weights=sampler.weights" in caplog.text

@@ -22,7 +22,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libai_data.data.random.global_generators import tell_once
+from libai_data.data.random.global_generators import warn_once
 from libai_data.delivery import to_global
 from libai_data.engine.batches import join_micro_batches
 from libai_data.engine.evaluation import DatasetEvaluator
@@ -895,7 +895,7 @@ def test_a_source_whose_batches_are_cut_again_is_told(
 
 
 def test_a_stream_that_is_shuffled_by_its_own_generator_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    tell_once.cache_clear()
+    warn_once.cache_clear()
     data = [{"x": number} for number in range(10)]
     generator = torch.Generator().manual_seed(0)
     loader = from_iterable(torch.utils.data.DataLoader(data, 5, shuffle=True, generator=generator))

@@ -66,7 +66,7 @@ with_workers = settings(suppress_health_check=list(HealthCheck), phases=[Phase.e
 @pytest.fixture(autouse=True)
 def untold() -> Iterator[None]:
     """Each test is told what is told once."""
-    global_generators.tell_once.cache_clear()
+    global_generators.warn_once.cache_clear()
     yield
 
 

@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-WHAT_TO_WRITE = "draw from libai_data.data.random.sample_generator() instead, or in the function of a RandomMap"
+HOW_TO_DRAW = "draw from libai_data.data.random.sample_generator() instead, or in the function of a RandomMap"
 _EARLY = 3
 _MOST_OBJECTS = 1000
 _MOST_ITEMS = 20
@@ -148,12 +148,12 @@ class GlobalDraws:
         if is_first and new and new.isdisjoint({_AMBIGUOUS, "oneflow"}) and threading.active_count() > 1:
             return True
         if "oneflow" in new and not (is_worker_process() and self._readings < _EARLY):
-            tell_once(
+            warn_once(
                 "%s draws from OneFlow's generator, which can neither be watched nor put back exactly. From now on it "
                 "is seeded for each sample; samples that were read before may have got other numbers, and in the "
                 "trainer's own process the model's generator skips numbers; %s",
                 self._whose,
-                WHAT_TO_WRITE,
+                HOW_TO_DRAW,
             )
         self.found |= new
         return bool(new)
@@ -299,16 +299,16 @@ def warn_of_own_generators(dataset: Any) -> None:
     """Warn once about the random generators that a dataset keeps."""
     kept = own_generators(dataset)
     if kept:
-        tell_once(
+        warn_once(
             "%s keeps a random generator of its own (%s). What it draws from this generator depends on which worker "
             "reads the samples, and a resume does not restore the generator; %s",
             type(dataset).__name__,
             ", ".join(kept[:3]),
-            WHAT_TO_WRITE,
+            HOW_TO_DRAW,
         )
 
 
 @cache
-def tell_once(message: str, *arguments: Any) -> None:
+def warn_once(message: str, *arguments: Any) -> None:
     """Log a warning, once in this process."""
     logger.warning(message, *arguments)
