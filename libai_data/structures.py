@@ -390,7 +390,8 @@ class Agreement:
         fields_agree: all ranks have the same fields.
         batches: the number of batches that were made global. It is counted here, because all ranks must compare at the
             same time even if one of them is at another position.
-        witness: epoch, index and checksum of a sample that every rank has read, to see whether they have equal data.
+        common_sample: epoch, index and checksum of a sample that every rank has read, to see whether all have equal
+            data.
     """
 
     per_batch: bool = False
@@ -400,7 +401,7 @@ class Agreement:
     repeats: bool = False
     fields_agree: bool = False
     batches: int = 0
-    witness: tuple[int, int, int] | None = None
+    common_sample: tuple[int, int, int] | None = None
 
 
 class Origin(NamedTuple):

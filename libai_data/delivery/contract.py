@@ -83,8 +83,8 @@ def _order(origin: Origin) -> str:
 def _head(signature: list[FieldSignature], origin: Origin) -> np.ndarray:
     place = [0] * len(_NAMES) if origin.info is None else [_word(value) for value in origin.info]
     words = digest_of(_order(origin).encode()), digest_of(repr(signature).encode())
-    witness = (None if origin.agreement is None else origin.agreement.witness) or 3 * [_ABSENT]
-    return np.array([*place, origin.rows is not None, *words, origin.skipped, *witness], dtype=np.int64)
+    common_sample = (None if origin.agreement is None else origin.agreement.common_sample) or 3 * [_ABSENT]
+    return np.array([*place, origin.rows is not None, *words, origin.skipped, *common_sample], dtype=np.int64)
 
 
 def _word(value: Any) -> int:

@@ -248,7 +248,7 @@ class BatchLoader(ResumableLoader):
         if batch is None:
             return None
         read, info = batch.index_batch, info_of(batch.index_batch)
-        agreement.witness = self._reader.witness if self._reader is not None else None
+        agreement.common_sample = self._reader.common_sample if self._reader is not None else None
         rows, skipped = new_rows((read.epochs, read.indices)), self._failures.digest
         origin = new_origin((info, rows, agreement, batch.parts, frozenset(), skipped))
         return assemble(batch.arrays, batch.layouts, batch.skeleton, origin, as_numpy), self.stream.after(info)
@@ -274,7 +274,7 @@ class BatchLoader(ResumableLoader):
         self._break_off("a newer iterator of this loader has begun; only the newest one may be used")
         self._prepare_streaming()
         attributes = attributes_of(self._payload.dataset, self._payload.collator) if self._shares_memory else []
-        if self._reader is None or self._reader.is_torn or not are_same(attributes, self._attributes):
+        if self._reader is None or self._reader.is_unusable or not are_same(attributes, self._attributes):
             # Workers have the dataset as it was when they started.
             self._attributes = attributes
             self._end_workers()
@@ -420,7 +420,7 @@ class BatchLoader(ResumableLoader):
 
     def _end_workers(self) -> None:
         if self._reader is not None:
-            self._reader.is_torn = True
+            self._reader.is_unusable = True
         if self._close_executor is not None:
             finish(self._close_executor)
         self._reader, self._begun_in = None, 0
@@ -429,7 +429,7 @@ class BatchLoader(ResumableLoader):
         with self._turns:
             if self._iteration is None:
                 return
-            if self._reader is None or self._reader.is_torn:
+            if self._reader is None or self._reader.is_unusable:
                 self._iteration.end(why)
             else:
                 self._iteration.break_off(why)

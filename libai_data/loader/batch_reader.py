@@ -67,7 +67,7 @@ class ReadyBatch(NamedTuple):
 class BatchReader:
     """Reads batches through an executor.
 
-    If `is_torn` is set, an interrupt may have lost a task or slot, so the reader must not be used again.
+    If `is_unusable` is set, an interrupt may have lost a task or slot, so the reader must not be used again.
 
     Args:
         layouts: field name -> changed entries of its layout.
@@ -79,7 +79,7 @@ class BatchReader:
     Attributes:
         first_read: epoch and index of a sample that every rank reads first; None for this rank's own first sample.
         error: error of the last delivered batch; None if it has none.
-        witness: epoch, index and checksum of the sample that was read first; None before, or without a checksum.
+        common_sample: epoch, index and checksum of the sample that was read first; None before, or without a checksum.
     """
 
     def __init__(
@@ -96,9 +96,9 @@ class BatchReader:
         shards: int = 1,
     ) -> None:
         self.times = times
-        self.witness: tuple[int, int, int] | None = None
+        self.common_sample: tuple[int, int, int] | None = None
         self.first_read: tuple[int, int] | None = None
-        self.is_torn = False
+        self.is_unusable = False
         self.error: Exception | None = None
         self._executor = executor
         # Reads whole batches in this thread, without tasks; None if each batch needs a task.
@@ -172,7 +172,7 @@ class BatchReader:
         if sample.warning:
             warn_once("%s", sample.warning)
         if sample.checksum is not None:
-            self.witness = *first, sample.checksum
+            self.common_sample = *first, sample.checksum
         self._schema, self._read_in_part = schema, frozenset(schema.parts)
         self._executor.use_schema(schema)
         if schema.has_text:

@@ -144,7 +144,7 @@ class Iteration:
             if self._over:
                 raise StopIteration
             # A Ctrl-C may come between any two lines, and so lose a task or a slot.
-            self._reader.is_torn = True
+            self._reader.is_unusable = True
         try:
             if self._ahead:
                 self._submit_ahead()
@@ -164,7 +164,7 @@ class Iteration:
             raise
         if self._pending:
             self._pending.popleft()
-        self._reader.is_torn = False
+        self._reader.is_unusable = False
         if batch is None:
             self._over = True
             raise StopIteration
@@ -177,9 +177,9 @@ class Iteration:
         """The next batch if it has been read already, otherwise None; never waits."""
         if self._over or self._end_message or not self._pending:
             return None
-        self._reader.is_torn = True
+        self._reader.is_unusable = True
         is_done = self._reader.is_done(self._pending[0])
-        self._reader.is_torn = False
+        self._reader.is_unusable = False
         return next(self) if is_done else None
 
     def _submit_ahead(self) -> None:
@@ -214,10 +214,10 @@ class Iteration:
             why: message of the PassError that the iterator raises if it is asked for another batch.
         """
         self._end_message = self._end_message or why
-        self._reader.is_torn = True
+        self._reader.is_unusable = True
         self._reader.abandon(self._pending)
         self._pending.clear()
-        self._reader.is_torn = False
+        self._reader.is_unusable = False
 
     def end(self, why: str) -> None:
         """End this pass together with its workers; their tasks and slots are not used again."""
