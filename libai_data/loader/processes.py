@@ -235,7 +235,7 @@ class ProcessExecutor(Executor):
         self._task_queue.wake()
 
     def _restart(self, number: int) -> None:
-        self._pool.bury(number)
+        self._pool.reap(number)
         self._pool.replace(number)
         self._last_message[number] = _start_deadline()
         self._init_began.pop(number, None)

@@ -96,7 +96,7 @@ class WorkerPool:
         except EOFError:
             return None
 
-    def bury(self, number: int) -> str:
+    def reap(self, number: int) -> str:
         """Wait for a worker that ends; returns how it ended, in words."""
         how = self.processes[number].wait()
         self.processes[number].stderr.close()
@@ -105,7 +105,7 @@ class WorkerPool:
         return how
 
     def replace(self, number: int) -> None:
-        """Start a worker in the place of one that was buried."""
+        """Start a worker in the place of one that was reaped."""
         self.processes[number], self.channels[number] = self._start(number)
 
     def close_trainer_ends(self) -> None:

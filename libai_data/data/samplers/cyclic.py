@@ -143,7 +143,7 @@ class CyclicSampler(StreamSampler):
         self._micro_batches = micro_batches
         left_out = left_out_by(skip_steps, schedule)
         self._set_weights_at_steps(schedule, left_out)
-        self._go_on_from(StreamState(self.position, self.order, left_out, schedule, self.state.start))
+        self._continue_from(StreamState(self.position, self.order, left_out, schedule, self.state.start))
 
     def _set_weights_at_steps(self, schedule: StepSchedule, left_out: LeftOut) -> None:
         """If the weights of the blend change at steps, let them change at the places where these steps begin."""
@@ -171,8 +171,8 @@ class CyclicSampler(StreamSampler):
             self._micro_batches = other._micro_batches
         super().take_over(other)
 
-    def _go_on_from(self, state: StreamState) -> None:
-        super()._go_on_from(state)
+    def _continue_from(self, state: StreamState) -> None:
+        super()._continue_from(state)
         self._stretches = [_Stretch(0, self.global_batch_size, 0)]
         schedule = state.schedule
         for (_, size), position in zip(schedule.sizes, schedule.positions) if schedule is not None else ():

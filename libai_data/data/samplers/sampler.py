@@ -348,7 +348,7 @@ class StreamSampler:
         resumed, notes = reconcile(state, own, self._places_to_skip, override)
         for note in notes:
             logger.warning("%s", note)
-        self._go_on_from(resumed)
+        self._continue_from(resumed)
         self.restored_start = resumed.start
 
     def _places_to_skip(self, schedule: StepSchedule) -> LeftOut:
@@ -358,9 +358,9 @@ class StreamSampler:
     def take_over(self, other: StreamSampler) -> None:
         """Continue with the order, position and schedule of another sampler of the same dataset."""
         self.order = other.order
-        self._go_on_from(other.state)
+        self._continue_from(other.state)
 
-    def _go_on_from(self, state: StreamState) -> None:
+    def _continue_from(self, state: StreamState) -> None:
         self.position, self.left_out, self.schedule = state.position, state.left_out, state.schedule
         self.order = state.order
         self.note_start(state.position, state.start)
