@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import io
-import operator
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from libai_data.data.attributes import attribute_of
 from libai_data.data.files.identity import key_of
-from libai_data.data.sources.sharded import Indices
+from libai_data.data.sources.sharded import Records
 
 LABEL = "cls"
 _KINDS = {
@@ -24,7 +22,7 @@ _KINDS = {
 }
 
 
-class ImageRecords:
+class ImageRecords(Records):
     """Records of an image and its label, with the field names of WebDataset: {"jpg": ..., "cls": 7}.
 
     Image files are copied unchanged. Arrays are encoded as PNG, which is lossless. The format of the first image
@@ -42,29 +40,18 @@ class ImageRecords:
         self._images = images
         first = _encoded(images.read(0)[0]) if len(images) else b""
         self._field = next((kind for magic, kind in _KINDS.items() if first.startswith(magic)), "img")
+        self._ends = np.array([len(images)])
         self.identity = self.identity_of(0, len(images))
 
-    def __len__(self) -> int:
-        return len(self._images)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        image, label = self._images.read(operator.index(index))
-        return {self._field: _encoded(image), LABEL: int(label)}
+    def rows_of(self, number: int, rows: np.ndarray) -> list[dict[str, Any]]:
+        read = map(self._images.read, rows.tolist())
+        return [{self._field: _encoded(image), LABEL: int(label)} for image, label in read]
 
     def identity_of(self, first: int, stop: int) -> str:
         """The identity of records `first` to `stop` - 1, from the current state of their files."""
         of_range = attribute_of(self._images, "identity_of")
         images = self._images.identity if of_range is None else of_range(first, stop)
         return key_of(type(self._images).__name__, self._field, images, first, stop)
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return (self[index] for index in range(len(self)))
-
-    def read_many(self, indices: Indices) -> list[dict[str, Any]]:
-        """Records, in the order of their indices."""
-        return [self[index] for index in indices]
-
-    __getitems__ = read_many
 
 
 def _encoded(image: Any) -> bytes:

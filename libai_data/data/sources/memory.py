@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import pickle
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 from libai_data.data.attributes import attribute_of, batch_method_of
 from libai_data.data.files.identity import identity_within, key_of
 from libai_data.data.sources.node_memory import shared_memory
-from libai_data.data.sources.sharded import checked_indices
+from libai_data.data.sources.sharded import Records
 from libai_data.errors import ConfigError
 from libai_data.errors.argument_rules import TEXT, check
 
@@ -21,7 +20,7 @@ _VERSION = 2
 _READ_AT_ONCE = 256
 
 
-class InMemorySource:
+class InMemorySource(Records):
     """The records of another source, read once into memory that all processes of a user on a machine share.
 
     The first process reads the records; other processes that need the same records wait, and then use the same memory.
@@ -54,35 +53,20 @@ class InMemorySource:
         self._source = source
         self._attach()
 
-    def __len__(self) -> int:
-        return len(self._ends) - 1
+    @property
+    def _what(self) -> str:
+        return "records in memory"
 
-    def __getitem__(self, index: int) -> Any:
-        """The record at an index; negative indices count from the end.
-
-        Raises:
-            IndexError: There is no such record.
-        """
-        return self.read_many([operator.index(index)])[0]
-
-    def read_many(self, indices: Sequence[int]) -> list[Any]:
-        """Records, in the order of their indices.
-
-        Raises:
-            IndexError: There is no such record.
-        """
-        checked = checked_indices(indices, len(self), "records in memory")
-        places = zip(self._ends[checked].tolist(), self._ends[checked + 1].tolist())
+    def rows_of(self, number: int, rows: np.ndarray) -> list[Any]:
+        places = zip(self._offsets[rows].tolist(), self._offsets[rows + 1].tolist())
         return [pickle.loads(self._content[start:stop]) for start, stop in places]
-
-    # The method by which loaders fetch samples.
-    __getitems__ = read_many
 
     def _attach(self) -> None:
         self._memory = memory = shared_memory(self.identity, self._fill)
-        ends = 8 * (len(self._source) + 1)
-        self._ends = memory.array[:ends].view(np.int64)
-        self._content = memory.array.data[ends:]
+        self._ends = np.array([len(self._source)])
+        begin = 8 * (len(self._source) + 1)
+        self._offsets = memory.array[:begin].view(np.int64)
+        self._content = memory.array.data[begin:]
 
     def _fill(self, descriptor: int) -> None:
         """Write the end of each record, and the pickled records."""

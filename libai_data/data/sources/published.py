@@ -14,7 +14,7 @@ import numpy as np
 from libai_data.data.files.identity import file_identity
 from libai_data.data.sources.paths import checked_path
 from libai_data.data.sources.remote import md5_of
-from libai_data.data.sources.sharded import checked_indices
+from libai_data.data.sources.sharded import checked_indices, runs_of
 from libai_data.data.sources.storage import LocalFile
 from libai_data.errors import DataPipelineError, FormatError, StorageError
 from libai_data.errors.argument_rules import FLAG, TEXT, check, or_none
@@ -102,9 +102,8 @@ class PublishedImages:
 
     def _place(self, index: int) -> tuple[int, int]:
         """The file of an image, and its number in the file."""
-        place = int(checked_indices([operator.index(index)], len(self), "images")[0])
-        file = int(np.searchsorted(self._ends, place, side="right"))
-        return file, place - (int(self._ends[file - 1]) if file else 0)
+        [(file, _, rows)] = runs_of(self._ends, checked_indices([operator.index(index)], len(self), "images"))
+        return file, int(rows[0])
 
     @property
     def identity(self) -> list[Any]:

@@ -41,9 +41,9 @@ class Records:
     """Records up to the end of each shard, int64 [shards]."""
 
     @property
-    def _name(self) -> str:
-        """Whose records these are, for messages."""
-        return type(self).__name__
+    def _what(self) -> str:
+        """What the indices count, for messages."""
+        return f"records of {type(self).__name__}"
 
     def rows_of(self, number: int, rows: np.ndarray) -> list[Any]:
         """The records of these rows of a shard, int64 [n], in this order; the rows are not checked."""
@@ -96,7 +96,7 @@ class Records:
         return runs_of(self._ends, self._checked(indices))
 
     def _checked(self, indices: Indices) -> np.ndarray:
-        return checked_indices(indices, len(self), f"records of {self._name}")
+        return checked_indices(indices, len(self), self._what)
 
 
 class ShardedSource(Records):

@@ -89,8 +89,8 @@ class StreamedSource(Records):
         return selected(self.folder, table, self._pattern)
 
     @property
-    def _name(self) -> str:
-        return self.folder
+    def _what(self) -> str:
+        return f"records of {self.folder}"
 
     def rows_of(self, number: int, rows: np.ndarray) -> list[Any]:
         shard = self.opened.get((self.identity, number))
