@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from heapq import merge
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -62,13 +63,14 @@ class BlendOrder(Order):
             )
 
     @cached_property
-    def _members(self) -> Sequence[tuple[int, Order]]:
+    def _members(self) -> Sequence[tuple[int, Any]]:
         """First index and order of each dataset; an empty dataset only keeps the numbering."""
-        first, members = 0, []
-        for number, size in enumerate(self.blend.sizes):
-            members.append((first, Order(max(size, 1), combine64(self.seed, number), self.shuffle)))
-            first += size
-        return tuple(members)
+        firsts = accumulate(self.blend.sizes, initial=0)
+        sizes = enumerate(zip(firsts, self.blend.sizes))
+        return [(first, self._member(number, first, size)) for number, (first, size) in sizes]
+
+    def _member(self, number: int, first: int, size: int) -> Order:
+        return Order(max(size, 1), combine64(self.seed, number), self.shuffle)
 
     @cached_property
     def patterns(self) -> tuple[Pattern, ...]:
@@ -175,19 +177,13 @@ class LanedBlendOrder(BlendOrder, LaneOrder):
         lasts = np.searchsorted(self._shard_ends, ends[1:], side="left")
         return tuple(slice(first, last + 1) for first, last in zip(firsts.tolist(), lasts.tolist()))
 
-    @cached_property
-    def _members(self) -> tuple[tuple[int, LaneOrder], ...]:
-        first, members = 0, []
-        for number, size in enumerate(self.blend.sizes):
-            lengths = None
-            if self.lengths is not None:
-                ends = np.minimum(self._shard_ends[self._shards[number]], first + size)
-                lengths = np.diff(ends, prepend=first)
-            seed = combine64(self.seed, number)
-            own = LaneOrder(max(size, 1), seed, self.shuffle, 0, self.lanes, self.block, self.digest, lengths)
-            members.append((first, own))
-            first += size
-        return tuple(members)
+    def _member(self, number: int, first: int, size: int) -> LaneOrder:
+        lengths = None
+        if self.lengths is not None:
+            ends = np.minimum(self._shard_ends[self._shards[number]], first + size)
+            lengths = np.diff(ends, prepend=first)
+        seed = combine64(self.seed, number)
+        return LaneOrder(max(size, 1), seed, self.shuffle, 0, self.lanes, self.block, self.digest, lengths)
 
     def shard_uses(self, rows: range, batch_size: int, first_batch: int = 0) -> Iterator[ShardUse]:
         residues = self._turn_of_lane[self.lanes_of(rows, batch_size)].tolist()
