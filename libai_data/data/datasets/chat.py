@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 from itertools import chain
@@ -13,7 +12,7 @@ import numpy as np
 
 from libai_data.data.attributes import attribute_of
 from libai_data.data.datasets.combine import check_index, indexed_length
-from libai_data.data.datasets.fingerprint import fingerprint_of
+from libai_data.data.datasets.fingerprint import fingerprint_of, hash_of
 from libai_data.data.sources import JsonLinesSource
 from libai_data.data.text.conversations import Message, messages_of, pair_of
 from libai_data.data.text.tokenizer import TextTokenizer
@@ -92,7 +91,7 @@ class ChatDataset:
         ids = (tokenizer.pad_token_id, tokenizer.eod_token_id, 0)
         self._pad_id = next(ident for ident in ids if ident is not None)
         decides = json.dumps([template, tokenizer.special_texts, sorted(tokenizer.get_vocab().items())])
-        self._digest = hashlib.blake2b(decides.encode(), digest_size=8).hexdigest()
+        self._digest = hash_of(decides.encode(), 8)
 
     def __len__(self) -> int:
         return len(self.conversations)

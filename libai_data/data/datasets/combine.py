@@ -5,7 +5,6 @@ If the datasets have `read_batch`, each dataset reads its own rows of a batch to
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import sys
 from bisect import bisect_right
@@ -17,7 +16,7 @@ import numpy as np
 
 from libai_data.data.attributes import batch_method_of
 from libai_data.data.datasets.document_parts import refuse_repeated
-from libai_data.data.datasets.fingerprint import fingerprint_of
+from libai_data.data.datasets.fingerprint import fingerprint_of, hash_of
 from libai_data.data.datasets.mapped import refuse_outputs_without_indices
 from libai_data.data.datasets.shares import shares_of, split_evenly
 from libai_data.data.nesting import array_of
@@ -157,8 +156,7 @@ class Subset(_Part):
     def fingerprint(self) -> dict[str, Any]:
         if self._listed is None:
             return {**super().fingerprint(), "part": [self.start, self.stop]}
-        digest = hashlib.blake2b(self._listed.tobytes(), digest_size=8).hexdigest()
-        return {**super().fingerprint(), "part": [len(self._listed), digest]}
+        return {**super().fingerprint(), "part": [len(self._listed), hash_of(self._listed.tobytes(), 8)]}
 
 
 class RandomPart(_Part):

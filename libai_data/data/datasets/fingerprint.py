@@ -41,6 +41,6 @@ def fingerprint_of(dataset: Any) -> dict[str, Any]:
     return found
 
 
-def hash_of(data: bytes | memoryview) -> str:
-    """A short hash, as text."""
-    return hashlib.blake2b(data, digest_size=12).hexdigest()
+def hash_of(data: bytes | memoryview, size: int = 12) -> str:
+    """A short hash of `size` bytes, in hexadecimal."""
+    return hashlib.blake2b(data, digest_size=size).hexdigest()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import asdict, replace
 from math import ceil
@@ -13,6 +12,7 @@ import numpy as np
 
 from libai_data.data.datasets.combine import check_index
 from libai_data.data.datasets.document_parts import report_tokens
+from libai_data.data.datasets.fingerprint import hash_of
 from libai_data.data.datasets.passage_index import Passages, find_passages
 from libai_data.data.datasets.sentence_index import SentenceRule, SentenceSamples, find_samples
 from libai_data.data.files.identity import key_of
@@ -48,7 +48,7 @@ class SentenceDataset:
         if source is None:
             raise ConfigError("give data_prefix, the path of .bin and .idx without their endings, or indexed_dataset")
         vocabulary = json.dumps(sorted(tokenizer.get_vocab().items()), ensure_ascii=True).encode()
-        self._decides = {"vocabulary": hashlib.blake2b(vocabulary, digest_size=8).hexdigest(), **arguments}
+        self._decides = {"vocabulary": hash_of(vocabulary, 8), **arguments}
         self._rule, self._cache_dir, self._separators = rule, cache_dir, separators
         self.read_source(source if isinstance(source, IndexedSource) else IndexedSource(source))
 

@@ -6,7 +6,6 @@ global batch are sorted by lane, so readers of contiguous rows read different sh
 
 from __future__ import annotations
 
-import hashlib
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from libai_data.data.datasets.combine import length_of
+from libai_data.data.datasets.fingerprint import hash_of
 from libai_data.data.datasets.shard_lengths import shard_lengths_of
 from libai_data.data.datasets.stream_transform import remember
 from libai_data.data.random.permutation import permuted_each, places_in_each
@@ -328,7 +328,7 @@ def laned_order(
     if weights is not None:
         raise ConfigError(f"lanes is {lanes}, but weights are given, too; remove one of the two")
     lengths = shard_lengths_of(dataset)
-    digest = hashlib.blake2b(lengths.tobytes(), digest_size=8).hexdigest()
+    digest = hash_of(lengths.tobytes(), 8)
     samples = length_of(dataset)
     return LaneOrder(samples, seed, shuffle, 0, int(lanes), BLOCK if block is None else int(block), digest, lengths)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import OrderedDict, abc
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -12,6 +11,7 @@ import numpy as np
 
 from libai_data.data.attributes import attribute_of, call_if_there, has_attribute
 from libai_data.data.datasets.combine import indexed_length, length_of
+from libai_data.data.datasets.fingerprint import hash_of
 from libai_data.data.datasets.stream_transform import remember
 from libai_data.data.nesting import array_of
 from libai_data.data.samplers.cursor import Cursor, EpochPositions
@@ -288,7 +288,7 @@ def iterable_once(batches: Any, argument: str = "batch_sampler") -> str:
 
 
 def _digest(before: str, listed: np.ndarray) -> str:
-    return hashlib.blake2b(before.encode() + listed.tobytes(), digest_size=8).hexdigest()
+    return hash_of(before.encode() + listed.tobytes(), 8)
 
 
 def known_length(dataset: Any) -> int | None:

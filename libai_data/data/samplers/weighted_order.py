@@ -7,7 +7,6 @@ place decide each draw. All operations are defined by IEEE 754 to the last bit, 
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import log, sqrt
@@ -18,6 +17,7 @@ import numpy as np
 from libai_data.data.attributes import attribute_of
 from libai_data.data.datasets.blend import blend_of
 from libai_data.data.datasets.combine import length_of
+from libai_data.data.datasets.fingerprint import hash_of
 from libai_data.data.nesting import array_of
 from libai_data.data.random.hashing import combine64, mix64_array
 from libai_data.data.samplers.order import Order
@@ -151,7 +151,7 @@ def drawn_order(
             f"num_samples is {num_samples}, but only {drawable} of {samples} samples have a weight above 0; draw at "
             "most as many, or set replacement=True"
         )
-    digest = hashlib.blake2b(proportions.tobytes(), digest_size=8).hexdigest()
+    digest = hash_of(proportions.tobytes(), 8)
     return WeightedOrder(samples, seed, True, num_samples or samples, digest, replacement, proportions)
 
 
