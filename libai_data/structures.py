@@ -187,8 +187,8 @@ class Instance:
             return tuple(self)[name]
         return _without_layout(self.get(self._name_of(name)))
 
-    def __setitem__(self, name: str | int, value: Any) -> None:
-        name = self._name_of(name)
+    def __setitem__(self, place: str | int, value: Any) -> None:
+        name = self._name_of(place)
         old = self._fields.get(name)
         if isinstance(old, DistTensorData) and not isinstance(value, DistTensorData):
             value = DistTensorData(value, old.sbp_list, old.placement_idx)

@@ -104,7 +104,8 @@ class CombinedLoader:
     def close(self) -> None:
         """Close each loader. The parts of a batch whose other parts were not read are read again later."""
         for name in self._taken.keys() & self._before.keys():
-            stream, stream.cursor = self._before[name]
+            stream, before = self._before[name]
+            stream.cursor = before
         self._taken = {}
         for loader in self.loaders.values():
             loader.close()

@@ -185,7 +185,7 @@ class BatchFiller:
         for (_, words), marked in zip(ends, marks):
             words.fill(marked)
         self._fill(indices, out)
-        left = set()
+        left: set[tuple[str, int]] = set()
         for (name, words), marked in zip(ends, marks):
             rows = words.tolist()  # A list is searched faster than a small array.
             if marked in rows:

@@ -251,11 +251,13 @@ def test_top_0_is_refused() -> None:
 
 def test_nested_results_get_flat_names() -> None:
     assert flatten_results_dict({"a": {"b": {"c": 1}, "d": 2}, "e": 3}) == {"a/b/c": 1, "a/d": 2, "e": 3}
-    assert flatten_results_dict({"Acc": {1: 50.0}, 5: 90.0}) == {"Acc/1": 50.0, "5": 90.0}
+    by_number: dict[Any, Any] = {"Acc": {1: 50.0}, 5: 90.0}
+    assert flatten_results_dict(by_number) == {"Acc/1": 50.0, "5": 90.0}
 
 
 def test_numbers_of_any_kind_are_shown(caplog: pytest.LogCaptureFixture) -> None:
-    results = {1: 1, "a": np.float32(0.5), "b": np.array(0.25), "c": flow.tensor(0.125), "d": Fraction(1, 16)}
+    results: dict[Any, Any] = {1: 1, "a": np.float32(0.5), "b": np.array(0.25)}
+    results.update(c=flow.tensor(0.125), d=Fraction(1, 16))
     with caplog.at_level("INFO", "libai_data"):
         print_csv_format(results, "digits")
     assert "1,a,b,c,d" in caplog.text and "1.0000,0.5000,0.2500,0.1250,0.0625" in caplog.text

@@ -275,7 +275,7 @@ class PackedDataset(StreamTransform):
                 )
             if room:
                 padding = self._padding.get(name, 0)
-                if isinstance(padding, Real) and not can_represent(parts[0].dtype, padding):
+                if isinstance(padding, Real) and not can_represent(parts[0].dtype, padding):  # type: ignore[arg-type]
                     raise SchemaError(
                         f"field '{name}' is padded with {padding!r}, which its dtype {parts[0].dtype} cannot hold; use "
                         "another value, or convert the field in the dataset"

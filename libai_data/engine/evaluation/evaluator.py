@@ -113,7 +113,7 @@ def flatten_results_dict(results: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def prepared(evaluator: DatasetEvaluator, inputs: dict[str, Any], outputs: dict[str, Any]) -> dict[str, Any]:
+def prepared(evaluator: DatasetEvaluator, inputs: dict[str, Any], outputs: Any) -> Mapping[str, Any]:
     """What `evaluator.prepare` returns; a SchemaError if it is no dict."""
     chosen = evaluator.prepare(inputs, outputs)
     if not isinstance(chosen, Mapping):

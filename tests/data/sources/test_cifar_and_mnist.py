@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from libai_data.data.datasets.image_datasets import CIFAR10Dataset, CIFAR100Dataset, FashionMNISTDataset, MNISTDataset
-from libai_data.data.sources.cifar import CIFAR10, CIFARSource
+from libai_data.data.sources.cifar import CIFAR10, CIFAR100, CIFARSource
 from libai_data.data.sources.mnist import FASHION_MNIST, MNIST, MNISTSource, read_idx
 from libai_data.errors import ConfigError, FormatError, StorageError
 from tests.data.sources.published_files import (
@@ -141,7 +141,7 @@ def test_a_sample_has_the_fields_of_libai(tmp_path: Path) -> None:
         assert (sample.images.tensor.dtype, sample.images.tensor.shape) == (np.float32, shape)
         assert (sample.labels.tensor.dtype, sample.labels.tensor.tolist()) == (np.int64, label)
         assert (sample.images.placement_idx, sample.labels.placement_idx) == (0, -1)
-    assert CIFAR100Dataset(tmp_path).source.classes[99] == "fine99"
+    assert CIFARSource(tmp_path, CIFAR100).classes[99] == "fine99"
     pixels = CIFAR100Dataset(tmp_path)[2].images.tensor
     np.testing.assert_array_equal(pixels, cifar_image(2).transpose(2, 0, 1) / np.float32(255))
     assert FashionMNISTDataset(tmp_path).source.name(2).startswith("image 2 of")
