@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import time
 import zlib
-from collections import Counter, abc
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
@@ -65,7 +65,7 @@ def inference_on_dataset(
     """
     import oneflow as flow
 
-    if evaluator is None or isinstance(evaluator, abc.Sequence):
+    if evaluator is None or isinstance(evaluator, Sequence):
         evaluator = DatasetEvaluators(evaluator or [])
     check_evaluator(evaluator)
     evaluator.reset()
@@ -83,7 +83,7 @@ def inference_on_dataset(
             if check_inputs is not None and step == 0:
                 check_inputs(inputs)
             outputs = model(**inputs)
-            if not isinstance(outputs, abc.Mapping):
+            if not isinstance(outputs, Mapping):
                 raise SchemaError(f"the model returned a {type(outputs).__name__}; it must return a dict of tensors")
             rows, valid, has_its_rows = _rows(inputs, batch_info(batch), has_its_rows)
             wanted = getattr(evaluator, "input_fields", None)
@@ -226,7 +226,7 @@ def _ends_alike(tensor: Any, valid: int) -> bool:
     return bool(np.allclose(array[valid:], array[valid - 1], rtol=1e-3, atol=1e-5, equal_nan=True))
 
 
-def _on_rank0(tensors: dict[str, Any], without_padding: Callable[[str, Any], Any]) -> dict[str, Any]:
+def _on_rank0(tensors: Mapping[str, Any], without_padding: Callable[[str, Any], Any]) -> dict[str, Any]:
     """Bring tensors, also nested ones, to rank 0, without their padding.
 
     Strings are left out, because each rank has only its own strings. So is None.
