@@ -18,7 +18,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from types import ModuleType
 
@@ -57,9 +57,10 @@ def package_library_folders() -> list[Path]:
     """Return the folders of the `nvidia-*` packages that contain a library OneFlow needs, in search order."""
     folders: list[Path] = []
     for entry in import_paths():
-        for folder in sorted((Path(entry or ".") / "nvidia").glob("*/lib")):
-            if folder not in folders and any((folder / soname).is_file() for soname in SONAMES):
-                folders.append(folder)
+        with suppress(OSError):  # Imports leave out an entry that cannot be read, too.
+            for folder in sorted((Path(entry or ".") / "nvidia").glob("*/lib")):
+                if folder not in folders and any((folder / soname).is_file() for soname in SONAMES):
+                    folders.append(folder)
     return folders
 
 

@@ -69,8 +69,9 @@ def test_oneflow_alone_does_not_find_libraries_that_lie_elsewhere(apart: dict[st
     assert "ImportError: lib" in output
 
 
-def test_oneflow_imports_after_libai_data(apart: dict[str, Path]) -> None:
-    code = "import libai_data, oneflow; print('sum', oneflow.ones(3).sum().item())"
+@pytest.mark.parametrize("before", ["", "import sys; sys.path.insert(0, 'x' * 300); "])
+def test_oneflow_imports_after_libai_data(before: str, apart: dict[str, Path]) -> None:
+    code = f"{before}import libai_data, oneflow; print('sum', oneflow.ones(3).sum().item())"
     assert "sum 3.0" in run(code, path=[apart["site"], apart["packages"]])
 
 
