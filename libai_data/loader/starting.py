@@ -198,8 +198,13 @@ def _open_files_again() -> None:
 
 def _is_connection(number: int) -> bool:
     """Whether a descriptor is a connection to an address; socket pairs, such as workers' channels, have no address."""
-    with socket.socket(fileno=os.dup(number)) as found:
-        return found.type == socket.SOCK_STREAM and bool(found.getpeername())
+    default = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(None)  # With a timeout, the trainer's socket, which shares the flags, would not block.
+    try:
+        with socket.socket(fileno=os.dup(number)) as found:
+            return found.type == socket.SOCK_STREAM and bool(found.getpeername())
+    finally:
+        socket.setdefaulttimeout(default)
 
 
 def _renew_thread_pools() -> None:

@@ -245,7 +245,12 @@ def test_forks_have_thread_pools_and_connections_of_their_own() -> None:
         accepted, _ = server.accept()
         with client, accepted:
             dataset = WithFunction(lambda index: len(client.recv(1)))
-            assert values(dataset, "value") == [0] * 16, "the end of the connection"
+            socket.setdefaulttimeout(20)
+            try:
+                assert values(dataset, "value") == [0] * 16, "the end of the connection"
+            finally:
+                socket.setdefaulttimeout(None)
+            assert os.get_blocking(accepted.fileno())
             accepted.send(b"x")
             assert client.recv(1) == b"x"
 

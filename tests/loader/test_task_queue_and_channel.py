@@ -7,6 +7,7 @@ import os
 import random
 import select
 import signal
+import socket
 import threading
 from contextlib import suppress
 from typing import Any
@@ -277,3 +278,16 @@ def test_a_sender_waits_for_a_slow_receiver_and_loses_nothing(ends: tuple[Channe
     sender.start()
     assert [right.receive()[0] for _ in range(500)] == list(range(500))
     sender.join()
+
+
+@pytest.mark.parametrize("seconds", [0, 0.01])
+def test_a_channel_waits_whatever_timeout_other_sockets_have(seconds: float) -> None:
+    socket.setdefaulttimeout(seconds)
+    try:
+        left, right = Channel.pair()
+    finally:
+        socket.setdefaulttimeout(None)
+    threading.Timer(0.1, left.send, ["late"]).start()
+    assert right.receive() == "late"
+    left.close()
+    right.close()

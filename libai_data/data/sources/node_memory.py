@@ -84,6 +84,7 @@ def shared_memory(name: str, fill: Callable[[int], None]) -> NodeMemory:
         time.sleep(_SECONDS_BETWEEN_TRIES)
     # A forked process with this socket would keep the name, but would not answer.
     keep_from_forks(listener)
+    listener.settimeout(None)  # The user may have called `socket.setdefaulttimeout`.
     descriptor = os.memfd_create("libai_data_records", os.MFD_CLOEXEC)
     try:
         fill(descriptor)

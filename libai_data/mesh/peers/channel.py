@@ -21,6 +21,7 @@ class Channel:
     """One end of a pair of connected SOCK_SEQPACKET sockets. Messages are pickles, complete or not received at all."""
 
     def __init__(self, end: socket.socket) -> None:
+        end.settimeout(None)  # The user may have called `socket.setdefaulttimeout`.
         self._end = end
 
     @staticmethod

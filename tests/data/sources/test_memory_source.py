@@ -171,3 +171,20 @@ def test_what_reading_raises_comes_out_and_the_next_attempt_is_free() -> None:
         os.write(descriptor, b"x")
 
     assert bytes(shared_memory(name, fill).array) == b"x"
+
+
+def test_memory_is_shared_for_longer_than_the_timeout_of_other_sockets() -> None:
+    name, descriptors = f"timeout {os.getpid()}", []
+
+    def fill(descriptor: int) -> None:
+        descriptors.append(descriptor)
+        os.write(descriptor, b"x")
+
+    socket.setdefaulttimeout(0.05)
+    try:
+        first = shared_memory(name, fill)
+        time.sleep(0.2)
+        second = shared_memory(name, fill)
+    finally:
+        socket.setdefaulttimeout(None)
+    assert bytes(first.array) == bytes(second.array) == b"x" and len(descriptors) == 1
