@@ -4,6 +4,10 @@ OneFlow joins a rank to any rank 0 that listens on its port. So if two jobs with
 of one job may join the other job. A rank therefore asks rank 0 first. On the machine of rank 0, a rank waits until a
 process has reserved the port, and checks whether this process is rank 0 of its own job.
 
+Without a secret, two jobs of as many ranks at one address and port have the same name, and only the processes on the
+machine of rank 0 tell them apart. So a rank of another machine, or one that was started by itself, may join the job
+whose rank 0 waits. When the ranks meet, they compare their programs.
+
 Rank 0 answers over UDP at port MASTER_PORT, because OneFlow listens on the TCP port only until all ranks have joined.
 Without an answer, a rank of another job that starts later, on any machine, waits for a rank 0 until its time limit. So
 does the rank if a firewall drops UDP.
@@ -12,8 +16,10 @@ does the rank if a firewall drops UDP.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -22,9 +28,11 @@ from pathlib import Path
 from typing import Any
 
 from libai_data.errors import ConfigError, MeshError
-from libai_data.launch.job_environment import job_id
+from libai_data.launch.job_environment import SECRET_VARIABLE, job_id
 from libai_data.launch.parent_pipe import keep_from_forks
 from libai_data.launch.ports import bound, check_host, is_listened_on, is_this_machine, process_with_port
+
+logger = logging.getLogger(__name__)
 
 RANK_0 = "rank 0"
 _POLL_SECONDS = 0.02
@@ -140,6 +148,27 @@ def wait_for_own_rank0(rank: int, port: int) -> None:
         raise ConfigError(
             f"port {port} is in use on this machine, by rank 0 of another job (process {rank0}); give each job its own "
             "--master_port"
+        )
+
+
+def program() -> list[str]:
+    """The arguments of this process, which usually are the same on all ranks of a job."""
+    return list(getattr(sys, "argv", ()))
+
+
+def warn_of_another_program(own: dict[str, Any], theirs: dict[str, Any], rank: int) -> None:
+    """Log a warning if this rank may be of another job than rank 0: they run other programs, and no secret tells."""
+    if own["program"] != theirs["program"] and not os.environ.get(SECRET_VARIABLE):
+        ours, its = (" ".join(each["program"]) for each in (own, theirs))
+        logger.warning(
+            "Rank %d was started as '%s', but rank 0 as '%s'. If they belong to two jobs that use %s, port %s: give "
+            "each job its own --master_port, or a secret of its own in %s.",
+            rank,
+            ours,
+            its,
+            os.environ.get("MASTER_ADDR"),
+            os.environ.get("MASTER_PORT"),
+            SECRET_VARIABLE,
         )
 
 

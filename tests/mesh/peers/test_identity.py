@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 from libai_data.launch.job_environment import SECRET_VARIABLE, job_id
+from libai_data.mesh.peers.same_job import warn_of_another_program
 
 BY_HAND = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "12345", "WORLD_SIZE": "4"}
 
@@ -27,3 +30,19 @@ def test_ranks_of_a_job_agree_whatever_is_their_own_and_give_no_secret_away() ->
         # Each of several launchers names its run by itself.
         assert len({job_id({**job, "RANK": rank, "LIBAI_DATA_JOB": f"run {rank}"}) for rank in "0123"}) == 1
     assert "hidden" not in job_id({**BY_HAND, SECRET_VARIABLE: "hidden"})
+
+
+def test_a_rank_that_runs_another_program_than_rank_0_is_named_unless_a_secret_shows_its_job(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv(SECRET_VARIABLE, raising=False)
+    own, theirs = {"program": ["train.py", "b.py"]}, {"program": ["train.py", "a.py"]}
+    with caplog.at_level(logging.WARNING, logger="libai_data"):
+        warn_of_another_program(theirs, theirs, 1)
+        assert not caplog.messages
+        warn_of_another_program(own, theirs, 1)
+        (told,) = caplog.messages
+        assert told.startswith("Rank 1 was started as 'train.py b.py', but rank 0 as 'train.py a.py'. If they belong")
+        monkeypatch.setenv(SECRET_VARIABLE, "words")
+        warn_of_another_program(own, theirs, 1)
+    assert caplog.messages == [told]
