@@ -11,7 +11,7 @@ from libai_data.delivery.contract import check_contract, check_places
 from libai_data.errors import MeshError, SchemaError, nearest
 from libai_data.mesh.current import get_mesh
 from libai_data.mesh.global_tensor import local_to_global
-from libai_data.mesh.peers.liveness import begin_collective
+from libai_data.mesh.peers.liveness import begin_collective, note_batch
 from libai_data.structures import DistTensorData, Fields, Instance, Origin, fields_of, origin_of
 
 
@@ -32,7 +32,8 @@ def to_global(batch: Fields, device_type: str | None = None) -> dict[str, Any]:
 
     Raises:
         SchemaError: The ranks' fields differ (on every rank), or a layout does not fit; the message names the field.
-        ContractError: The ranks' batches differ in their place, number of rows or contents (on every rank).
+        ContractError: The ranks' batches differ in their place, number of rows or contents (on every rank). Or this
+            rank uses another batch than a rank of its node: a rank has skipped a batch, or has taken one more.
         MeshError: The loader was built for another mesh, the mesh has no layer with a field's placement_idx (the
             message names the field), or this is not the main thread.
         PeerError: Another rank has left the job, and does not use this batch.
@@ -93,8 +94,9 @@ def compare_with_other_ranks(batch: Instance) -> None:
 
     Raises:
         SchemaError: The ranks' fields differ; raised on every rank, and names the field.
-        ContractError: The ranks' contents differ, which are compared every `check_every` batches; raised on every rank.
+        ContractError: As for `to_global`.
     """
+    begin_collective()
     leaves: dict[str, Any] = {}
     taken_apart(fields_of(batch), leaves)
     _compare_with_other_ranks(batch, {name: _laid_out(name, value) for name, value in leaves.items()})
@@ -118,6 +120,9 @@ def _compare_with_other_ranks(batch: Fields, fields: Mapping[str, Any]) -> None:
     if agreement is not None:
         agreement.fields_agree = not agreement.per_batch
         agreement.batches += 1
+        if mesh.world_size > 1 and agreement.check_every > 0 and origin.info is not None:
+            step, epoch, position, size, valid, _ = origin.info
+            note_batch((step, epoch or 0, position, size, valid))
 
 
 def _laid_out(name: str, value: Any) -> Any:

@@ -59,6 +59,30 @@ def test_a_rank_that_leaves_early_is_no_success_if_the_others_need_nothing_any_m
     )
 
 
+MIXING = [
+    ("launcher", 2, "skip a batch:1", "iterable"),
+    slowly("launcher", 3, "skip a batch:2", "every_rank"),
+    slowly("launcher", 3, "skip a batch:0", "rank0"),
+    slowly("by hand", 2, "take one more:0", "node"),
+    slowly("by hand", 2, "take one more:1", "every_rank"),
+]
+
+
+@pytest.mark.parametrize(("start", "nproc", "case", "readers"), MIXING)
+def test_a_rank_that_uses_another_batch_than_the_others_ends_all_before_it_is_used(
+    start: str, nproc: int, case: str, readers: str, tmp_path: Path
+) -> None:
+    ended = run_job(start, SCRIPT, nproc, case, readers, tmp_path)
+    check_end(ended, tmp_path)
+    named = re.findall(r"ContractError: the ranks use different batches in one step: (.*)\. Every rank", ended.output)
+    rank = case.partition(":")[2]
+    assert named, ended.output
+    for words in named:
+        assert re.search(rf"step 6 of the loader \(epoch 0, position {12 * nproc}, .*\) on rank {rank}\b", words), words
+        assert re.search(rf"step 5 of the loader \(epoch 0, position {10 * nproc}, .*\) on rank", words), words
+    assert "is at its end" not in ended.output
+
+
 FAILING = [
     ("by hand", 2, "sample:1", "iterable", "OSError: sample 0 cannot be read"),
     slowly("by hand", 2, "raise:1", "node", "a hook of the user's own: the model is broken"),

@@ -26,6 +26,7 @@ from libai_data.errors import MeshError
 from libai_data.launch.job_environment import seconds_from_environment
 from libai_data.launch.joining_pipe import FAILED, JOINED, WAITS, tell_launcher
 from libai_data.launch.ports import reserve_port
+from libai_data.mesh.peers.batch_notes import BatchPlace
 from libai_data.mesh.peers.interrupts import deferring_interrupts, keeping_interrupt_handler
 from libai_data.mesh.peers.node_link import seconds_to_meet
 from libai_data.mesh.peers.same_job import RANK_0, Rank0Answers, refuse_rank0_of_another_job, wait_for_own_rank0
@@ -219,6 +220,7 @@ def begin_collective(what: str = "", words: str = "") -> dict[int, str]:
 
     Raises:
         PeerError: Another rank has left, and will not begin the collective.
+        ContractError: The ranks have used different batches before.
         MeshError: In the first collective: the ranks belong to two jobs, or two nodes run on one machine. In any: this
             process is a fork of a rank.
     """
@@ -228,6 +230,16 @@ def begin_collective(what: str = "", words: str = "") -> dict[int, str]:
     if liveness is None and what:
         raise MeshError(_NO_RANK)
     return {} if liveness is None else liveness.begin_collective(what, words)
+
+
+def note_batch(place: BatchPlace) -> None:
+    """Compare the batch that this rank uses in the collective that it has begun with those of other ranks.
+
+    Raises:
+        ContractError: Another rank of the node has used another batch in this collective.
+    """
+    if _liveness is not None:
+        _liveness.note_batch(place)
 
 
 @contextmanager

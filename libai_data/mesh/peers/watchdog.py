@@ -14,7 +14,8 @@ where the ranks also compare their job and their machines. A thread watches the 
 * Before any rank leaves, each rank that waits reports to rank 0 where it waits, and `standstill` decides whether to
   end.
 * Each collective of this package begins with a meeting over these connections, in which the ranks compare the names of
-  their collectives. So two different collectives never mix; OneFlow would abort, or compute wrong sums.
+  their collectives. So two different collectives never mix; OneFlow would abort, or compute wrong sums. They also
+  compare which batch they used last. Ranks of one node compare each batch when they use it (`batch_notes`).
 
 In each case all ranks get the reason and end at once. Over the same connections the ranks agree where to stop
 (`stop_agreement`).
@@ -38,8 +39,9 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NoReturn, cast
 
-from libai_data.errors import MeshError, PeerError, by_rank
+from libai_data.errors import ContractError, MeshError, PeerError, by_rank
 from libai_data.launch.job_environment import job_id, job_key, machine, proof
+from libai_data.mesh.peers.batch_notes import BatchNotes, BatchPlace, different_batches, shared_memory
 from libai_data.mesh.peers.main_thread import SECONDS_IDLE, MainThread
 from libai_data.mesh.peers.network_link import (
     Connection,
@@ -108,6 +110,11 @@ class Liveness:
         self._place = OwnPlace()
         self._report_at = 0.0
         self._standstill = Standstill(world_size, num_nodes, has_gpus)
+        self._last_batch: BatchPlace | None = None
+        self._notes: BatchNotes | None = None
+        if self._followers:
+            self._notes_memory = shared_memory(per_node)
+            self._notes = BatchNotes(self._notes_memory, 0, per_node)
         if world_size > 1:
             self._heard, self._ask = os.pipe()
             threading.Thread(target=self._watch, name="liveness of other ranks", daemon=True).start()
@@ -142,6 +149,7 @@ class Liveness:
         Raises:
             PeerError: A rank has left.
             MeshError: In the first collective, as `meet`.
+            ContractError: The last batches that the ranks used differ; raised on all ranks, if `what` is not "".
         """
         if self._world_size == 1:
             return {}
@@ -158,11 +166,26 @@ class Liveness:
         if not what:
             return {}
         with self.waiting(COLLECTIVE, what):
-            own = [self._rank, words]
+            own = [self._rank, words, None if self._last_batch is None else [*map(int, self._last_batch)]]
             self._arrive(self._rank, (self._collectives, COLLECTIVE, what), line_of_program(), [own])
             with self._changed:
                 self._changed.wait_for(lambda: not self._is_at_meeting)
-        return dict(self._gathered)
+        batches = {each: None if batch is None else tuple(batch) for each, _, batch in self._gathered}
+        if len(set(batches.values())) > 1:
+            self._last_batch = None
+            raise ContractError(different_batches(batches))
+        return {each: told for each, told, _ in self._gathered}
+
+    def note_batch(self, place: BatchPlace) -> None:
+        """Compare the batch that this rank uses in its newest collective with those of its neighbours on the node.
+
+        Raises:
+            ContractError: A neighbour has used another batch in this collective.
+        """
+        self._last_batch = place
+        if self._notes is not None and (other := self._notes.note(self._collectives, place)) is not None:
+            theirs = self._notes.place_of(other, self._collectives)
+            raise ContractError(different_batches({self._rank: place, self._leader + other: theirs}))
 
     def _arrive(self, rank: int, place: Place, line: str, gathered: list[Any]) -> None:
         """Record the place that a rank and all ranks below it have reached. After the last one, all can continue."""
@@ -245,8 +268,13 @@ class Liveness:
             listener = self._listen(name)
             events.register(listener, select.POLLIN)
         elif self._rank != self._leader:
-            self._above = connect_to_leader(name, self._rank, self._leader, float("inf"))
-            self._add(self._above, f"rank {self._leader}")
+            above = connect_to_leader(name, self._rank, self._leader, float("inf"))
+            with suppress(OSError, EOFError):  # If the leader is gone, its connection is closed, which is noticed next.
+                descriptor = above.receive_descriptor()
+                self._notes = BatchNotes(descriptor, self._rank - self._leader, self._world_size // self._nodes)
+                os.close(descriptor)
+            self._above = above
+            self._add(above, f"rank {self._leader}")
         watched: set[int] = set()
         # Also after this rank's own farewell: OneFlow's shutdown waits for the others, and would wait for a dead rank.
         while True:
@@ -287,6 +315,8 @@ class Liveness:
         if rank not in self._followers or f"rank {rank}" in self._names.values():
             channel.close()
             return
+        with suppress(OSError):  # If the rank is gone, its connection is closed, which is noticed next.
+            channel.send_descriptor(self._notes_memory)
         self._add(channel, f"rank {rank}")
 
     def _handle(self, descriptor: int) -> bool:

@@ -57,8 +57,13 @@ elif READERS == "stream+node":
 else:
     loader = build_nlp_train_loader(LazyCall(Samples)(), 2, num_workers=0, readers=READERS)[0]
 everyone = flow.placement("cpu", list(range(WORLD_SIZE)))
-for step, batch in zip(range(STEPS), loader):
+batches = iter(loader)
+for step, batch in zip(range(STEPS), batches):
     if step == FAULT_AT:
+        if is_time_for("skip a batch"):
+            continue
+        if is_time_for("take one more"):
+            batch = next(batches)
         if is_time_for("break"):
             break
         if is_time_for("exit") or is_time_for("exit, and the others know"):

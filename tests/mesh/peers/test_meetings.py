@@ -34,5 +34,5 @@ def test_a_rank_whose_follower_comes_before_it_has_met_rank_0_reports_both_toget
     assert [connection for connection, _ in sent] == [rank0]
     rank, at, _, told = json.loads(sent[0][1].split(" ", 1)[1])
     assert (rank, tuple(at), dict(told)) == (2, place, {3: "three", 2: "two"})
-    for descriptor in (leader._heard, leader._ask):
+    for descriptor in (leader._heard, leader._ask, leader._notes_memory):
         os.close(descriptor)
