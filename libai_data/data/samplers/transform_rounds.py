@@ -12,7 +12,7 @@ from libai_data.data.datasets.stream_transform import Start, StreamTransform, pl
 from libai_data.data.samplers.blend_order import BlendOrder, order_from_json, order_over
 from libai_data.data.samplers.cursor import EpochPositions
 from libai_data.data.samplers.lane_order import laned_order
-from libai_data.data.samplers.resuming import refuse
+from libai_data.data.samplers.resuming import RESTART_DATA
 from libai_data.data.samplers.sampler import IndexBatch, StreamSampler
 from libai_data.data.samplers.stream_state import START, Keys, check_state, start_from_json
 from libai_data.data.samplers.walk import UNKNOWN, Walk
@@ -160,7 +160,10 @@ class TransformRounds(EpochPositions, StreamSampler):
             was, now = saved.to_json(), own.to_json()
             words = [f"{key} was {was.get(key)} and is now {now.get(key)}" for key in now if was.get(key) != now[key]]
             # Outputs are made of several consecutive samples, so no override can allow another order.
-            refuse({"restart_data": ", ".join(words)}, ())
+            raise CheckpointError(
+                f"the data state belongs to another stream: {', '.join(words)}; restore the old values, start a new "
+                f"run, or restart the data, in a trainer with train.resume_override=[{RESTART_DATA}]"
+            )
         self.set_epoch(int(state["epoch"]))
         self.cursor = self.cursor._replace(position=int(state["position"]))
         self.restored_start = _start_of(state, own.lanes)
