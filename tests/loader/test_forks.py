@@ -187,7 +187,7 @@ class Forking:
 
     def __getitem__(self, index: int) -> dict[str, int]:
         if index == self.at:
-            os.fork()
+            fork_and_wait()
         return {"x": index}
 
 
@@ -216,23 +216,28 @@ class ForkingTransform(BatchTransform):
             fork_that_spoils(rows["x"])
 
 
-def fork_that_spoils(rows: Any) -> None:
-    """Fork a process that changes the rows and then returns as the parent does, which waits for the change."""
+def fork_and_wait(act: Callable[[], Any] = int) -> None:
+    """Fork a process that acts and then returns as the parent does, which waits until the process has ended."""
     child = os.fork()
     if child:
         os.waitpid(child, 0)
     else:
-        rows[...] = -1
+        act()
+
+
+def fork_that_spoils(rows: Any) -> None:
+    """Fork a process that changes the rows."""
+    fork_and_wait(lambda: rows.fill(-1))
 
 
 def forking_collate(samples: Any) -> Any:
     if samples[0]["x"] == 6:
-        os.fork()
+        fork_and_wait()
     return default_collate(samples)
 
 
 def forking_init(number: int) -> None:
-    os.fork()
+    fork_and_wait()
 
 
 PROCESSES = {"num_workers": 2, "start_method": "fork"}
