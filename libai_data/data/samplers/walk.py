@@ -84,7 +84,8 @@ class Walk:
         lanes = len(self._lanes)
         turns = range(lanes) if turns is None else turns
         starts = {turn: self._start_of(turn, position) for turn in turns}
-        self.note(position, self._as_start([starts.get(turn, UNKNOWN) for turn in range(lanes)]))
+        if position not in self._starts:
+            self.note(position, self._as_start([starts.get(turn, UNKNOWN) for turn in range(lanes)]))
         self._measure(list(starts.values()), -(-count // lanes))
         firsts, ends = np.full(count, UNKNOWN), lanes * [UNKNOWN]
         for turn, start in starts.items():
