@@ -111,7 +111,7 @@ def test_loading_leaves_imports_and_modules_as_they_were(write: Write) -> None:
         ({"c.py": "a = {'b': {None: 1}}\n"}, r"a of .*c\.py cannot be a section of a config: .*key type 'NoneType'$"),
         ({"b.py": "a = {(1, 2): 3}\n", "c.py": "from .b import a\n"}, r"a of .*b\.py cannot be .*key type 'tuple'$"),
         ({"c.py": "a = {}\na['a'] = a\n"}, r"a of .*c\.py cannot be a section of a config: maximum recursion depth"),
-        ({"c.py": "import sys\nsys.exit(0)\n"}, r"c\.py, line 2: SystemExit: 0"),
+        ({"c.py": "import oneflow, sys\nsys.exit(0)\n"}, r"c\.py, line 2: SystemExit: 0"),
         (
             {"c.py": "from omegaconf import DictConfig\nx = DictConfig({}, flags={'struct': True}).a\n"},
             r"c\.py, line 2: ConfigAttributeError",
