@@ -19,6 +19,7 @@ from libai_data.delivery import to_global
 from libai_data.engine.batches import join_micro_batches
 from libai_data.errors import SchemaError
 from libai_data.iterables.combined import CombinedLoader
+from libai_data.mesh.arrays import as_array, is_flow_tensor
 from libai_data.structures import (
     DEFAULT_SBP,
     BatchInfo,
@@ -26,10 +27,8 @@ from libai_data.structures import (
     Instance,
     NamedBatch,
     Origin,
-    as_array,
     batch_info,
     fields_of,
-    is_flow_tensor,
 )
 
 DTYPES = ["bool", "int8", "uint8", "int32", "int64", "float16", "float32", "float64"]

@@ -5,9 +5,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, KeysView, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from types import MethodType
-from typing import Any, Callable, NamedTuple, Union
+from typing import Any, Callable, Union
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from libai_data.errors import SchemaError, nearest
 from libai_data.mesh.arrays import as_array, as_flow_tensor, first_leaf, is_flow_tensor, stack_tensors
 from libai_data.mesh.current import get_layer_placement
 from libai_data.mesh.global_tensor import local_to_global, nd_sbp
+from libai_data.structures.origin import BatchInfo, Origin
 
 DEFAULT_SBP = ("split_0", "broadcast")
 
@@ -345,89 +345,6 @@ def check_field_names(found: Sequence[str], expected: Sequence[str], whose: str)
         "every sample of a dataset must have the same fields"
     )
 
-
-class BatchInfo(NamedTuple):
-    """The position of a batch in the stream; equal on all ranks.
-
-    Args:
-        step: number of this batch since the stream's beginning.
-        epoch: epoch of the global batch's first sample; None in lanes of an endless filter or packer without `lengths`,
-            where no rank knows in which epochs the lanes of other ranks are.
-        position: position of the global batch's first sample.
-        size: samples that the loader read for the global batch. They are its rows, unless a collate_fn leaves some out
-            or joins some.
-        valid: rows [0, valid) of the global batch count; the rest is padding (evaluation only).
-        next_start: for a stream transform, where the output after this batch begins. With lanes, one number for each
-            lane, or -1 if other ranks read the lane.
-    """
-
-    step: int
-    epoch: int | None
-    position: int
-    size: int
-    valid: int
-    next_start: int | tuple[int, ...] | None = None
-
-
-class RowIndices(NamedTuple):
-    """Which samples this rank read for its rows of a batch: epochs and indices, int64 [rows] each."""
-
-    epochs: np.ndarray
-    indices: np.ndarray
-
-
-@dataclass
-class Agreement:
-    """The results of comparisons between ranks; shared by all batches of a loader.
-
-    Args:
-        per_batch: shapes may change from batch to batch, as with a padding collator or a user's own sampler. Then
-            fields and positions are compared for each batch instead of once.
-        check_every: contents are compared after this many batches; 0 never compares them.
-        order: what decides the order of the samples, such as the seed, in words.
-        data_parallel_size: of the mesh that the loader was built for; None if it is not known.
-        repeats: one list of indices for all ranks decides the samples, so two ranks may read the same sample.
-        fields_agree: all ranks have the same fields.
-        batches: the number of batches that were made global. It is counted here, because all ranks must compare at the
-            same time even if one of them is at another position.
-        common_sample: epoch, index and checksum of a sample that every rank has read, to see whether all have equal
-            data.
-    """
-
-    per_batch: bool = False
-    check_every: int = 0
-    order: str = ""
-    data_parallel_size: int | None = None
-    repeats: bool = False
-    fields_agree: bool = False
-    batches: int = 0
-    common_sample: tuple[int, int, int] | None = None
-
-
-class Origin(NamedTuple):
-    """Information that a loader attaches to a batch, for `to_global`, accumulation and evaluation.
-
-    Args:
-        info: the position of the batch in the stream.
-        rows: which samples the rows are, if this rank read them.
-        agreement: shared by all batches of the loader.
-        parts: fields whose tensors have only this tensor-parallel rank's part.
-        absent: fields whose bytes were not sent to this rank, because its pipeline stage does not need them.
-        skipped: digest of the samples that failed up to this batch, and of their substitutes, if this rank read them.
-    """
-
-    info: BatchInfo | None = None
-    rows: RowIndices | None = None
-    agreement: Agreement | None = None
-    parts: frozenset[str] = frozenset()
-    absent: frozenset[str] = frozenset()
-    skipped: int = 0
-
-
-# For each batch of a loader: the constructors of these classes are written in Python, and take twice as long.
-new_info = partial(tuple.__new__, BatchInfo)
-new_rows = partial(tuple.__new__, RowIndices)
-new_origin = partial(tuple.__new__, Origin)
 
 _NO_ORIGIN = Origin()
 
