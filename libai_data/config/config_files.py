@@ -86,7 +86,8 @@ def _located(error: BaseException, frames: Sequence[tuple[types.FrameType, int]]
 
 def _is_raised_elsewhere(frames: Sequence[tuple[types.FrameType, int]]) -> bool:
     """Whether the error comes from a module of the user, so that the user also needs its traceback."""
-    packages = [_module_of(frame).partition(".")[0] for frame, _ in frames]
+    exits = getattr(sys.exit, "__code__", None)  # OneFlow replaces `sys.exit`.
+    packages = [_module_of(frame).partition(".")[0] for frame, _ in frames if frame.f_code is not exits]
     return any(not name.startswith((CONFIG_MODULE_PREFIX, *_NO_USERS)) for name in packages)
 
 
