@@ -100,7 +100,12 @@ class ShardLanes:
 
         Returns:
             The parts of each shard.
+
+        Raises:
+            RuntimeError: The lanes have ended with the program.
         """
+        if not self._close.alive:
+            raise RuntimeError("a stream with shards cannot be read any more when the program ends")
         for older in self._newest:
             older.end()
         begun = _Round(make_part, places)

@@ -86,6 +86,7 @@ class ProcessExecutor(Executor):
         slot = task.slot
         if slot is None:
             raise RuntimeError("worker processes read into slots; the task has none")
+        self._check_open()
         count = len(task.indices)
         epochs, indices = self._indices.of(slot.offset, slot.size, task.batch_rows)
         rows = slice(task.first_row, task.first_row + count)
@@ -131,7 +132,7 @@ class ProcessExecutor(Executor):
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise RuntimeError("the loader has been closed while a batch was being read")
+            raise RuntimeError("the loader has been closed, or the program ends, while a batch is being read")
 
     def _collect(self) -> None:
         """Collect the tasks that are done from the task queue."""
@@ -320,6 +321,7 @@ class ProcessExecutor(Executor):
                 self._receive(number, hung)
 
     def cancel(self) -> list[TaskResult]:
+        self._check_open()
         for place in self._task_queue.drop_waiting():
             task = self._tasks.pop(place)
             self._add_result(task, TaskResult(task.number))

@@ -139,7 +139,7 @@ class ThreadExecutor(Executor):
             self._awake.note(began)
             if self._timeout:
                 self._check_timeout()
-        raise RuntimeError("the loader has been closed while a batch was being read")
+        raise RuntimeError("the loader has been closed, or the program ends, while a batch is being read")
 
     def has_result(self) -> bool:
         return bool(self._done) or not self._results.empty()

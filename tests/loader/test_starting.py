@@ -7,6 +7,7 @@ import logging
 import mmap
 import multiprocessing
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -132,6 +133,34 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a script that finds this package wherever it lies."""
     path = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     return run_to_end([sys.executable, *arguments], 200, env=path)
+
+
+AT_EXIT = """
+import atexit, sys
+
+late = []
+atexit.register(lambda: late[0]())  # runs after the exit handlers of modules that are imported later
+
+from libai_data import DataLoader, from_iterable
+
+def numbers(shard, num_shards):
+    return ({"x": number} for number in range(shard, 24, num_shards))
+
+if sys.argv[1] == "shards":
+    loader = from_iterable(numbers, 4, num_shards=3, num_workers=2, ends="short")
+else:
+    loader = DataLoader([{"x": number} for number in range(24)], 4, num_workers=2, worker_type=sys.argv[1])
+batches = iter(loader.numpy())
+next(batches)
+late.append(lambda: list(batches if sys.argv[2] == "continued" else loader.numpy()))
+"""
+
+
+@pytest.mark.parametrize("pass_", ["continued", "begun"])
+@pytest.mark.parametrize("kind", ["process", "thread", "shards"])
+def test_a_pass_in_an_exit_handler_after_the_workers_ended_says_so(kind: str, pass_: str) -> None:
+    result = run("-c", AT_EXIT, kind, pass_)
+    assert re.search(r"the loader (has been|was) closed|any more when the program ends", result.stderr), result.stderr
 
 
 MAIN_SCRIPT = """
