@@ -31,7 +31,7 @@ from libai_data.errors import (
 )
 
 _numbers = itertools.count()
-_NO_USERS = ("libai_data", "omegaconf", "importlib", "oneflow")  # OneFlow replaces `sys.exit`.
+_NO_USERS = ("libai_data", "omegaconf", "importlib")
 
 
 def run_config_file(path: str) -> dict[str, Any]:
