@@ -85,7 +85,7 @@ class WeightedOrder(Order):
         if epoch not in self._sorted:
             while len(self._sorted) >= _EPOCHS_KEPT:
                 del self._sorted[min(self._sorted)]
-            with np.errstate(divide="ignore", invalid="ignore"):
+            with np.errstate(all="ignore"):
                 keys = _exponential(_uniform(combine64(_VERSION, self.seed, epoch), np.arange(self.size)))
                 keys /= self._known()
             keys[self._known() == 0] = np.inf
@@ -168,7 +168,8 @@ def _proportions(weights: Any, samples: int) -> np.ndarray:
     largest = given.max(initial=0)
     if largest == 0:
         raise ConfigError(f"all {samples} weights are 0; at least one must be above 0")
-    proportions: np.ndarray = given / largest
+    with np.errstate(all="ignore"):  # A proportion may be too small for a float, and is 0 then.
+        proportions: np.ndarray = given / largest
     return proportions
 
 

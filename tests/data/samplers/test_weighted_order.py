@@ -217,3 +217,11 @@ def test_a_dataset_is_no_blend_by_the_name_of_an_attribute() -> None:
 
 def test_weights_of_any_size_are_added_up_without_overflow() -> None:
     assert set(drawn(order_of([1e308] * 40 + [0]), np.arange(400)).tolist()) == set(range(40))
+
+
+def test_very_unequal_weights_draw_the_same_whatever_numpy_does_about_small_numbers() -> None:
+    orders = [order_of([1e-300, 1e300, 1.0], num_samples, num_samples is None) for num_samples in (None, 2)]
+    plain = [drawn(order, np.arange(8)).tolist() for order in orders]
+    with np.errstate(all="raise"):
+        again = [order_of([1e-300, 1e300, 1.0], num_samples, num_samples is None) for num_samples in (None, 2)]
+        assert [drawn(order, np.arange(8)).tolist() for order in again] == plain
