@@ -233,6 +233,13 @@ def synchronize() -> None:
             flow.comm.barrier()
 
 
+def say_farewell() -> None:
+    """Tells the other ranks that this rank ends. Only a process that ends by `os._exit` must call this itself."""
+    from libai_data.mesh.peers import liveness
+
+    liveness.say_farewell()
+
+
 def broadcast_py_object(obj: Any, src: int = 0) -> Any:
     """Sends a picklable object from one rank to all. Collective: each rank must call it.
 

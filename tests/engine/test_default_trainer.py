@@ -21,8 +21,7 @@ from libai_data.delivery import to_global
 from libai_data.engine import DefaultTrainer, HookBase, default_setup
 from libai_data.engine.checkpoint import Checkpointer
 from libai_data.errors import CheckpointError, ConfigError, SchemaError
-from libai_data.mesh.current import set_mesh
-from libai_data.mesh.peers.liveness import say_farewell
+from libai_data.mesh import say_farewell, set_mesh
 from libai_data.structures import DistTensorData, Instance
 from tests.engine.data_runs import Stop, Stopped, metric
 from tests.engine.tiny import GRAPH_BALLAST, TinyDataset, tiny_config

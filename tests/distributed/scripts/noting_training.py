@@ -10,7 +10,7 @@ import os
 from libai_data.commands.train import run
 from libai_data.config import default_argument_parser
 from libai_data.engine.failure import end_job_on_failure
-from libai_data.mesh.peers.liveness import say_farewell
+from libai_data.mesh import say_farewell
 from tests.distributed.noting import NotingTrainer
 
 with end_job_on_failure(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])):
