@@ -243,16 +243,20 @@ def forking_init(number: int) -> None:
 PROCESSES = {"num_workers": 2, "start_method": "fork"}
 THREADS = {"num_workers": 2, "worker_type": "thread"}
 IN_A_SHARD = {"num_workers": 1, "num_shards": 1}
+WAYS: list[dict[str, Any]] = [{}, PROCESSES, THREADS]
+IN_BATCHES, BY_TRANSFORM = "ForkingInBatches(7)", "Forking(-1), batch_transform=ForkingTransform()"
+BY_COLLATOR = "Forking(-1), collate_fn=forking_collate"
 FORKING = [
-    *(("Forking(7)", options) for options in ({}, PROCESSES, THREADS)),
-    *(slowly("Forking(0)", options) for options in ({}, PROCESSES, THREADS)),
+    *(("Forking(7)", options) for options in WAYS[:2]),
     *(("ForkingStream(7)", options) for options in ({}, IN_A_SHARD)),
+    *((source, PROCESSES) for source in (IN_BATCHES, BY_COLLATOR)),
+    (BY_TRANSFORM, {}),
+    *(slowly("Forking(0)", options) for options in WAYS),
     *(slowly("ForkingStream(0)", options) for options in ({}, IN_A_SHARD)),
-    *(("ForkingInBatches(7)", options) for options in ({}, PROCESSES, THREADS)),
-    *(("Forking(-1), batch_transform=ForkingTransform()", options) for options in ({}, PROCESSES)),
-    *(("Forking(-1), collate_fn=forking_collate", options) for options in ({}, PROCESSES)),
-    ("ForkingStream(-1), collate_fn=forking_collate", {}),
-    ("Forking(-1), worker_init_fn=forking_init", PROCESSES),
+    *(slowly(source, THREADS) for source in ("Forking(7)", IN_BATCHES)),
+    *(slowly(source, {}) for source in (IN_BATCHES, BY_COLLATOR, "ForkingStream(-1), collate_fn=forking_collate")),
+    slowly(BY_TRANSFORM, PROCESSES),
+    slowly("Forking(-1), worker_init_fn=forking_init", PROCESSES),
 ]
 
 
