@@ -16,7 +16,7 @@ from libai_data.mesh.current import broadcast_py_object, get_mesh
 from libai_data.mesh.parallel_mesh import ParallelMesh
 from libai_data.structures import DistTensorData, Origin, RowIndices
 
-_STEP, _EPOCH, _POSITION, _SIZE, _VALID, _NEXT_START, _HAS_ROWS, _ORDER, _FIELDS, _SKIPPED, _WITNESS = range(11)
+_STEP, _EPOCH, _POSITION, _SIZE, _VALID, _NEXT_START, _HAS_ROWS, _ORDER, _FIELDS, _SKIPPED, _COMMON_SAMPLE = range(11)
 _ABSENT = -1
 _NAMES = ("step", "epoch", "position", "global batch size", "number of valid rows", "place behind the batch")
 
@@ -132,7 +132,7 @@ def _different_places(heads: np.ndarray) -> list[str]:
 def _different_data(heads: np.ndarray) -> list[str]:
     """Compare the checksums of the sample that ranks read first; some ranks may have read none, or another one."""
     seen: dict[tuple[int, int], tuple[int, int]] = {}
-    for rank, (epoch, index, checksum) in enumerate(heads[:, _WITNESS:].tolist()):
+    for rank, (epoch, index, checksum) in enumerate(heads[:, _COMMON_SAMPLE:].tolist()):
         if checksum == _ABSENT:
             continue
         other, expected = seen.setdefault((epoch, index), (rank, checksum))
