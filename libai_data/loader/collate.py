@@ -14,7 +14,7 @@ from libai_data.data.nesting import TEXT, TupleFields, is_texts, put_together, t
 from libai_data.errors import ConfigError, SchemaError, nearest
 from libai_data.errors.argument_rules import FLAG, MAPPING, Rule, check, one_of, or_none, whole
 from libai_data.loader.default_collate import default_collate
-from libai_data.mesh.arrays import as_array, can_represent
+from libai_data.mesh.arrays import as_array, check_padding
 from libai_data.structures import DistTensorData, Instance, check_field_names
 
 Collator = Callable[[list[Any]], Any]
@@ -138,11 +138,7 @@ class PadCollator:
             arrays = [_cut(as_array(sample[name].tensor, name), padding, name) for sample in samples]
             length = padding.length_for(max(len(array) for array in arrays))
             for dtype in {array.dtype for array in arrays}:
-                if not can_represent(dtype, padding.value):
-                    raise SchemaError(
-                        f"field '{name}' is padded with {padding.value!r}, which its dtype {dtype} cannot hold; use "
-                        "another value, or convert the field in the dataset"
-                    )
+                check_padding(name, dtype, padding.value)
             for sample, array in zip(samples, arrays):
                 padded = _padded(array, length, padding)
                 sample[name] = DistTensorData(padded, sample[name].sbp_list, sample[name].placement_idx)

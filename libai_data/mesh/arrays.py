@@ -193,8 +193,17 @@ def stack_tensors(tensors: Sequence[Any]) -> Any:
     return np.stack(tensors)
 
 
+def check_padding(name: str, dtype: np.dtype, value: Any) -> None:
+    """Raise a SchemaError if the dtype of a field cannot hold the value that the field is padded with."""
+    if not _can_represent(dtype, value):
+        raise SchemaError(
+            f"field '{name}' is padded with {value!r}, which its dtype {dtype} cannot hold; use another value, or "
+            "convert the field in the dataset"
+        )
+
+
 @lru_cache(maxsize=64)
-def can_represent(dtype: np.dtype, value: Any) -> bool:
+def _can_represent(dtype: np.dtype, value: Any) -> bool:
     """Whether a dtype has the value, up to rounding of floats: numpy silently converts -1 to 255, and 0.5 to 0."""
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -27,7 +27,7 @@ from libai_data.data.nesting import array_of
 from libai_data.data.random.global_generators import reads_beside_others
 from libai_data.errors import ConfigError, SchemaError, nearest
 from libai_data.errors.argument_rules import MAPPING, check, check_types, or_none, whole
-from libai_data.mesh.arrays import as_array, can_represent
+from libai_data.mesh.arrays import as_array, check_padding
 from libai_data.structures import Instance, check_field_names
 
 # With these windows, and samples as long as web documents, less than 1.5 % of the tokens are padding, for any length.
@@ -275,11 +275,8 @@ class PackedDataset(StreamTransform):
                 )
             if room:
                 padding = self._padding.get(name, 0)
-                if isinstance(padding, Real) and not can_represent(parts[0].dtype, padding):  # type: ignore[arg-type]
-                    raise SchemaError(
-                        f"field '{name}' is padded with {padding!r}, which its dtype {parts[0].dtype} cannot hold; use "
-                        "another value, or convert the field in the dataset"
-                    )
+                if isinstance(padding, Real):
+                    check_padding(name, parts[0].dtype, padding)
                 parts.append(np.full((room, *parts[0].shape[1:]), padding, parts[0].dtype))
             packed.set(name, laid_out_like(np.concatenate(parts), value))
         lengths = [_length_of(piece) for piece in pieces]
