@@ -19,7 +19,6 @@ import json
 import logging
 import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -149,11 +148,6 @@ def wait_for_own_rank0(rank: int, port: int) -> None:
             f"port {port} is in use on this machine, by rank 0 of another job (process {rank0}); give each job its own "
             "--master_port"
         )
-
-
-def program() -> list[str]:
-    """The arguments of this process, which usually are the same on all ranks of a job."""
-    return list(getattr(sys, "argv", ()))
 
 
 def warn_of_another_program(own: dict[str, Any], theirs: dict[str, Any], rank: int) -> None:
