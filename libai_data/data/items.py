@@ -91,6 +91,27 @@ def fields_in(item: Any) -> Mapping[str, Any] | None:
     return fields_of(item) if callable(getattr(item, "get_fields", None)) else None  # LiBai's Instance
 
 
+def leaves_of(sample: Any) -> dict[str, Any]:
+    """The leaves of a sample of any form, by path, as they are; the path of a sample without names is ""."""
+    leaves: dict[str, Any] = {}
+    taken_apart(fields_in(sample) or {"": sample}, leaves)
+    return leaves
+
+
+def ends_of(array: np.ndarray) -> list[np.ndarray]:
+    """The first and the last bytes of each row, up to 8, as views of unsigned integers [rows].
+
+    The list has one view if the row has no more bytes, and none if the rows are empty or not contiguous.
+    """
+    if not array.size or not array.flags.c_contiguous:
+        return []
+    content = array.reshape(len(array), -1).view(np.uint8)
+    size = content.shape[1]
+    width = 1 << min(3, size.bit_length() - 1)
+    begins = sorted({0, size - width})
+    return [content[:, begin : begin + width].view(f"u{width}")[:, 0] for begin in begins]
+
+
 def _given_names(item: Any, names: Sequence[str] | None) -> dict[str, Any]:
     if item is None:
         raise SchemaError("the item is None; return a dict of fields (is a `return` missing, or did a filter drop it?)")

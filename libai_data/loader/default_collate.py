@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.data.items import array_in, as_leaf, fields_in
+from libai_data.data.items import array_in, as_leaf, leaves_of
 from libai_data.data.nesting import (
     TEXT,
     fields_of_dataclass,
@@ -17,7 +17,6 @@ from libai_data.data.nesting import (
     is_named_tuple,
     is_numbers,
     is_texts,
-    taken_apart,
 )
 from libai_data.errors import SchemaError
 from libai_data.mesh.arrays import stack_tensors
@@ -60,10 +59,9 @@ def counts_in_words(counts: abc.Mapping[str, int]) -> str:
 
 
 def _schema_in_words(sample: Any) -> str:
-    leaves: dict[str, Any] = {}
     try:
-        taken_apart(fields_in(sample) or {"": sample}, leaves)
-        return "{" + ", ".join(sorted(f"{path}: {_kind_of(leaf, path)}" for path, leaf in leaves.items())) + "}"
+        kinds = sorted(f"{path}: {_kind_of(leaf, path)}" for path, leaf in leaves_of(sample).items())
+        return "{" + ", ".join(kinds) + "}"
     except SchemaError as error:
         return f"({error})"
 

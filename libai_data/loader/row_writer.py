@@ -9,6 +9,7 @@ from typing import Any, Callable
 
 import numpy as np
 
+from libai_data.data.items import ends_of
 from libai_data.errors import SchemaError
 from libai_data.loader.schema import FieldSpec, SampleSchema, array_of
 from libai_data.structures import DistTensorData, check_field_names
@@ -46,16 +47,8 @@ class Rows(dict[str, np.ndarray]):
 
     @cached_property
     def ends(self) -> list[tuple[str, np.ndarray]]:
-        """The first and the last bytes of the rows of each field, up to 8, as unsigned integers [rows]."""
-        found = []
-        for name, array in self.items():
-            if array.size and array.flags.c_contiguous:
-                content = array.reshape(len(array), -1).view(np.uint8)
-                size = content.shape[1]
-                width = 1 << min(3, size.bit_length() - 1)
-                for begin in sorted({0, size - width}):
-                    found.append((name, content[:, begin : begin + width].view(f"u{width}")[:, 0]))
-        return found
+        """For each field, `ends_of` its rows."""
+        return [(name, words) for name, array in self.items() for words in ends_of(array)]
 
     @cached_property
     def last_ends(self) -> list[tuple[str, np.ndarray]]:

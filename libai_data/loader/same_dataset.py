@@ -14,8 +14,8 @@ import numpy as np
 
 from libai_data.data.datasets.fingerprint import fingerprint_of, hash_of
 from libai_data.data.files.identity import by_content, identity_within, key_of
-from libai_data.data.items import fields_in
-from libai_data.data.nesting import TEXT, is_texts, taken_apart
+from libai_data.data.items import leaves_of
+from libai_data.data.nesting import TEXT, is_texts
 from libai_data.data.samplers.cyclic import CyclicSampler
 from libai_data.data.samplers.resuming import differences as stream_differences
 from libai_data.data.samplers.resuming import refuse
@@ -51,10 +51,8 @@ def _bytes_of(reader: SampleReader, index: int) -> bytes:
         sample = reader.sample(0, index)
     except DataPipelineError as error:
         return type(error.__cause__ or error).__name__.encode()
-    leaves: dict[str, Any] = {}
-    taken_apart(fields_in(sample) or {"": sample}, leaves)
     parts = []
-    for path, leaf in leaves.items():
+    for path, leaf in leaves_of(sample).items():
         if isinstance(leaf, TEXT) or is_texts(leaf):
             parts.append(f"{path} {leaf!r}".encode(errors="surrogatepass"))
             continue

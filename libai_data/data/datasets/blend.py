@@ -17,8 +17,7 @@ import numpy as np
 from libai_data.data.attributes import attribute_of
 from libai_data.data.datasets.combine import ConcatDataset
 from libai_data.data.datasets.shares import shares_of, split_evenly
-from libai_data.data.items import array_in, as_leaf, fields_in
-from libai_data.data.nesting import taken_apart
+from libai_data.data.items import array_in, as_leaf, leaves_of
 from libai_data.errors import ConfigError, SchemaError
 from libai_data.errors.argument_rules import MAPPING, REAL, check, check_types, list_of, or_none
 
@@ -257,10 +256,8 @@ def check_same_fields(datasets: Sequence[Any]) -> None:
 
 def _forms_of(sample: Any) -> dict[str, str]:
     """Dtype and number of dims of each tensor of a sample of any form, or the class of another value, by path."""
-    leaves: dict[str, Any] = {}
-    taken_apart(fields_in(sample) or {"": sample}, leaves)
     forms = {}
-    for path, leaf in leaves.items():
+    for path, leaf in leaves_of(sample).items():
         forms[path] = f"a {type(leaf).__name__}"
         with suppress(SchemaError):  # A text, or a value that the loader does not use.
             array = array_in(as_leaf(leaf, path))

@@ -19,6 +19,7 @@ from libai_data.data.datasets.document_parts import refuse_repeated
 from libai_data.data.datasets.fingerprint import fingerprint_of, hash_of
 from libai_data.data.datasets.mapped import refuse_outputs_without_indices
 from libai_data.data.datasets.shares import shares_of, split_evenly
+from libai_data.data.items import ends_of
 from libai_data.data.nesting import array_of
 from libai_data.data.random.permutation import permuted
 from libai_data.data.random.sample_random import reading_some_of_them
@@ -297,7 +298,12 @@ def _read_rows(dataset: Any, indices: np.ndarray, out: Rows, rows: np.ndarray, p
         return
     # Rows that are not consecutive are no view of `out`, so they are read into separate arrays and copied. These have
     # the marks of `out`, which show the loader the rows that the dataset does not fill.
-    apart: dict[str, np.ndarray] = {name: array[rows] for name, array in out.items()}
+    apart: dict[str, np.ndarray] = {
+        name: np.empty((len(rows), *array.shape[1:]), array.dtype) for name, array in out.items()
+    }
+    for name, array in out.items():
+        for own, marks in zip(ends_of(apart[name]), ends_of(array)):
+            own[...] = marks[rows]
     dataset.read_batch(indices, apart, *arguments)
     for name, array in apart.items():
         out[name][rows] = array
