@@ -41,10 +41,10 @@ train-gpt: text-data  ## Train a small GPT on them, on 4 CPU ranks.
 	bash tools/train.sh tools/train_net.py configs/gpt_stdlib.py $(GPUS) train.dist.tensor_parallel_size=2
 
 test: setup  ## Run the tests to run before each commit.
-	$(RUN) -m pytest -n 4
+	$(RUN) -m pytest -n 6
 
 test-rest: setup  ## Run what `make test` leaves out: slow tests, and many examples of each property.
-	$(RUN) -m pytest -n 4 -m "slow or hypothesis" --hypothesis-profile long
+	$(RUN) -m pytest -n 6 -m "slow or hypothesis" --hypothesis-profile long
 
 test-all: test test-rest  ## Run every test.
 

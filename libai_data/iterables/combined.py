@@ -7,9 +7,11 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from libai_data.data.attributes import attribute_of
+from libai_data.data.fork_lock import ForkLock
 from libai_data.data.samplers.cursor import Cursor
 from libai_data.data.samplers.stream_state import Keys, check_state
-from libai_data.errors import CheckpointError, ConfigError
+from libai_data.errors import CheckpointError, ConfigError, PassError
+from libai_data.loader.iteration import LOADER_CLOSED
 from libai_data.structures import Instance, NamedBatch
 
 
@@ -35,6 +37,7 @@ class CombinedLoader:
                 )
         self.loaders = dict(loaders)
         self._unnamed = unnamed
+        self._turns = ForkLock()
         self._taken: dict[str, Any] = {}
         """Parts of the next batch that were read. They are kept if reading the other parts is interrupted."""
         self._before: dict[str, tuple[Any, Cursor]] = {}
@@ -44,24 +47,43 @@ class CombinedLoader:
         return _CombinedPass(self)
 
     def take(self, passes: dict[str, Iterator[Any]]) -> Instance:
-        """The next batch: one batch of each loader, from the loader's pass in `passes`."""
-        for name, loader in self.loaders.items():
-            if name in self._taken:
-                continue
-            try:
-                self._taken[name] = self._next_part(name, passes[name])
-            except StopIteration:
-                passes[name] = iter(loader)
+        """The next batch: one batch of each loader, from the loader's pass in `passes`.
+
+        Raises:
+            ConfigError: A loader yields no batch.
+            PassError: Another thread has closed this loader.
+        """
+        taken = self._taken
+        try:
+            for name, loader in self.loaders.items():
+                if name in taken:
+                    continue
                 try:
-                    self._taken[name] = self._next_part(name, passes[name])
+                    taken[name] = self._next_part(name, passes[name])
                 except StopIteration:
-                    raise ConfigError(f"loader '{name}' of several yields no batch") from None
+                    passes[name] = iter(loader)
+                    try:
+                        taken[name] = self._next_part(name, passes[name])
+                    except StopIteration:
+                        raise ConfigError(f"loader '{name}' of several yields no batch") from None
+        finally:
+            if self._taken is not taken:
+                self._put_back(taken.keys())
         batch = Instance() if self._unnamed is list else NamedBatch()
         for name in self.loaders:
-            batch.set(name, self._taken[name])
+            batch.set(name, taken[name])
         batch._unnamed, batch._is_tuple = self._unnamed, self._unnamed is list
-        # In one line, so that an interrupt between two lines loses no batch.
-        return setattr(self, "_taken", {}) or batch  # type: ignore[func-returns-value]
+        with self._turns:
+            if self._taken is not taken:
+                raise PassError(LOADER_CLOSED)
+            # In one line, so that an interrupt between two lines loses no batch.
+            return setattr(self, "_taken", {}) or batch  # type: ignore[func-returns-value]
+
+    def _put_back(self, taken: abc.Set[str]) -> None:
+        """Read the parts of these loaders again. They were read for a batch that nobody gets."""
+        for name in taken & self._before.keys():
+            stream, before = self._before[name]
+            stream.cursor = before
 
     def _next_part(self, name: str, batches: Iterator[Any]) -> Any:
         stream = getattr(batches, "stream", None)
@@ -103,10 +125,9 @@ class CombinedLoader:
 
     def close(self) -> None:
         """Close each loader. The parts of a batch whose other parts were not read are read again later."""
-        for name in self._taken.keys() & self._before.keys():
-            stream, before = self._before[name]
-            stream.cursor = before
-        self._taken = {}
+        with self._turns:
+            taken, self._taken = self._taken, {}
+        self._put_back(taken.keys())
         for loader in self.loaders.values():
             loader.close()
 

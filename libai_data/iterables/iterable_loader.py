@@ -221,9 +221,10 @@ class IterableLoader(OfOneProcess):
 
     def close(self) -> None:
         """Stop reading ahead. Batches that are in use stay valid."""
+        # First the pass, so that no other thread goes on with it when the stream has closed.
+        self._inner.close()
         if self._stream is not None:
             self._stream.close()
-        self._inner.close()
 
 
 def indexed_dataset_of(loader: Any) -> Any:

@@ -15,6 +15,7 @@ from libai_data.data.fork_lock import end_if_fork_of
 from libai_data.data.items import ReuseCheck
 from libai_data.errors import PassError, SampleError, error_text
 from libai_data.iterables.shared_use import SaveState
+from libai_data.loader.iteration import LOADER_CLOSED
 from libai_data.loader.resumable import finish
 
 _POLL_SECONDS = 0.2  # how long the thread or the trainer waits before it checks whether to stop
@@ -36,13 +37,17 @@ class Group:
 class _Shared:
     """What thread and trainer share. It has no reference to the `Prefetcher`, so Python can free the prefetcher."""
 
-    def __init__(self, ahead: int) -> None:
+    def __init__(self, ahead: int, closed: threading.Event) -> None:
         self.groups: queue.Queue[Group] = queue.Queue(ahead)
-        self.stop = threading.Event()
+        self.stop, self.closed = threading.Event(), closed
         self.items = 0
 
+    @property
+    def is_over(self) -> bool:
+        return self.stop.is_set() or self.closed.is_set()
+
     def put(self, group: Group) -> None:
-        while not self.stop.is_set():
+        while not self.is_over:
             try:
                 self.groups.put(group, timeout=_POLL_SECONDS)
                 return
@@ -53,11 +58,14 @@ class _Shared:
 class Prefetcher:
     """Reads one epoch of an iterable in a thread, at most `ahead` groups. Only this thread uses the iterable.
 
-    After `timeout` seconds without an item, the iterable counts as hung; 0 waits forever.
+    After `timeout` seconds without an item, the iterable counts as hung; 0 waits forever. Another thread may set
+    `closed` at any time: what is read from then on is discarded, and its end is not that of the epoch.
     """
 
-    def __init__(self, open_round: Open, size: int, ahead: int, name: str, timeout: float) -> None:
-        self._shared = _Shared(ahead)
+    def __init__(
+        self, open_round: Open, size: int, ahead: int, name: str, timeout: float, closed: threading.Event
+    ) -> None:
+        self._shared = _Shared(ahead, closed)
         self._name = name
         self._timeout = timeout
         thread = threading.Thread(
@@ -72,7 +80,7 @@ class Prefetcher:
         """Wait for the next group.
 
         Raises:
-            PassError: Another thread has closed this object.
+            PassError: Another thread has closed the loader.
             SampleError: The iterable raised, or yielded nothing in time.
         """
         # The time while this process is suspended counts as one wait.
@@ -83,8 +91,8 @@ class Prefetcher:
                 break
             except queue.Empty:
                 silent += _POLL_SECONDS
-                if self._shared.stop.is_set():
-                    raise PassError("the loader was closed; iter(loader) starts it again") from None
+                if self._shared.is_over:
+                    raise PassError(LOADER_CLOSED) from None
                 if self._shared.items != seen:
                     seen, silent = self._shared.items, 0.0
                 if self._timeout and silent > self._timeout:
@@ -98,10 +106,6 @@ class Prefetcher:
                 f"{self._name} raised {kind} after {self._shared.items} item(s) of this epoch: {message}"
             ) from group.error
         return group
-
-    def stop(self) -> None:
-        """Discard all items that are read from now on. If the iterable ends now, that is not the end of its epoch."""
-        self._shared.stop.set()
 
     def close(self) -> None:
         """End the thread. A thread that hangs in the iterable is left, and ends with the process."""
@@ -120,11 +124,13 @@ def _end(shared: _Shared, thread: threading.Thread) -> None:
 def _run(shared: _Shared, open_round: Open, size: int) -> None:
     process = os.getpid()
     try:
+        if shared.is_over:
+            return
         iterator, save = open_round()
         ended, reuse = False, ReuseCheck("the iterable")
-        while not ended and not shared.stop.is_set():
+        while not ended and not shared.is_over:
             items: list[Any] = []
-            while len(items) < size and not shared.stop.is_set():
+            while len(items) < size and not shared.is_over:
                 try:
                     item = next(iterator)
                     end_if_fork_of(process)

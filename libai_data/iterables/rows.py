@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from tqdm import tqdm
 from libai_data.data.items import array_in, leaves_of_batch, named, rows_in
 from libai_data.data.samplers.resuming import allowing
 from libai_data.delivery.gather import digest_of
-from libai_data.errors import CheckpointError, ConfigError, SchemaError
+from libai_data.errors import CheckpointError, ConfigError, PassError, SchemaError
 from libai_data.iterables.collation import BatchRow
 from libai_data.iterables.digest import running_digest
 from libai_data.iterables.failed_rows import FailedRow
@@ -20,6 +21,7 @@ from libai_data.iterables.interleaved import open_round
 from libai_data.iterables.iterable_source import Source
 from libai_data.iterables.prefetcher import Prefetcher
 from libai_data.loader.failures import FailureLog, SkippedSample
+from libai_data.loader.iteration import LOADER_CLOSED
 from libai_data.mesh.current import is_main_process
 from libai_data.structures import batch_info
 
@@ -71,6 +73,7 @@ class RowReader:
         self._shard, self._num_shards = shard, num_shards
         self._waiting: deque[Row] = deque()
         self._prefetcher: Prefetcher | None = None
+        self.closed = threading.Event()  # of the reading that has begun
         self._group_size = 1
         self._epoch = 0
         self._next_index = 0
@@ -81,13 +84,17 @@ class RowReader:
         self._has_had_rows = self._is_skipping = False
         self._shapes: dict[str, tuple[int, ...]] = {}
 
-    def begin(self, place: Place, group_size: int) -> None:
+    def begin(self, place: Place, group_size: int, closed: threading.Event) -> None:
         """Move to a place, by the state of its mark or by counting rows; `group_size` rows are read at a time.
+
+        Args:
+            closed: another thread sets it to end the reading.
 
         Raises:
             CheckpointError: The iterable ends before the place, or yields other rows than before the checkpoint.
+            PassError: `closed` is set.
         """
-        self._group_size = group_size
+        self._group_size, self.closed = group_size, closed
         self.close()
         mark = place.mark
         earlier = self._source.rounds_to_replay(place.epoch) if mark is None else 0
@@ -157,6 +164,7 @@ class RowReader:
 
         Raises:
             ConfigError: An epoch has no row, but the iterable cycles or had rows in another epoch.
+            PassError: Another thread has closed the loader.
             SampleError: The iterable raised, or yielded nothing in time.
             SchemaError: A batch has no rows, or unequal numbers of them.
         """
@@ -209,6 +217,8 @@ class RowReader:
 
     def _fill(self) -> bool:
         prefetcher = self._prefetcher  # Another thread may close this reader.
+        if self.closed.is_set():
+            raise PassError(LOADER_CLOSED)
         if prefetcher is None:
             return False
         group = prefetcher.next_group()
@@ -269,6 +279,7 @@ class RowReader:
 
     def _open(self, epoch: int, mark: Mark | None) -> None:
         self.close()
+        self._waiting.clear()
         self._epoch, self._next_index = epoch, 0 if mark is None else mark.index
         self._before = self._after = mark
         self.place = Place(epoch)
@@ -280,16 +291,11 @@ class RowReader:
             self._options.ahead,
             source.name,
             self._options.timeout,
+            self.closed,
         )
-
-    def stop(self) -> None:
-        """Raise an error in the thread that waits for a row, if any."""
-        if (prefetcher := self._prefetcher) is not None:
-            prefetcher.stop()
 
     def close(self) -> None:
         """Stop the prefetching."""
-        if self._prefetcher is not None:
-            self._prefetcher.close()
+        if (prefetcher := self._prefetcher) is not None:
+            prefetcher.close()
             self._prefetcher = None
-        self._waiting.clear()

@@ -241,9 +241,9 @@ class ShardedSource(WrappedSource):
         super().close()
 
     def _end_lanes(self) -> None:
-        if self._lanes is not None:
-            self._lanes.close()
-            self._lanes = None
+        lanes, self._lanes = self._lanes, None
+        if lanes is not None:
+            lanes.close()
 
 
 def _bytes_of(item: Any) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict, deque
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
@@ -131,6 +132,7 @@ class IterableStream(EpochPositions, StreamSampler):
         self._rows = rows
         self._is_sharded = rows is not None and rows.source.takes_shard
         self._readers: list[RowReader] = []
+        self._closed = threading.Event()
         if rows is not None:
             taken = shards if self._is_sharded else (0,)
             of = data_parallel_size if self._is_sharded else 1
@@ -169,16 +171,22 @@ class IterableStream(EpochPositions, StreamSampler):
 
         Raises:
             CheckpointError: The iterable does not reach this position.
+            PassError: Another thread has closed the stream since this was called.
             SampleError: The iterable raised, or yielded nothing for too long.
         """
+        if self._closed.is_set():
+            self._closed = threading.Event()
+        return self._batches(position, self._closed)
+
+    def _batches(self, position: int, closed: threading.Event) -> Iterator[IndexBatch]:
         epoch = self.cursor.epoch
         if self._rows is not None:
             self._rows.taken.clear()
-        self._move_to((epoch, position))
+        self._move_to((epoch, position), closed)
         batch = self._next_batch(position, epoch)
         if batch is None and position:
             epoch, position = epoch + 1, 0
-            self._move_to((epoch, position))
+            self._move_to((epoch, position), closed)
             batch = self._next_batch(position, epoch)
         while batch is not None:
             position += batch.valid
@@ -191,10 +199,10 @@ class IterableStream(EpochPositions, StreamSampler):
             self._current_key = None
             batch = self._next_batch(position, epoch)
 
-    def _move_to(self, key: _Key) -> None:
+    def _move_to(self, key: _Key, closed: threading.Event) -> None:
         current_key, self._current_key = self._current_key, None
         epoch, position = key
-        if position and key == current_key:
+        if position and key == current_key and all(reader.closed is closed for reader in self._readers):
             return
         if not position:
             places: tuple[Place, ...] = tuple(Place(epoch) for _ in self._readers)
@@ -203,9 +211,8 @@ class IterableStream(EpochPositions, StreamSampler):
         else:
             at, details = self._restored
             places = self._places_of(position, {"epoch": epoch, **(details if at == key else {})})
-        size = self._size or 1
         for reader, place in zip(self._readers, places):
-            reader.begin(place, size // (self.data_parallel_size if self._is_sharded else 1))
+            reader.begin(place, (self._size or 1) // (self.data_parallel_size if self._is_sharded else 1), closed)
         if self._size is None:
             self._learn_size()
 
@@ -214,9 +221,7 @@ class IterableStream(EpochPositions, StreamSampler):
         epoch = int(restored["epoch"])
         if not self._is_sharded and "row" in restored:
             kept = restored.get("source")
-            mark = None
-            if kept is not None:
-                mark = Mark(int(kept["row"]), str(kept["state"]), str(kept.get("rows_digest", "")))
+            mark = kept and Mark(int(kept["row"]), str(kept["state"]), str(kept.get("rows_digest", "")))
             return (Place(epoch, int(restored["row"]), str(restored.get("rows_digest", "")), mark),)
         # A state of a source without shards has the digest of the rows of its only shard.
         digests = restored.get("rows_digests") or {"0": restored.get("rows_digest", "")}
@@ -386,10 +391,8 @@ class IterableStream(EpochPositions, StreamSampler):
         return None if self._rows is None else self._rows.source.first_length
 
     def close(self) -> None:
-        """Stop the prefetching."""
-        self._current_key = None
-        for reader in self._readers:
-            reader.stop()
+        """Stop the prefetching. A thread that waits for a batch gets a `PassError`."""
+        self._closed.set()
         # The source is closed before the readers, because their threads may wait for the threads that read shards.
         if self._rows is not None:
             self._rows.source.close()

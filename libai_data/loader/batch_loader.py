@@ -42,7 +42,7 @@ from libai_data.loader.batch_reader import BatchReader, ReadyBatch, assemble, in
 from libai_data.loader.collate import Collator, trivial_batch_collator
 from libai_data.loader.executor import Executor, InProcessExecutor
 from libai_data.loader.failures import ErrorPolicy, FailureLog
-from libai_data.loader.iteration import Iteration, Pass, refuse_in_fork
+from libai_data.loader.iteration import LOADER_CLOSED, Iteration, Pass, refuse_in_fork
 from libai_data.loader.processes import ProcessExecutor
 from libai_data.loader.reading import reads_parts
 from libai_data.loader.resumable import ResumableLoader, finish
@@ -409,7 +409,7 @@ class BatchLoader(ResumableLoader):
         """End the workers. Batches that are in use stay valid. The loader starts again when it is iterated again."""
         with self._turns:
             if self._iteration is not None:
-                self._iteration.end("the loader was closed; iter(loader) starts it again")
+                self._iteration.end(LOADER_CLOSED)
                 self._iteration = None
             if self._streamed is not None:
                 self._streamed.end_read_ahead()

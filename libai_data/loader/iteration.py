@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 _SECONDS_BETWEEN_HINTS = 60.0
 _WAITING_WORTH_A_HINT = 0.1
 
+LOADER_CLOSED = "the loader was closed; iter(loader) starts it again"
 
 Take = Callable[[], Optional[tuple[Instance, Cursor]]]
 """Waits for the next batch of a pass; returns the batch and the cursor after it, or None at the end of the pass."""
@@ -162,6 +163,9 @@ class Iteration:
                 self.break_off()
                 self._over = True
             raise
+        if self._end_message:
+            # Another thread has closed the loader, and with it the memory of this batch, while it was written.
+            raise PassError(self._end_message)
         if self._pending:
             self._pending.popleft()
         self._reader.is_unusable = False

@@ -1,4 +1,4 @@
-"""A Ctrl-C at a line of one's choice."""
+"""A Ctrl-C, or what another thread does, at a line of one's choice."""
 
 from __future__ import annotations
 
@@ -18,17 +18,29 @@ _POP_BLOCK, _ROT_TWO = dis.opmap["POP_BLOCK"], dis.opmap["ROT_TWO"]
 @contextmanager
 def interrupted_at(line: int, files: str | tuple[str, ...]) -> Iterator[None]:
     """Raise KeyboardInterrupt before the n-th line of some files or folders that this thread of this process runs."""
-    left, process, interrupted = line, os.getpid(), False
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with acting_at(line, files, interrupt):
+        yield
+    assert sample_generators() == []  # Nothing is read any more.
+
+
+@contextmanager
+def acting_at(line: int, files: str | tuple[str, ...], act: Callable[[], None]) -> Iterator[None]:
+    """Call `act` before the n-th line of some files or folders that this thread of this process runs."""
+    left, process, has_acted = line, os.getpid(), False
 
     def trace(frame: FrameType, event: str, argument: Any) -> Callable[..., Any] | None:
-        nonlocal left, interrupted
+        nonlocal left, has_acted
         if not frame.f_code.co_filename.startswith(files) or os.getpid() != process:
             return None
         if event == "line":
             left -= 1
-            if left <= 0 and not interrupted and not is_finalizing(frame) and not leaves_block(frame):
-                interrupted = True
-                raise KeyboardInterrupt
+            if left <= 0 and not has_acted and not is_finalizing(frame) and not leaves_block(frame):
+                has_acted = True
+                act()
         return trace
 
     before = sys.gettrace()
@@ -37,7 +49,6 @@ def interrupted_at(line: int, files: str | tuple[str, ...]) -> Iterator[None]:
         yield
     finally:
         sys.settrace(before)
-    assert sample_generators() == []  # Nothing is read any more.
 
 
 def is_finalizing(frame: FrameType | None) -> bool:
