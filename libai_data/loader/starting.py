@@ -132,7 +132,17 @@ class WorkerStarter:
     def _fork(self, handles: WorkerHandles, stderr: CapturedStderr) -> WorkerProcess:
         _flush()
         process = WorkerProcess(0, stderr)
-        process.pid = os.fork()
+        collects = gc.isenabled()
+        # No code that runs at a fork may free the trainer's objects in the child before they are kept for good.
+        gc.disable()
+        try:
+            process.pid = os.fork()
+            if process.pid == 0:
+                # Freeing a OneFlow tensor, for example, would wait for threads that a fork lacks.
+                gc.freeze()
+        finally:
+            if collects:
+                gc.enable()
         if process.pid == 0:
             self._run_as_fork(handles, stderr)
         return process
@@ -144,9 +154,6 @@ class WorkerStarter:
             _open_files_again()
             _renew_thread_pools()
             _run_only_new_exit_handlers()
-            # The trainer's objects are never freed here: freeing a OneFlow tensor would wait for threads that a fork
-            # lacks.
-            gc.freeze()
             prepare_process(handles.parent_pipe)
             work(handles, self._payload)
             # These steps are the first of the interpreter's end. The others would free the trainer's objects, so the

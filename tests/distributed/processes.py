@@ -75,6 +75,15 @@ def children_of(pid: int) -> set[int]:
     return {int(name) for name in os.listdir("/proc") if name.isdigit() and parent_of(int(name)) == pid}
 
 
+def catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    return bool(int(status.partition("SigCgt:")[2].split()[0], 16) >> (number - 1) & 1)
+
+
 def command_of(pid: int) -> bytes:
     """The words of a process's command line, with a null byte behind each; empty if it has ended."""
     try:

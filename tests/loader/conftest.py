@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import os
 import signal
 from collections.abc import Iterator
 from math import ceil
@@ -13,6 +14,7 @@ import oneflow as flow
 import pytest
 
 from tests.deadline import Deadline
+from tests.distributed.processes import catches, children_of
 from tests.properties import is_long_run
 
 SECONDS = 60
@@ -46,6 +48,9 @@ def watchdog(request: pytest.FixtureRequest) -> Iterator[None]:
             set_alarm()
             return
         faulthandler.dump_traceback(file=2, all_threads=True)
+        for child in children_of(os.getpid()):
+            if catches(child, signal.SIGUSR1):
+                os.kill(child, signal.SIGUSR1)  # A worker prints its stacks; its loader passes them on when it ends.
         # No OSError, such as TimeoutError, which the code under test may expect.
         pytest.fail(f"the test has not ended within {seconds} s; the stacks are in stderr")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import pickle
 import signal
@@ -174,6 +175,41 @@ def test_a_fork_within_a_lock_keeps_it() -> None:
     with lock:
         assert in_fork(is_free_to_others) == "False"
     assert in_fork(is_free_to_others) == "True"
+
+
+class Freed:
+    """Tells in which process it is freed. Only a collection of garbage frees it."""
+
+    def __init__(self, pipe: int) -> None:
+        self.pipe, self.itself = pipe, self
+
+    def __del__(self) -> None:
+        os.write(self.pipe, b"%d " % os.getpid())
+
+
+def test_a_worker_frees_nothing_of_the_trainer_at_the_fork() -> None:
+    read, write = os.pipe()
+    may_act = True
+
+    def leave_garbage() -> None:
+        if may_act:
+            Freed(write)
+
+    def collect_garbage() -> None:
+        if may_act:
+            # More than enough objects for a collection.
+            assert [[number] for number in range(10_000)]
+
+    os.register_at_fork(before=leave_garbage, after_in_child=collect_garbage)
+    try:
+        batches = DataLoader([{"x": number} for number in range(8)], 2, num_workers=2, start_method="fork")
+        assert rows_of(batches) == ROWS[:4]
+    finally:
+        may_act = False
+    gc.collect()
+    assert set(os.read(read, 4096).split()) == {b"%d" % os.getpid()}
+    os.close(read)
+    os.close(write)
 
 
 class Forking:
