@@ -1,4 +1,4 @@
-"""Images that a transformer of 2 blocks learns, its layers split over the tensor axis, its blocks over stages."""
+"""Images that a small transformer learns, its layers split over the tensor axis, its blocks over stages."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class TinyImages:
         )
 
 
-def image_config(output_dir: str, tensor: int = 1, pipeline: int = 1, **train: Any) -> DictConfig:
-    """`tiny_config` with the transformer, on a mesh of these sizes."""
-    cfg = tiny_config(output_dir, **train)
+def image_config(output_dir: str, depth: int, tensor: int = 1, pipeline: int = 1, **train: Any) -> DictConfig:
+    """`tiny_config` with a transformer of some blocks, and 9 steps, on a mesh of these sizes."""
+    cfg = tiny_config(output_dir, train_iter=9, **train)
     cfg.model = LazyCall(VisionTransformer)(
-        image_size=4, patch_size=2, in_channels=1, num_classes=3, dim=8, depth=2, num_heads=2
+        image_size=4, patch_size=2, in_channels=1, num_classes=3, dim=8, depth=depth, num_heads=2
     )
     cfg.dataloader.train.dataset = LazyCall(TinyImages)(length=40)
     cfg.dataloader.test[0].dataset = LazyCall(TinyImages)(length=21, seed=1)
-    cfg.train.dist.update(tensor_parallel_size=tensor, pipeline_parallel_size=pipeline, pipeline_num_layers=2)
+    cfg.train.dist.update(tensor_parallel_size=tensor, pipeline_parallel_size=pipeline, pipeline_num_layers=depth)
     return cfg

@@ -38,8 +38,8 @@ def train(cfg: Any, resume: bool = False, stop_after: int | None = None) -> Any:
 
 
 def config(name: str, **options: Any) -> Any:
-    """The transformer on this launch's mesh."""
-    return image_config(f"{FOLDER}/{name}", TENSOR, PIPELINE, **options)
+    """The transformer on this launch's mesh, with a block for each stage."""
+    return image_config(f"{FOLDER}/{name}", PIPELINE, TENSOR, PIPELINE, **options)
 
 
 def full_disk(name: str) -> None:
