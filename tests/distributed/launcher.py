@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cache
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable, TypeVar
 
 from tests.distributed.jobs import Job, launch_command
 from tests.distributed.pool import pool_of
 from tests.distributed.processes import BOOTSTRAP, LaunchResult, ranks_environment
+
+Found = TypeVar("Found")
 
 
 def launch_ranks(
@@ -51,3 +55,16 @@ def found_by_ranks(script: Path, nproc: int, folder: Path, *args: str, timeout: 
     launch = launch_ranks(script, nproc, str(folder), *args, timeout=timeout)
     assert launch.returncode == 0, launch.output
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(nproc)]
+
+
+def ranks_of(mesh: str) -> int:
+    """How many ranks a mesh such as "2x2x1" has."""
+    return prod(map(int, mesh.partition(",")[0].split("x")))
+
+
+def once_for_each(
+    launches: Sequence[tuple[str, ...]], launch: Callable[[tuple[str, ...]], Found]
+) -> Callable[[str], Found]:
+    """Get what is found on a mesh; each launch is made once, when one of its meshes is first asked for."""
+    made = cache(launch)
+    return lambda mesh: made(next(meshes for meshes in launches if mesh in meshes))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import prod
 from pathlib import Path
 from typing import Any, Callable
 
@@ -23,7 +22,7 @@ from tests.distributed.delivered import (
     sizes_of,
     whole,
 )
-from tests.distributed.launcher import launch_ranks
+from tests.distributed.launcher import launch_ranks, once_for_each, ranks_of
 from tests.properties import slowly
 
 SHORT = (("1x1x1",), ("4x1x1", "2x2x1", "1x2x2"))
@@ -36,20 +35,15 @@ FoundOn = Callable[[str], Found]
 
 @pytest.fixture(scope="module")
 def found_on(tmp_path_factory: pytest.TempPathFactory) -> FoundOn:
-    """What the ranks of a mesh saw; each launch is made once, when one of its meshes is first asked for."""
-    launches: dict[tuple[str, ...], Found] = {}
+    """What the ranks of a mesh saw."""
 
-    def found(mesh: str) -> Found:
-        (meshes,) = [meshes for meshes in SHORT + LONG if mesh in meshes]
-        if meshes not in launches:
-            folder: Path = tmp_path_factory.mktemp("delivery")
-            world_size = prod(sizes_of(mesh))
-            launch = launch_ranks(SCRIPT, world_size, str(folder), *meshes, timeout=280)
-            assert launch.returncode == 0, launch.output
-            launches[meshes] = read_found(folder, world_size, nodes=1)
-        return launches[meshes]
+    def found(meshes: tuple[str, ...]) -> Found:
+        folder, world_size = tmp_path_factory.mktemp("delivery"), ranks_of(meshes[0])
+        launch = launch_ranks(SCRIPT, world_size, str(folder), *meshes, timeout=280)
+        assert launch.returncode == 0, launch.output
+        return read_found(folder, world_size, nodes=1)
 
-    return found
+    return once_for_each(SHORT + LONG, found)
 
 
 @each_mesh

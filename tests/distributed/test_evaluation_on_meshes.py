@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from math import prod
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
@@ -13,7 +12,7 @@ import pytest
 
 from libai_data.data.samplers import Order
 from libai_data.engine.evaluation.metrics import correct_in_top_k
-from tests.distributed.launcher import launch_ranks
+from tests.distributed.launcher import launch_ranks, once_for_each, ranks_of
 from tests.distributed.scripts.evaluation_cases import CASES, LENGTH, MICRO_BATCH, Case, Sentences
 from tests.properties import slowly
 
@@ -21,7 +20,7 @@ SCRIPT = Path(__file__).parent / "scripts" / "evaluate_on_meshes.py"
 
 
 class Launched(NamedTuple):
-    """What the ranks of a launch found and said; None if they failed."""
+    """What the ranks of a launch found and said."""
 
     found: Any
     output: str
@@ -40,20 +39,13 @@ LAUNCHES = (
 
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory: pytest.TempPathFactory) -> Launch:
-    """Each launch is made once, when one of its meshes is first asked for."""
-    made: dict[tuple[str, ...], Launched] = {}
+    def launch(names: tuple[str, ...]) -> Launched:
+        folder = tmp_path_factory.mktemp("evaluated")
+        result = launch_ranks(SCRIPT, ranks_of(names[0]), str(folder), *names, timeout=150)
+        assert result.returncode == 0, result.output
+        return Launched(json.loads((folder / "found.json").read_text()), result.output)
 
-    def launch(mesh: str) -> Launched:
-        (names,) = [names for names in LAUNCHES if mesh in names]
-        if names not in made:
-            folder = tmp_path_factory.mktemp("evaluated")
-            result = launch_ranks(SCRIPT, prod(map(int, mesh.split("x"))), str(folder), *names, timeout=150)
-            found = json.loads((folder / "found.json").read_text()) if result.returncode == 0 else None
-            made[names] = Launched(found, result.output)
-        assert made[names].found is not None, made[names].output
-        return made[names]
-
-    return launch
+    return once_for_each(LAUNCHES, launch)
 
 
 everywhere = pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import prod
+from functools import cache
 from pathlib import Path
 from typing import Any, Callable
 
@@ -15,7 +15,7 @@ from libai_data.data.random.sample_random import reading_samples
 from libai_data.data.samplers import Order
 from libai_data.mesh.current import ParallelMesh
 from libai_data.structures import Instance
-from tests.distributed.launcher import found_by_ranks
+from tests.distributed.launcher import found_by_ranks, once_for_each, ranks_of
 from tests.distributed.scripts.many_layouts import CASES, LAYOUTS, SAMPLES, SEED, Case, ManyLayouts, digest
 from tests.properties import slowly
 
@@ -34,20 +34,16 @@ each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 @pytest.fixture(scope="module")
 def delivered_to(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[Delivered]]:
-    """What each rank of a mesh got; each launch is made once, when one of its meshes is first asked for."""
-    launches: dict[tuple[str, ...], list[Delivered]] = {}
+    """What each rank of a mesh got."""
 
-    def deliver(mesh: str) -> list[Delivered]:
-        (meshes,) = [meshes for meshes in SHORT + LONG if mesh in meshes]
-        if meshes not in launches:
-            folder = tmp_path_factory.mktemp("delivered")
-            world_size = prod(map(int, mesh.split("x")))
-            launches[meshes] = found_by_ranks(SCRIPT, world_size, folder, *meshes, timeout=150)
-        return launches[meshes]
+    def deliver(meshes: tuple[str, ...]) -> list[Delivered]:
+        folder = tmp_path_factory.mktemp("delivered")
+        return found_by_ranks(SCRIPT, ranks_of(meshes[0]), folder, *meshes, timeout=150)
 
-    return deliver
+    return once_for_each(SHORT + LONG, deliver)
 
 
+@cache
 def true_batch(case: Case, step: int) -> dict[str, np.ndarray]:
     """A global batch, read sample by sample with nothing but the dataset and the order."""
     positions = case.position + step * case.global_batch_size + np.arange(case.global_batch_size)
