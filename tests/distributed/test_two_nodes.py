@@ -27,7 +27,7 @@ from tests.distributed.delivered import (
     sizes_of,
 )
 from tests.distributed.jobs import Ended, Job, check_end, launch_command, says_who_is_gone
-from tests.distributed.launcher import launch_ranks
+from tests.distributed.launcher import launch_ranks, once_for_each
 from tests.distributed.namespaces import Node, two_nodes, why_not
 from tests.distributed.processes import BOOTSTRAP, ranks_environment
 from tests.properties import slowly
@@ -71,21 +71,17 @@ def start_on(
 
 @pytest.fixture(scope="module")
 def found_on(tmp_path_factory: pytest.TempPathFactory) -> FoundOn:
-    """What the four ranks on two nodes saw; each launch is made once, when one of its meshes is first asked for."""
-    launches: dict[tuple[str, ...], Found] = {}
+    """What the four ranks on two nodes saw."""
 
-    def found(mesh: str) -> Found:
-        meshes = SHORT if mesh in SHORT else LONG
-        if meshes not in launches:
-            folder = tmp_path_factory.mktemp("two_nodes")
-            with two_nodes() as nodes:
-                ended = run_on(nodes, 280, SCRIPT, str(folder), *meshes)
-            assert ended.codes == [0, 0], ended.output
-            assert not ended.left, ended.output
-            launches[meshes] = read_found(folder, 4, nodes=2)
-        return launches[meshes]
+    def found(meshes: tuple[str, ...]) -> Found:
+        folder = tmp_path_factory.mktemp("two_nodes")
+        with two_nodes() as nodes:
+            ended = run_on(nodes, 280, SCRIPT, str(folder), *meshes)
+        assert ended.codes == [0, 0], ended.output
+        assert not ended.left, ended.output
+        return read_found(folder, 4, nodes=2)
 
-    return found
+    return once_for_each((SHORT, LONG), found)
 
 
 @pytest.fixture(scope="module")
