@@ -115,7 +115,7 @@ MEASURED = ("filter-lanes", "measured-lanes")
 @pytest.mark.parametrize(
     ("ranks", "meshes", "readers", "kinds", "cached"),
     [
-        (2, "2", "every_rank", "plain,blend-lanes,packer-epochs", 18),
+        (2, "2", "every_rank", "plain,packer-epochs", 18),
         slowly(2, "2,1", EACH, IN_LANES, 18),
         slowly(4, "4,2", EACH, "plain", 18),
         slowly(2, "2", EACH, ALL_KINDS, WHOLE_CACHE),
