@@ -33,7 +33,7 @@ class Rows:
             raise Speechless
 
     def __len__(self) -> int:
-        return 12
+        return 16
 
     def __getitem__(self, index: int) -> Any:
         return {"x": np.array(index)}
@@ -54,7 +54,7 @@ def opened(fails: str) -> Any:
         return f"{type(error).__name__}: {error}"
 
 
-set_mesh(ParallelMesh(3, 1, 1, rank=flow.env.get_rank()))
+set_mesh(ParallelMesh(4, 1, 1, rank=flow.env.get_rank()))
 
 
 def given(**odd: Any) -> str:
@@ -71,7 +71,7 @@ def begun_with_state_on(rank: int) -> str:
     """What a rank is told if one alone has loaded a state; the rank that reads is told nothing."""
     loader = DataLoader(Rows(), 2, readers="node")
     if flow.env.get_rank() == rank:
-        loader.load_state_dict({**loader.state_dict(), "position": 6})
+        loader.load_state_dict({**loader.state_dict(), "position": 8})
     try:
         next(iter(loader))
         return ""
