@@ -6,7 +6,6 @@ import itertools
 import json
 import logging
 import re
-from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,8 @@ from libai_data.data.random.substitute import SUBSTITUTES, substitute_index
 from libai_data.data.samplers import CyclicSampler, SingleRoundSampler
 from libai_data.errors import ConfigError, DataPipelineError, SampleError, SchemaError
 from libai_data.loader.failures import ErrorPolicy, read_quarantine
-from libai_data.structures import DistTensorData
 from tests.full_disk import fill, small_disk
+from tests.loader.odd_datasets import Mixed, MixedFilled, MixedTogether
 from tests.loader.sample_datasets import (
     ExitingPolitely,
     Failing,
@@ -256,44 +255,6 @@ def test_policies_are_checked() -> None:
         ErrorPolicy("skipp")
     with pytest.raises(ConfigError, match="needs quarantine_file"):
         ErrorPolicy("quarantine")
-
-
-class Mixed(Numbers):
-    """Greyscale images among others, or samples that differ in something else."""
-
-    def __init__(self, grey: Sequence[int], what: str = "shape", size: int = 64) -> None:
-        super().__init__(size)
-        self.grey, self.what = frozenset(grey), what
-
-    def __getitem__(self, index: int) -> Any:
-        image, grey = np.zeros((2, 2, 3), np.uint8), index in self.grey
-        if grey and self.what in ("no dict", "a list"):
-            return None if self.what == "no dict" else [1, 2]
-        sample = {"image": image, "index": DistTensorData(np.array(index))}
-        if grey:
-            changed = {"shape": image[..., 0], "dtype": image.astype(np.float32), "layout": layout(image)}
-            sample["image"] = changed.get(self.what, image)
-            if self.what == "fields":
-                del sample["image"]
-            if self.what == "no tensor":
-                sample["image"] = "a name"
-        return sample
-
-
-def layout(image: np.ndarray) -> DistTensorData:
-    return DistTensorData(image, placement_idx=-1)
-
-
-class MixedTogether(Mixed):
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        return [self[index] for index in indices]
-
-
-class MixedFilled(Mixed):
-    def read_batch(self, indices: np.ndarray, out: dict[str, np.ndarray]) -> None:
-        for row, index in enumerate(indices.tolist()):
-            out["image"][row][...] = self[index]["image"]
-            out["index"][row] = index
 
 
 KINDS_OF_MIXED = [

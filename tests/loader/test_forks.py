@@ -9,16 +9,13 @@ import pickle
 import signal
 import sys
 import threading
-from collections.abc import Iterator
 from typing import Any, Callable
 
 import pytest
 
 from libai_data import DataLoader, from_iterable
 from libai_data.data.fork_lock import ForkLock
-from libai_data.data.transforms.batch import BatchTransform
 from libai_data.errors import PassError
-from libai_data.loader.default_collate import default_collate
 from tests.deadline import run_to_end
 from tests.properties import slowly
 
@@ -212,70 +209,6 @@ def test_a_worker_frees_nothing_of_the_trainer_at_the_fork() -> None:
     os.close(write)
 
 
-class Forking:
-    """Forks its process while a sample is read; the child returns as the parent does."""
-
-    def __init__(self, at: int) -> None:
-        self.at = at
-
-    def __len__(self) -> int:
-        return 40
-
-    def __getitem__(self, index: int) -> dict[str, int]:
-        if index == self.at:
-            fork_and_wait()
-        return {"x": index}
-
-
-class ForkingStream:
-    """The same as a stream."""
-
-    def __init__(self, at: int) -> None:
-        self.rows = Forking(at)
-
-    def __iter__(self) -> Iterator[dict[str, int]]:
-        return (self.rows[index] for index in range(40))
-
-
-class ForkingInBatches(Forking):
-    """Forks its process while `read_batch` reads."""
-
-    def read_batch(self, indices: Any, out: Any) -> None:
-        out["x"][...] = indices
-        if self.at in indices:
-            fork_that_spoils(out["x"])
-
-
-class ForkingTransform(BatchTransform):
-    def __call__(self, rows: Any, random: Any) -> None:
-        if 7 in rows["x"]:
-            fork_that_spoils(rows["x"])
-
-
-def fork_and_wait(act: Callable[[], Any] = int) -> None:
-    """Fork a process that acts and then returns as the parent does, which waits until the process has ended."""
-    child = os.fork()
-    if child:
-        os.waitpid(child, 0)
-    else:
-        act()
-
-
-def fork_that_spoils(rows: Any) -> None:
-    """Fork a process that changes the rows."""
-    fork_and_wait(lambda: rows.fill(-1))
-
-
-def forking_collate(samples: Any) -> Any:
-    if samples[0]["x"] == 6:
-        fork_and_wait()
-    return default_collate(samples)
-
-
-def forking_init(number: int) -> None:
-    fork_and_wait()
-
-
 PROCESSES = {"num_workers": 2, "start_method": "fork"}
 THREADS = {"num_workers": 2, "worker_type": "thread"}
 IN_A_SHARD = {"num_workers": 1, "num_shards": 1}
@@ -300,9 +233,9 @@ FORKING = [
 def test_a_reader_that_is_forked_by_its_dataset_delivers_each_sample_once(source: str, options: dict[str, Any]) -> None:
     # In a process of its own, whose forks hold its output until they end.
     program = (
-        "from tests.loader.test_forks import *\n"
+        "from libai_data import DataLoader; from tests.loader.odd_datasets import *\n"
         f"loader = DataLoader({source}, batch_size=2, **{options})\n"
-        "print(rows_of(loader.numpy()), flush=True); loader.close()"
+        "print([batch['x'].tolist() for batch in loader.numpy()], flush=True); loader.close()"
     )
     ended = run_to_end([sys.executable, "-c", program], 60)
     assert ended.stdout == f"{ROWS}\n", ended

@@ -15,7 +15,6 @@ import sys
 import threading
 import types
 from array import array
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,8 +31,8 @@ from libai_data.loader.failures import ErrorPolicy
 from libai_data.loader.shipping import ship, unship
 from libai_data.loader.starting import WorkerStarter
 from libai_data.loader.worker import Payload
-from libai_data.structures import Instance
 from tests.deadline import run_to_end, stretched, wait_until
+from tests.loader.odd_datasets import ByDescriptor, ByPipe, four_numbers
 from tests.loader.sample_datasets import (
     Arrays,
     DeadlyToUnpack,
@@ -94,10 +93,6 @@ def test_workers_share_one_hash_seed_and_the_trainers_where_it_has_one(seed: str
     assert values(dataset, "value", start_method="spawn") == [int(text) for text in expected.split(",")]
 
 
-def of_a_shard(shard: int, num_shards: int) -> Iterator[dict[str, int]]:
-    return ({"number": number} for number in range(4))
-
-
 @pytest.mark.parametrize("change", ["path", "argv", "executable"])
 def test_processes_start_whatever_sys_says_of_the_program(change: str, monkeypatch: Any) -> None:
     if change == "path":
@@ -108,10 +103,10 @@ def test_processes_start_whatever_sys_says_of_the_program(change: str, monkeypat
         monkeypatch.setattr(sys, "executable", "")
     # Only forks start without a program.
     assert values(Numbers(16), "index", start_method="auto") == list(range(16))
-    shards = from_iterable(of_a_shard, 2, num_shards=2, num_workers=2, ends="short")
+    shards = from_iterable(four_numbers, 2, num_shards=2, num_workers=1, ends="short")
     try:
         if change != "executable":
-            assert values(Numbers(16), "index", start_method="spawn") == list(range(16))
+            assert values(Numbers(16), "index", start_method="spawn", num_workers=1) == list(range(16))
             assert sum(len(batch["number"]) for batch in shards.numpy()) == 8
             return
         with pytest.raises(ConfigError, match=r"sys\.executable is '', so this program cannot start other processes"):
@@ -147,9 +142,9 @@ def numbers(shard, num_shards):
     return ({"x": number} for number in range(shard, 24, num_shards))
 
 if sys.argv[1] == "shards":
-    loader = from_iterable(numbers, 4, num_shards=3, num_workers=2, ends="short")
+    loader = from_iterable(numbers, 4, num_shards=3, num_workers=1, ends="short")
 else:
-    loader = DataLoader([{"x": number} for number in range(24)], 4, num_workers=2, worker_type=sys.argv[1])
+    loader = DataLoader([{"x": number} for number in range(24)], 4, num_workers=1, worker_type=sys.argv[1])
 batches = iter(loader.numpy())
 next(batches)
 late.append(lambda: list(batches if sys.argv[2] == "continued" else loader.numpy()))
@@ -295,27 +290,12 @@ def test_an_open_file_is_refused_by_spawn_with_advice(tmp_path: Path) -> None:
     wait_until(lambda: descriptors() <= before, "end of what was opened")
 
 
-class ByDescriptor(Numbers):
-    """Keeps the descriptor of a file as a number, and opens many other files where it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        path.write_bytes(b"right")
-        self.path, self.descriptor = path, os.open(path, os.O_RDONLY)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self.others = [open(__file__, "rb") for _ in range(100)]  # noqa: SIM115
-
-    def __getitem__(self, index: int) -> Instance:
-        return super().__getitem__(index) if os.pread(self.descriptor, 5, 0) == b"right" else Instance()
-
-
 @pytest.mark.parametrize("workers", WORKERS, ids=WORKER_NAMES)
 def test_the_number_of_a_descriptor_is_refused_by_spawned_workers_and_valid_in_all_others(
     workers: dict[str, Any], tmp_path: Path
 ) -> None:
-    dataset = ByDescriptor(tmp_path / "file")
+    (tmp_path / "file").write_bytes(b"right")
+    dataset = ByDescriptor(os.open(tmp_path / "file", os.O_RDONLY))
     try:
         if workers.get("start_method") == "spawn":
             with pytest.raises(SampleError, match="Bad file descriptor"):
@@ -324,21 +304,6 @@ def test_the_number_of_a_descriptor_is_refused_by_spawned_workers_and_valid_in_a
             assert stream(dataset, batches=4, **workers) == stream(Numbers(), batches=4)
     finally:
         os.close(dataset.descriptor)
-
-
-class ByPipe(Numbers):
-    """Reads from a descriptor that it keeps as a number, and opens many files where it is unpickled."""
-
-    def __init__(self, descriptor: int) -> None:
-        super().__init__()
-        self.descriptor = descriptor
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self.others = [open(__file__, "rb") for _ in range(100)]  # noqa: SIM115
-
-    def __getitem__(self, index: int) -> Instance:
-        return super().__getitem__(len(os.read(self.descriptor, 1)))
 
 
 @pytest.mark.parametrize("kind", ["pipe", "socket", "memory", "lowest number"])
