@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.distributed.launcher import found_by_ranks
+from tests.distributed.launcher import found_by_ranks, ranks_of
 from tests.distributed.scripts.evaluate_in_trainer import COLLATORS, READERS, SAMPLES, Sentences, found_on
 from tests.properties import slowly
 
@@ -29,7 +28,7 @@ def on_ranks(tmp_path_factory: pytest.TempPathFactory) -> Any:
     @cache
     def found(mesh: str) -> list[dict[str, Any]]:
         folder = tmp_path_factory.mktemp("evaluated")
-        ranks = found_by_ranks(SCRIPT, prod(map(int, mesh.split("x"))), folder, mesh, timeout=150)
+        ranks = found_by_ranks(SCRIPT, ranks_of(mesh), folder, mesh, timeout=150)
         return [each[mesh] for each in ranks]
 
     return found
