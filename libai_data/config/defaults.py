@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig
 
 from libai_data.config.signatures import TARGET
 from libai_data.errors.argument_rules import FLAG, OUTPUT, TEXT, Rule, list_of, one_of, or_none, real, whole
@@ -278,8 +278,12 @@ def default_graph() -> DictConfig:
 
 
 def _section(keys: dict[str, Key]) -> DictConfig:
-    section = DictConfig({}, flags={"allow_objects": True})
+    section: dict[str, Any] = {}
     for name, key in keys.items():
         if not key.is_computed:
-            OmegaConf.update(section, name, key.default, force_add=True)
-    return section
+            *parents, last = name.split(".")
+            node = section
+            for parent in parents:
+                node = node.setdefault(parent, {})
+            node[last] = key.default
+    return DictConfig(section, flags={"allow_objects": True})

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import abc
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Set
+from typing import Any, Callable
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import ConfigTypeError, InterpolationResolutionError
@@ -53,7 +53,10 @@ def check_keys(cfg: Mapping[str, Any], reference: Mapping[str, Any], path: str =
     Raises:
         ConfigError: there are unknown keys; the message names each, with the nearest known key.
     """
-    known = [dotted for dotted, _ in every_key(DictConfig(reference, flags={"allow_objects": True}), path)]
+
+    def known() -> list[str]:
+        return [dotted for dotted, _ in every_key(DictConfig(reference, flags={"allow_objects": True}), path)]
+
     problems = list(_problems(cfg, reference, path, known, {join_path(path, key) for key in also}))
     if problems:
         raise ConfigError("\n".join(problems))
@@ -82,8 +85,10 @@ def path_of(node: Any) -> str:
     return ".".join(parts)
 
 
-def _problems(cfg: Any, reference: Mapping[str, Any], path: str, known: Sequence[str], also: Set[str]) -> Iterator[str]:
-    """What is wrong with a section; `known` are all keys of the whole reference, and `also` more keys from the top."""
+def _problems(
+    cfg: Any, reference: Mapping[str, Any], path: str, known: Callable[[], list[str]], also: Set[str]
+) -> Iterator[str]:
+    """What is wrong with a section; `known` gives all keys of the reference, and `also` more keys from the top."""
     if not isinstance(cfg, (abc.Mapping, DictConfig)):
         yield f"{path} must be a section with the keys {_listing(reference)}; found {cfg!r}."
         return
@@ -92,7 +97,7 @@ def _problems(cfg: Any, reference: Mapping[str, Any], path: str, known: Sequence
         if where in also:
             continue
         if key not in reference:
-            elsewhere = [dotted for dotted in known if dotted.split(".")[-1] == key]
+            elsewhere = [dotted for dotted in known() if dotted.split(".")[-1] == key]
             if 1 <= len(elsewhere) <= 2:  # keys such as 'enabled' are in many sections, so a hint would not help
                 hint = f" It belongs at {' or '.join(elsewhere)}."
             else:

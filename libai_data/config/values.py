@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -21,6 +22,8 @@ _GRAPH_ONLY = (
     "graph.global_mode.enabled",
 )
 _ABSENT = object()
+# It is compared with and copied, never changed.
+_default_train = cache(default_train)
 
 
 def check_values(cfg: Any) -> None:
@@ -38,7 +41,7 @@ def check_values(cfg: Any) -> None:
         )
     for section in ("train", "graph"):
         _check_given(_value_of(cfg, section), section)
-    defaults = default_train()
+    defaults = _default_train()
     check_keys(cfg.train, defaults, "train", also=WRITTEN_TRAIN_KEYS)
     if try_get_key(cfg, "graph") is not None:
         check_keys(cfg.graph, default_graph(), "graph")
