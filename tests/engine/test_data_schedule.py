@@ -97,21 +97,17 @@ def test_a_skip_named_in_its_middle_leaves_out_the_rest_of_it(
     assert "train.skip_steps leaves out 16 samples more, at places [48, 64)" in (tmp_path / "run/log.txt").read_text()
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_a_checkpoint_of_another_stream_is_refused_before_a_model_is_built(tmp_path: Path, monkeypatch: Any) -> None:
+    changes: list[tuple[dict[str, Any], str]] = [
         ({"seed": 5}, r"seed was 1234 and is now 5.*train\.resume_override=\[seed\]"),
         ({"global_batch_size": 16}, r"global_batch_size was 8 and is now 16, after 6 steps"),
         ({"length": 48}, r"samples was 40 and is now 48.*resume_override=\[dataset\]"),
-    ],
-)
-def test_a_checkpoint_of_another_stream_is_refused_before_a_model_is_built(
-    change: dict[str, Any], message: str, tmp_path: Path, monkeypatch: Any
-) -> None:
+    ]
     train(config_of(tmp_path), stop_after=5)
     monkeypatch.setattr("libai_data.engine.default_trainer.build_configured_model", None)
-    with pytest.raises(CheckpointError, match=message):
-        train(config_of(tmp_path, **change), resume=True)
+    for change, message in changes:
+        with pytest.raises(CheckpointError, match=message):
+            train(config_of(tmp_path, **change), resume=True)
 
 
 def test_another_batch_size_on_purpose_loses_nothing_and_is_remembered(tmp_path: Path) -> None:
