@@ -75,6 +75,12 @@ def fails(shard: int, num_shards: int) -> Iterator[Any]:
         raise OSError("the disk is gone")
 
 
+def of_a_set(shard: int, num_shards: int) -> Iterator[Any]:
+    """A shard of 100 samples, in the order that a set of names has in this process."""
+    names = {f"file {number}" for number in range(100)}
+    return (sample(int(name[5:])) for name in [*names][shard::num_shards])
+
+
 class Scaled:
     """An iterable that its user changes between epochs."""
 

@@ -21,7 +21,17 @@ from libai_data import DataLoader, get_worker_info
 from libai_data.errors import CheckpointError, ConfigError, SampleError
 from libai_data.iterables import from_iterable, sharded, shuffle_buffer
 from tests.deadline import stretched
-from tests.iterables.rows import Scaled, Stateful, ViewsAndLocals, dealt, fails, sample, tells_its_process, unequal
+from tests.iterables.rows import (
+    Scaled,
+    Stateful,
+    ViewsAndLocals,
+    dealt,
+    fails,
+    of_a_set,
+    sample,
+    tells_its_process,
+    unequal,
+)
 from tests.properties import examples, slowly
 
 torch: Any = pytest.importorskip("torch")
@@ -390,11 +400,6 @@ def test_rows_of_classes_of_functions_and_views_come_from_processes_as_they_are(
     assert [batch["x"].tolist() for batch in batches] == [[0.5], [1.5], [2.5], [3.5]]
     assert [batch["y"].tolist() for batch in batches] == [[[0.5, 1.5, 2.5, 3.5][index:]] for index in range(4)]
     assert [type(batch["pair"]) for batch in batches] == [rows.pair] * 4
-
-
-def of_a_set(shard: int, num_shards: int) -> Iterator[Any]:
-    names = {f"file {number}" for number in range(100)}
-    return (sample(int(name[5:])) for name in [*names][shard::num_shards])
 
 
 def test_the_processes_that_read_a_stream_order_sets_alike(monkeypatch: pytest.MonkeyPatch) -> None:
