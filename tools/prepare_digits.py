@@ -35,10 +35,10 @@ def write_digits(root: Path) -> bool:
     Raises:
         ModuleNotFoundError: scikit-learn is not installed.
     """
-    from sklearn.datasets import load_digits
-
     if (root / "train").is_dir():
         return False
+    from sklearn.datasets import load_digits
+
     digits = load_digits()
     with written_together(root) as unfinished:
         for number, (picture, digit) in enumerate(zip(digits.images, digits.target)):

@@ -7,7 +7,7 @@ A block is run as it stands:
 
 A comment right before the block changes that:
 
-* `<!-- runs in: repository -->`: the shell block runs in a copy of the repository, which the blocks of a page share;
+* `<!-- runs in: repository -->`: the shell block runs in a copy of the repository, which all blocks share;
 * `<!-- tested by: tests/...py: TEXT -->`: another test does what the block does; TEXT occurs in both; and
 * `<!-- not run: REASON -->`.
 """
@@ -126,7 +126,7 @@ def run_shell(block: Block, folder: Path) -> None:
     """Run a shell block in `folder`, or in a copy of the repository there."""
     if block.directive is not None:
         assert block.directive[1] == "repository", f"{block.name} can only run in: repository"
-        folder = folder / f"repository of {block.page.stem}"
+        folder = folder / "repository"
         if not folder.exists():
             shutil.copytree(REPOSITORY, folder, ignore=left_out)
             (folder / ".venv").symlink_to(sys.prefix)
