@@ -13,7 +13,7 @@ from tests.data.sources.object_store import ObjectStore
 
 @pytest.fixture(scope="session")
 def object_server() -> Iterator[ObjectStore]:
-    """The server; tests use `object_store`."""
+    """The server; tests use `served` or `object_store`."""
     import s3fs
 
     # Clients of another server; those of this one are kept from test to test, as each takes long to make.
@@ -24,9 +24,16 @@ def object_server() -> Iterator[ObjectStore]:
 
 
 @pytest.fixture
-def object_store(object_server: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
+def object_store(served: ObjectStore) -> ObjectStore:
     """An empty bucket, which s3:// leads to, and an empty cache in `<tmp_path>/cache`."""
-    object_server.reset()
+    served.empty()
+    return served
+
+
+@pytest.fixture
+def served(object_server: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
+    """The same, with what the test before has left in the bucket."""
+    object_server.end_faults()
     for name, value in object_server.environment().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("LIBAI_DATA_CACHE_DIR", str(tmp_path / "cache"))

@@ -28,6 +28,7 @@ class ObjectStore:
         gets: paths of the objects that were asked for by GET.
         tag: what objects have for an ETag instead of their own.
         before_get: called before an object is passed on.
+        holds: what a test says that the bucket holds; None after each change.
         sent: set when half of a body has been sent and STALL waits.
         go_on: a stalled body goes on, and a silent request ends, when it is set.
     """
@@ -43,17 +44,22 @@ class ObjectStore:
         threading.Thread(target=self._proxy.serve_forever, daemon=True).start()
         self.url = f"http://127.0.0.1:{self._proxy.server_address[1]}"
         self._direct = f"{host}:{port}"
-        self.reset()
+        self.holds: object = None
+        self.end_faults()
+        self.empty()
 
-    def reset(self) -> None:
-        """An empty bucket, and no faults."""
+    def empty(self) -> None:
+        """An empty bucket."""
+        self._ask("POST", "/moto-api/reset")
+        self._ask("PUT", f"/{BUCKET}")
+
+    def end_faults(self) -> None:
+        """No faults, and nothing noted."""
         self.faults: list[str] = []
         self.gets: list[str] = []
         self.tag = ""
         self.before_get: Callable[[str], object] | None = None
         self.sent, self.go_on = threading.Event(), threading.Event()
-        self._ask("POST", "/moto-api/reset")
-        self._ask("PUT", f"/{BUCKET}")
 
     def put(self, name: str, data: bytes) -> str:
         """Write an object; returns its address."""
@@ -76,6 +82,7 @@ class ObjectStore:
         self._moto.stop()
 
     def _ask(self, method: str, path: str, body: bytes = b"") -> None:
+        self.holds = None
         connection = http.client.HTTPConnection(self._direct)
         # Without one, moto refuses to write over what is there.
         credential = "AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/aws4_request"
@@ -94,6 +101,8 @@ def _handler_of(store: ObjectStore, target: str) -> Any:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             is_object = self.command == "GET" and self.path.split("?")[0].count("/") > 1
             fault = ""
+            if self.command not in ("GET", "HEAD"):
+                store.holds = None
             if is_object:
                 store.gets.append(self.path.split("?")[0])
                 fault = store.faults.pop(0) if store.faults else ""

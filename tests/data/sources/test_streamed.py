@@ -78,15 +78,18 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def store(object_store: ObjectStore, local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
+def store(served: ObjectStore, local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
     """The shards with their table, and a cache for six of them."""
-    for path in local.iterdir():
-        object_store.put(f"shards/{path.name}", path.read_bytes())
-    assert index([FOLDER]) == 0
+    if served.holds != local:
+        served.empty()
+        for path in local.iterdir():
+            served.put(f"shards/{path.name}", path.read_bytes())
+        assert index([FOLDER]) == 0
+        served.holds = local
     monkeypatch.setenv("LIBAI_DATA_CACHE_DIR", str(tmp_path / "streamed"))
     monkeypatch.setenv("LIBAI_DATA_CACHE_SIZE", str(8 * (local / "00.parquet").stat().st_size))
-    object_store.gets.clear()
-    return object_store
+    served.gets.clear()
+    return served
 
 
 class Numbers:
