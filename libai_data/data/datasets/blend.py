@@ -15,7 +15,8 @@ from typing import Any, Callable
 import numpy as np
 
 from libai_data.data.attributes import attribute_of
-from libai_data.data.datasets.combine import ConcatDataset
+from libai_data.data.datasets.combine import ConcatDataset, RandomPart, Subset
+from libai_data.data.datasets.mapped import Map
 from libai_data.data.datasets.shares import shares_of, split_evenly
 from libai_data.data.items import array_in, as_leaf, leaves_of
 from libai_data.errors import ConfigError, SchemaError
@@ -220,6 +221,25 @@ def blend_of(dataset: Any) -> Blend | None:
     """The blend of a dataset that is one, or wraps one; an attribute `blend` of another class does not count."""
     blend = attribute_of(dataset, "blend")
     return blend if isinstance(blend, Blend) else None
+
+
+def refuse_inner_blend(dataset: Any) -> None:
+    """Raise a ConfigError if a part of a dataset is a blend, whose weights a stream of the dataset would ignore."""
+    if isinstance(dataset, Map):
+        refuse_inner_blend(dataset.dataset)
+        return
+    parts: Sequence[Any] = ()
+    if isinstance(dataset, ConcatDataset):
+        parts = dataset.datasets
+    elif isinstance(dataset, (Subset, RandomPart)):
+        parts = [dataset.dataset]
+    for part in parts:
+        if blend_of(part) is not None:
+            raise ConfigError(
+                f"a {type(part).__name__} is within a {type(dataset).__name__}, so a stream would ignore its weights; "
+                "take parts of single datasets, and blend them last, in one BlendedDataset with the weights of all"
+            )
+        refuse_inner_blend(part)
 
 
 def check_same_fields(datasets: Sequence[Any]) -> None:

@@ -30,7 +30,9 @@ def log_blend(dataset: Any, samples: int, position_of: Callable[[int], int]) -> 
         samples: samples of the whole training.
         position_of: returns the position of a step's first sample.
     """
-    whole = dataset.dataset if isinstance(dataset, StreamTransform) else dataset
+    whole = dataset
+    while isinstance(whole, (Map, StreamTransform)):
+        whole = whole.dataset
     parts = whole.datasets if isinstance(whole, ConcatDataset) else [whole]
     is_blend = isinstance(whole, BlendedDataset)
     if not is_blend and all(tokens_of(part) is None for part in parts):
@@ -39,7 +41,7 @@ def log_blend(dataset: Any, samples: int, position_of: Callable[[int], int]) -> 
         return
     blend = whole.blend.at_steps(position_of) if is_blend else _even_blend(parts)
     order = BlendOrder(len(whole), blend=blend)
-    if whole is not dataset:
+    if isinstance(dataset, StreamTransform):
         samples = _places_of(dataset, order, samples)
     lines = [_ROW.format("dataset", "samples", "tokens", "weight", "share", "epochs", "most")]
     often = []

@@ -39,6 +39,11 @@ class Map:
         with transform_time():
             return self.function(sample)
 
+    @property
+    def blend(self) -> Any:
+        """The blend of the dataset; None if the dataset is no blend."""
+        return attribute_of(self.dataset, "blend")
+
     def fingerprint(self) -> dict[str, Any]:
         return fingerprint_of(self.dataset)
 

@@ -137,8 +137,8 @@ class StreamTransform:
 
     @property
     def blend(self) -> Any:
-        """The blend of the dataset; an AttributeError if the dataset is no blend."""
-        return self.dataset.blend
+        """The blend of the dataset; None if the dataset is no blend."""
+        return attribute_of(self.dataset, "blend")
 
     @property
     def reads_to_measure(self) -> bool:

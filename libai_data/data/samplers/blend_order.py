@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.data.datasets.blend import Blend, blend_of
+from libai_data.data.datasets.blend import Blend, blend_of, refuse_inner_blend
 from libai_data.data.datasets.combine import length_of
+from libai_data.data.datasets.stream_transform import StreamTransform
 from libai_data.data.random.hashing import combine64
 from libai_data.data.samplers.blend_turns import Pattern, lane_patterns, patterns_of
 from libai_data.data.samplers.lane_order import LaneOrder, lane_of_turn
@@ -239,8 +240,12 @@ def order_over(dataset: Any, seed: int, shuffle: bool, laned: LaneOrder | None =
         seed: decides the order.
         shuffle: another permutation in each epoch.
         laned: the order of the dataset in lanes; None to read it without lanes.
+
+    Raises:
+        ConfigError: A part of the dataset is a blend, whose weights the order would ignore.
     """
     blend = blend_of(dataset)
+    refuse_inner_blend(dataset.dataset if isinstance(dataset, StreamTransform) else dataset)
     if blend is None:
         return laned or Order(length_of(dataset), seed, shuffle)
     if laned is None:

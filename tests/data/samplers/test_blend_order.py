@@ -12,7 +12,16 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from libai_data.data.datasets import Blend, BlendedDataset
+from libai_data.data.datasets import (
+    Blend,
+    BlendedDataset,
+    ConcatDataset,
+    FilteredDataset,
+    Map,
+    RandomMap,
+    Subset,
+    random_split,
+)
 from libai_data.data.datasets.blend import LONGEST_PERIOD, proportions
 from libai_data.data.random.hashing import combine64
 from libai_data.data.samplers import BlendOrder, CyclicSampler, Order, SingleRoundSampler, StepSchedule
@@ -269,3 +278,29 @@ def test_the_state_of_a_blend_of_thirty_datasets_stays_small() -> None:
     phases = (0, proportions(weights)), (10**7, proportions(weights[::-1]))
     order = order_of(Blend(tuple(sizes), phases, (), (*(2 * size for size in sizes[1:]), None)))
     assert len(json.dumps({"position": 10**12, **order.to_json()})) < 1024
+
+
+def test_a_map_of_a_blend_keeps_its_weights() -> None:
+    blend = blended([40, 40], [3, 1])
+    for dataset in (Map(blend, dict), RandomMap(Map(blend, dict), lambda sample, generator: sample)):
+        order = CyclicSampler(dataset, 4).order
+        assert order == CyclicSampler(blend, 4).order
+        assert (order.locate(np.arange(40))[1] >= 40).sum() == 10
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda blend: ConcatDataset([blend, Numbers(3)]),
+        lambda blend: BlendedDataset([blend, Numbers(3)], [1, 1]),
+        lambda blend: Subset(blend, 0, 10),
+        lambda blend: Map(random_split(Map(blend, dict), [1, 1])[0], dict),
+        lambda blend: FilteredDataset(Subset(blend, [1, 2]), bool),
+    ],
+)
+def test_a_blend_within_a_part_or_another_blend_is_refused_by_a_stream(make: Any) -> None:
+    dataset = make(blended([40, 40], [3, 1]))
+    with pytest.raises(ConfigError, match=r"a (BlendedDataset|Map) is within a .* a stream would ignore its weights"):
+        CyclicSampler(dataset, 4)
+    if not isinstance(dataset, FilteredDataset):
+        assert len(SingleRoundSampler(dataset, 1)) == len(dataset)
