@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import reduce
+from itertools import chain, repeat
 from math import gcd, inf
 from typing import Any, Callable
 
@@ -149,7 +150,7 @@ class BlendedDataset(ConcatDataset):
         sizes = tuple(len(dataset) for dataset in self.datasets)
         self.blend = Blend(
             sizes,
-            _phases({0: weights, **(changes or {})}, "position", 0),
+            _phases({0: weights}, "position", 0) + _phases(changes or {}, "position", 1),
             _phases(changes_at_steps or {}, "step", 1),
             _limits(max_epochs, sizes),
         )
@@ -172,10 +173,18 @@ def _limits(max_epochs: Sequence[float | None] | None, sizes: tuple[int, ...]) -
                 f"max_epochs is {list(max_epochs)}; {each!r} is not allowed: give a number above 0 for each dataset, "
                 "or None for any number of epochs"
             )
-    # A float counts as the decimal number that Python prints for it.
-    return tuple(
-        each if each is None else int(Fraction(repr(float(each))) * size) for each, size in zip(max_epochs, sizes)
+    # A float counts as the decimal number that Python prints for it. `Blend` refuses another number of limits.
+    limits = tuple(
+        each if each is None else int(Fraction(repr(float(each))) * size)
+        for each, size in zip(max_epochs, chain(sizes, repeat(1)))
     )
+    for number, (limit, size) in enumerate(zip(limits, sizes)):
+        if limit == 0 and size:
+            raise ConfigError(
+                f"max_epochs is {list(max_epochs)}, but {max_epochs[number]} epochs of the {size} samples of dataset "
+                f"{number} are no sample; give a larger number, or leave the dataset out"
+            )
+    return limits
 
 
 def proportions(weights: Sequence[float]) -> tuple[int, ...]:

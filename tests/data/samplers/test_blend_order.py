@@ -240,9 +240,11 @@ def test_weights_that_change_at_a_resume_keep_what_was_taken_to_the_limits() -> 
         (lambda: blended([3, 0], [1, 1]), "dataset 1 of a blend is empty"),
         (lambda: blended([3, 4], [1, 1], {-1: [1, 2]}), "change at -1"),
         (lambda: blended([3, 4], [1, 1], {2.5: [1, 2]}), r"change at 2\.5"),
+        (lambda: blended([3, 4], [1, 1], {0: [1, 2]}), "change at 0; give a position, an int of at least 1"),
         (lambda: blended([3, 4], [1, 1], {"3": [1, 2]}), "change at '3'"),
         (lambda: limited(0, 1, 2, 3), r"after 140 samples .* has reached its max_epochs.*give one dataset None"),
         (lambda: limited(0, 1, None), "2 entries for the 3 datasets"),
+        (lambda: limited(0, 1, None, 2, 3), "4 entries for the 3 datasets"),
         (lambda: limited(0, 0, None, 1), "; 0 is not allowed: give a number above 0"),
         (lambda: limited(0, None, None, "2"), "'2' is not allowed"),  # type: ignore[arg-type]
         (lambda: CyclicSampler(blended((10, 11), [1, 1]), 4, drop_last=True), "drop_last=False"),
@@ -304,3 +306,8 @@ def test_a_blend_within_a_part_or_another_blend_is_refused_by_a_stream(make: Any
         CyclicSampler(dataset, 4)
     if not isinstance(dataset, FilteredDataset):
         assert len(SingleRoundSampler(dataset, 1)) == len(dataset)
+
+
+def test_a_limit_below_one_sample_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"0.01 epochs of the 40 samples of dataset 1 are no sample"):
+        blended([40, 40], [1, 1], max_epochs=[None, 0.01])
