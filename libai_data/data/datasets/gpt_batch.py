@@ -239,8 +239,8 @@ class BatchFiller:
 
     def _tokens_from(self, offsets: np.ndarray, width: int) -> np.ndarray:
         """Rows of `width` tokens of the file, [rows, width], each from an offset on."""
+        tokens = self._source.tokens
         if width not in self._windows:
-            tokens = self._source.tokens
             shape, strides = (len(tokens) - width + 1, width), tokens.strides * 2
             self._windows[width] = np.lib.stride_tricks.as_strided(tokens, shape, strides, writeable=False)
         return self._windows[width][offsets]

@@ -41,8 +41,7 @@ class IndexedSource:
         self.prefix, self._files, self._part = prefix, files, part
         content, data = (file.array for file in files)
         self._index: SequenceIndex = parse_index(content, len(data), f"{self.prefix}.idx")
-        self.tokens: np.ndarray = data.view(self._index.dtype)
-        """All tokens, one sequence after the other, [tokens]."""
+        self._tokens: np.ndarray = data.view(self._index.dtype)
         if part is not None:
             self._keep_documents(*part)
 
@@ -55,7 +54,13 @@ class IndexedSource:
             # The first part is usually the training part and the longest, so it stays a view of the file.
             pointers, documents = pointers - start * self.dtype.itemsize, documents - documents[0]
         self._index = SequenceIndex(self.dtype, self._index.sizes[sequences], pointers, documents)
-        self.tokens = self.tokens[start:end]
+        self._tokens = self._tokens[start:end]
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """All tokens, one sequence after the other, [tokens]; a FormatError if the file was written to."""
+        self._files[1].check_not_written()
+        return self._tokens
 
     def __len__(self) -> int:
         return len(self._index.sizes)

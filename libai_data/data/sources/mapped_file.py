@@ -93,6 +93,11 @@ class MappedFile:
         """Map the file now, so that it may be removed."""
         self._mapped()
 
+    def check_not_written(self) -> None:
+        """Raise a FormatError if the file was written to since it was mapped; checked at most every 20 ms."""
+        if self._map is not None:
+            self._mapped()
+
     def release(self) -> None:
         """Remove the pages that were read from this process's resident memory, if their content is cached elsewhere."""
         if self._map is not None:

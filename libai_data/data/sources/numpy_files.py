@@ -57,6 +57,8 @@ class NumpySource(ShardedSource):
             out: {field: [n, ...]}, the arrays to write to.
         """
         for number, places, rows in self.located(indices):
+            for file in self.files_of(number):
+                file.check_not_written()
             for name, array in self._shards[number].arrays.items():
                 out[name][places] = array[rows]
 

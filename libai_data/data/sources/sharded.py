@@ -122,18 +122,23 @@ class ShardedSource(Records):
         self.identity = key_of(type(self).__name__, options, [file.identity for file in files])
 
     def rows_of(self, number: int, rows: np.ndarray) -> list[Any]:
+        for file in self.files_of(number):
+            file.check_not_written()
         found: list[Any] = self._shards[number].read(rows.tolist())
         return found
+
+    def files_of(self, number: int) -> list[MappedFile]:
+        """The files of a shard."""
+        count = len(self._files) // len(self._shards)
+        return self._files[number * count : (number + 1) * count]
 
     def identity_of(self, first: int, stop: int) -> str:
         """The identity of records `first` to `stop` - 1, from the current state of their files."""
         begins = np.concatenate([[0], self._ends[:-1]])
-        of_shard = len(self._files) // max(len(self._shards), 1)
         parts = []
         for number in np.flatnonzero((begins < stop) & (self._ends > first)).tolist():
-            files = self._files[number * of_shard : (number + 1) * of_shard]
             rows = [max(first - int(begins[number]), 0), min(stop, int(self._ends[number])) - int(begins[number])]
-            parts.append([[file.current_identity() for file in files], rows])
+            parts.append([[file.current_identity() for file in self.files_of(number)], rows])
         return key_of(type(self).__name__, self._options, parts)
 
     def place_of(self, index: int) -> str:

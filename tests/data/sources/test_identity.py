@@ -7,6 +7,7 @@ import pickle
 import shutil
 import time
 import types
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable
 
@@ -30,7 +31,7 @@ from libai_data.loader.same_dataset import fingerprint_with_samples
 from libai_data.loader.shipping import ship, unship
 from tests.data.datasets.gpt_corpora import write as write_corpus
 from tests.data.sources.published_files import write_mnist
-from tests.data.sources.record_files import texts, write
+from tests.data.sources.record_files import ENDINGS, SOURCES, available, texts, write
 
 
 def in_memory(source: Any, name: str = "") -> list[Any]:
@@ -340,3 +341,26 @@ def test_an_unknown_kind_of_identity_is_refused(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("LIBAI_DATA_FILE_IDENTITY", "hash")
     with pytest.raises(ConfigError, match="LIBAI_DATA_FILE_IDENTITY is 'hash'; it must be 'time'"):
         file_identity(tmp_path)
+
+
+def test_a_file_of_any_format_that_is_written_to_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mapped_file_module, "_SECONDS_BETWEEN_CHECKS", -1.0)
+    readers: dict[Path, Callable[[], Any]] = {}
+    for kind in ("webdataset", "parquet", "arrow", "jsonl", "numpy", "mds", "litdata"):
+        available(kind)
+        path = tmp_path / kind / f"a.{ENDINGS[kind]}"
+        path.parent.mkdir()
+        write(kind, path, texts(9))
+        readers[path] = partial(SOURCES[kind](path).__getitem__, 3)
+    prefix = write_corpus(tmp_path / "corpus", [[1, 2, 3], [4, 5, 6, 7]])
+    corpus = GPTDataset(prefix, 2)
+    out = {"input_ids": np.zeros((1, 2), np.int64)}
+    readers[Path(f"{prefix}.bin")] = partial(corpus.read_batch, np.array([1]), out)
+    arrays = NumpySource(tmp_path / "numpy" / "a.npy")
+    for path, read in readers.items():
+        read()
+        os.utime(path, ns=(1, 1))
+        with pytest.raises(FormatError, match=rf"{path.name} has changed since it was opened"):
+            read()
+    with pytest.raises(FormatError, match=r"a.npy has changed since it was opened"):
+        arrays.read_batch(np.array([1]), {"data": np.zeros((1, 310), np.uint8)})
