@@ -13,7 +13,7 @@ _MOST_CHARACTERS = 400
 
 
 def fingerprint_of(dataset: Any) -> dict[str, Any]:
-    """The name of a dataset's class, and the result of its method `fingerprint()`.
+    """The name of a dataset's class, and the result of its method `fingerprint()`, or its attribute `fingerprint`.
 
     Args:
         dataset: its method `fingerprint()`, if it has one, returns JSON values, such as a hash of its files, or their
@@ -27,8 +27,8 @@ def fingerprint_of(dataset: Any) -> dict[str, Any]:
     """
     found: dict[str, Any] = {"name": type(dataset).__name__}
     own = attribute_of(dataset, "fingerprint")
-    if callable(own):
-        content = own()
+    if callable(own) or isinstance(own, (str, int, list, dict)):
+        content = own() if callable(own) else own
         try:
             text = json.dumps(content, sort_keys=True)
         except (TypeError, ValueError) as error:

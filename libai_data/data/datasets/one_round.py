@@ -39,13 +39,13 @@ class OneRound:
                 f"transform is a {type(transform).__name__}; it must be a stream transform, such as PackedDataset"
             )
         check_types(OneRound, locals())
-        size = len(transform)
+        size, self._seed = len(transform), int(seed)
         self._transform = copy(transform)  # without what the transform has measured in another order
         self._transform._order = None
         self._starts = np.empty(0, np.int64)
         if size:
             # Another seed than `seed`, so that draws from the outputs differ from the draws of their samples.
-            order = Order(size, combine64(int(seed), _DRAWS_OF_INPUTS), shuffle=False)
+            order = Order(size, combine64(self._seed, _DRAWS_OF_INPUTS), shuffle=False)
             self._starts, _ = Walk(self._transform, order, in_rounds=True).of_round(0, 0, sys.maxsize)
 
     def __len__(self) -> int:
@@ -65,5 +65,6 @@ class OneRound:
         return np.asarray(place_and_offset(self._starts[indices])[0])
 
     def fingerprint(self) -> dict[str, Any]:
-        """Fingerprint of the transform, with the number of outputs."""
-        return {**self._transform.fingerprint(), "outputs": len(self)}
+        """Fingerprint of the transform, with the number of outputs, and the seed if it is not 0."""
+        seed = {"seed": self._seed} if self._seed else {}
+        return {**self._transform.fingerprint(), "outputs": len(self), **seed}

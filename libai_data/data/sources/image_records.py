@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from libai_data.data.attributes import attribute_of
+from libai_data.data.datasets.fingerprint import fingerprint_of
 from libai_data.data.files.identity import key_of
 from libai_data.data.sources.sharded import Records
 
@@ -46,6 +47,10 @@ class ImageRecords(Records):
     def rows_of(self, number: int, rows: np.ndarray) -> list[dict[str, Any]]:
         read = map(self._images.read, rows.tolist())
         return [{self._field: _encoded(image), LABEL: int(label)} for image, label in read]
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Fingerprint of the images."""
+        return fingerprint_of(self._images)
 
     def identity_of(self, first: int, stop: int) -> str:
         """The identity of records `first` to `stop` - 1, from the current state of their files."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from libai_data.data.attributes import attribute_of, batch_method_of
+from libai_data.data.datasets.fingerprint import fingerprint_of
 from libai_data.data.files.identity import identity_within, key_of
 from libai_data.data.sources.node_memory import shared_memory
 from libai_data.data.sources.sharded import Records
@@ -60,6 +61,10 @@ class InMemorySource(Records):
     def rows_of(self, number: int, rows: np.ndarray) -> list[Any]:
         places = zip(self._offsets[rows].tolist(), self._offsets[rows + 1].tolist())
         return [pickle.loads(self._content[start:stop]) for start, stop in places]
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Fingerprint of the other source."""
+        return fingerprint_of(self._source)
 
     def _attach(self) -> None:
         self._memory = memory = shared_memory(self.identity, self._fill)

@@ -141,6 +141,12 @@ class ShardedSource(Records):
             parts.append([[file.current_identity() for file in self.files_of(number)], rows])
         return key_of(type(self).__name__, self._options, parts)
 
+    def fingerprint(self) -> dict[str, Any]:
+        """What a checkpoint stores to identify the data: the number of files, and a hash of their names, without
+        folders, their sizes and their numbers of records, in their order."""
+        names = [[file.source.rpartition("/")[2], file.size] for file in self._files]
+        return {"files": len(names), "names": key_of(names, self.shard_lengths.tolist())}
+
     def place_of(self, index: int) -> str:
         """The file and row of a record, in words; for sources with one file per shard."""
         number, _, rows = next(self.located([index]))

@@ -11,6 +11,7 @@ from typing import Any, Callable
 
 import numpy as np
 
+from libai_data.data.datasets.fingerprint import hash_of
 from libai_data.data.files.identity import key_of
 from libai_data.data.sources.decompressed import DecompressedFile, zstd_key
 from libai_data.data.sources.last_used import LastUsed
@@ -159,6 +160,12 @@ class StreamedSource(Records):
     @cached_property
     def _described(self) -> dict[str, DescribedShard]:
         return described_shards([f"{self.folder}/{name}" for name in self.table.names], self.table.format)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What a checkpoint stores to identify the data: the number of shards, and a hash of their names, sizes and
+        numbers of samples, in their order."""
+        columns = (*self.table.names.numbers(), self.table.sizes, self.table.samples)
+        return {"shards": len(self.table), "names": hash_of(b"".join(column.tobytes() for column in columns))}
 
     def _key(self, remote: RemoteFile) -> str:
         if self._is_packed(remote.url):

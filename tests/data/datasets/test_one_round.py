@@ -140,3 +140,9 @@ def test_a_filter_that_changes_its_samples_is_not_taken_apart() -> None:
     for make in (lambda: FilteredDataset(changed, is_even), lambda: PackedDataset(changed, 4)):
         with pytest.raises(ConfigError, match="got a Doubling, whose samples have no index of their own"):
             make()
+
+
+def test_another_seed_of_a_round_is_another_dataset() -> None:
+    rounds = [OneRound(FilteredDataset(Documents([3, 4]), is_even), seed) for seed in (0, 1, 2, 1)]
+    prints = [repr(each.fingerprint()) for each in rounds]
+    assert len({*prints}) == 3 and prints[1] == prints[3]

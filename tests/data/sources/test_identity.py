@@ -343,6 +343,22 @@ def test_an_unknown_kind_of_identity_is_refused(tmp_path: Path, monkeypatch: pyt
         file_identity(tmp_path)
 
 
+def test_a_checkpoint_notices_other_files_and_another_order_of_the_same_files(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    names = [tmp_path / "data" / name for name in ("a.jsonl", "b.jsonl")]
+    for number, path in enumerate(names):
+        path.write_text("".join(f'{{"x": {10 * number + row}}}\n' for row in range(4)))
+    shutil.copytree(tmp_path / "data", tmp_path / "moved")
+    first = fingerprint_of(JsonLinesSource(names))
+    assert fingerprint_of(JsonLinesSource([tmp_path / "moved" / path.name for path in names])) == first
+    assert fingerprint_of(JsonLinesSource(names[::-1])) != first
+    assert fingerprint_of(InMemorySource(JsonLinesSource(names[::-1]))) != fingerprint_of(
+        InMemorySource(JsonLinesSource(names))
+    )
+    names[1].write_text('{"x": 1}\n' * 4)
+    assert fingerprint_of(JsonLinesSource(names)) != first
+
+
 def test_a_file_of_any_format_that_is_written_to_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mapped_file_module, "_SECONDS_BETWEEN_CHECKS", -1.0)
     readers: dict[Path, Callable[[], Any]] = {}
@@ -364,3 +380,13 @@ def test_a_file_of_any_format_that_is_written_to_is_refused(tmp_path: Path, monk
             read()
     with pytest.raises(FormatError, match=r"a.npy has changed since it was opened"):
         arrays.read_batch(np.array([1]), {"data": np.zeros((1, 310), np.uint8)})
+
+
+def test_a_fingerprint_may_be_an_attribute() -> None:
+    class Versioned(list[Any]):
+        def __init__(self, version: Any) -> None:
+            super().__init__([{"x": 1}])
+            self.fingerprint = version
+
+    assert fingerprint_of(Versioned("v1")) == {"name": "Versioned", "content": "v1"}
+    assert fingerprint_of(Versioned(None)) == {"name": "Versioned"}
