@@ -55,12 +55,22 @@ class NumpySource(ShardedSource):
         Args:
             indices: int64 [n], the records.
             out: {field: [n, ...]}, the arrays to write to.
+
+        Raises:
+            SchemaError: A field has another shape, or a dtype that `out` cannot hold, as in a `ConcatDataset`.
         """
         for number, places, rows in self.located(indices):
             for file in self.files_of(number):
                 file.check_not_written()
             for name, array in self._shards[number].arrays.items():
-                out[name][places] = array[rows]
+                target = out[name]
+                # numpy would round numbers, and repeat them if the shape is smaller.
+                if array.shape[1:] != target.shape[1:] or not np.can_cast(array.dtype, target.dtype):
+                    raise SchemaError(
+                        f"field '{name}' of {self.files_of(number)[0].source} is {array.dtype} "
+                        f"{list(array.shape[1:])}, in the samples before it {target.dtype} {list(target.shape[1:])}"
+                    )
+                target[places] = array[rows]
 
 
 class _Shard:
@@ -107,6 +117,7 @@ def _open_npz(file: MappedFile) -> dict[str, np.ndarray]:
                 else:
                     with archive.open(info) as content:
                         arrays[name] = np.lib.format.read_array(content, allow_pickle=False)
+                        arrays[name].flags.writeable = False  # as those of a memory map
     except Exception as error:  # For a damaged file, zipfile, zlib and numpy raise exceptions of many classes.
         raise FormatError(
             f"{file.source}, array {member!r}: no .npz file of numbers, or it is damaged: {error}"

@@ -141,3 +141,14 @@ def test_a_broken_file_is_named_with_its_index(tmp_path_factory: pytest.TempPath
         assert str(broken) in str(error)
         with pytest.raises(SampleError, match=r"sample 1 of ImageFolderDataset.*b\.png cannot be read as an image"):
             list(DataLoader(dataset, SingleRoundSampler(dataset, 2)))
+
+
+class Pictures(Source):
+    images = (png(PIXELS),) * 8
+
+
+@pytest.mark.parametrize("make", [lambda label: 0 if label < 4 else 0.5, lambda label: np.zeros((label < 4) + 1, int)])
+def test_labels_of_another_dtype_or_shape_are_refused_and_not_rounded(make: Any) -> None:
+    dataset = LabelledImages(Pictures(), target_transform=make)
+    with pytest.raises(SampleError, match=r"sample \d of LabelledImages has another schema .*labels"):
+        list(DataLoader(dataset, SingleRoundSampler(dataset, 2)))

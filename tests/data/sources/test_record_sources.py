@@ -11,7 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from libai_data import DataLoader
+from libai_data.data.datasets import ConcatDataset
 from libai_data.data.files.file_map import FileMap
+from libai_data.data.samplers import SingleRoundSampler
 from libai_data.data.sources import (
     ArrayRecordSource,
     ArrowSource,
@@ -20,7 +23,7 @@ from libai_data.data.sources import (
     ParquetSource,
     open_source,
 )
-from libai_data.errors import ConfigError, FormatError, SchemaError
+from libai_data.errors import ConfigError, FormatError, SampleError, SchemaError
 from tests.data.sources.record_files import ENDINGS, SOURCES, WRITERS, available, same, texts, write
 
 KINDS = sorted(SOURCES)
@@ -169,3 +172,20 @@ def test_formats_that_names_do_not_tell_must_be_named(tmp_path: Path) -> None:
         open_source(tmp_path / "records", "json")
     assert list(open_source(tmp_path / "records", "jsonl")) == expected
     assert list(open_source((tmp_path / "records").rename(tmp_path / "RECORDS.JSONL"))) == expected
+
+
+def test_arrays_of_other_dtypes_and_shapes_are_not_cast_or_repeated_into_a_batch(tmp_path: Path) -> None:
+    rows = {"ints": np.arange(4), "floats": np.arange(4) + 0.5, "small": np.arange(4, dtype=np.uint8)}
+    pairs, single = np.zeros((4, 2)), np.zeros((4, 1))
+    for name, array in {**rows, "pairs": pairs, "single": single}.items():
+        np.save(tmp_path / name, array)
+    for first, second in (("ints", "floats"), ("small", "ints"), ("pairs", "single")):
+        both = ConcatDataset([NumpySource(tmp_path / f"{name}.npy") for name in (first, second)])
+        with pytest.raises(SampleError, match=r"sample \d of ConcatDataset has another schema"):
+            list(DataLoader(both, SingleRoundSampler(both, 2)))
+
+
+def test_rows_of_a_compressed_archive_cannot_be_overwritten(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "a.npz", x=np.zeros((3, 2)))
+    with pytest.raises(ValueError, match="read-only"):
+        NumpySource(tmp_path / "a.npz")[1]["x"][0] = 1
