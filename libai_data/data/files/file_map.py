@@ -154,8 +154,11 @@ def npy_array(content: np.ndarray) -> np.ndarray:
     if dtype.hasobject:
         raise ValueError("it contains Python objects")
     start, size = head.tell(), int(np.prod(shape, dtype=object)) * dtype.itemsize
-    if len(content) < start + size:
-        raise ValueError(f"it has {len(content)} bytes, but an array of {dtype} {shape} ends at byte {start + size}")
+    if len(content) != start + size:
+        several = "; a file with several arrays cannot be read" * (len(content) > start + size)
+        raise ValueError(
+            f"it has {len(content)} bytes, but an array of {dtype} {shape} ends at byte {start + size}{several}"
+        )
     if not size:
         return np.empty(shape, dtype)
     found: np.ndarray = content[start : start + size].view(dtype).reshape(shape, order="F" if fortran_order else "C")

@@ -121,7 +121,8 @@ def _open(file: MappedFile) -> tuple[_Batches, int]:
         if file.bytes[: len(_FILE_MAGIC)] == _FILE_MAGIC:
             reader = pyarrow.ipc.open_file(content)
             return _Batches(reader.schema.names, reader.num_record_batches, reader.get_batch), _OBJECTS
-        messages = list(pyarrow.ipc.MessageReader.open_stream(content))
+        stream = pyarrow.BufferReader(content)
+        messages = list(pyarrow.ipc.MessageReader.open_stream(stream))
         schema = pyarrow.ipc.open_stream(content).schema
         if any(message.type == "dictionary" for message in messages):
             # To decode a batch, Arrow needs all dictionaries before it.
@@ -138,6 +139,8 @@ def _open(file: MappedFile) -> tuple[_Batches, int]:
         # Without the mark of the end, eight bytes, batches may be missing.
         if file.bytes[-8:] != b"\xff\xff\xff\xff\0\0\0\0":
             raise ValueError(f"the stream of {found.total} batches ends at {file.size} without the mark of its end")
+        if stream.tell() < file.size:
+            raise ValueError(f"more data follows the end of the stream at {stream.tell()}; write one stream to a file")
         return found, size + _OBJECTS * (1 + found.total)
 
 

@@ -16,6 +16,7 @@ from libai_data.data.sources.packed_names import PackedNames
 from libai_data.errors import FormatError
 
 _BROKEN = (tarfile.TarError, ValueError, OverflowError, MemoryError, RecursionError, KeyError, IndexError)
+_AT_ONCE = 1 << 20
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"\x28\xb5": "zstd"}
 
 
@@ -57,7 +58,8 @@ def index_tar(path: str | Path, start: int = 0, stop: int | None = None, called:
         called: name of the file in messages; by default its path.
 
     Raises:
-        FormatError: The archive is truncated, compressed, no tar, or has a name that leads out of it.
+        FormatError: The archive is truncated, compressed, no tar, has a hard link or a name that leads out of it, or
+            more data follows its end.
         OSError: The file does not exist, or may not be read.
     """
     offsets, sizes, named = array("q"), array("q"), called or path
@@ -68,6 +70,9 @@ def index_tar(path: str | Path, start: int = 0, stop: int | None = None, called:
             for info in _members(named, file, start, end):
                 if info.issparse():
                     raise _broken(named, info.offset, "a sparse file; write the archive without --sparse")
+                if info.islnk():
+                    why = f"{info.name!r} is a hard link to {info.linkname!r}, without content of its own"
+                    raise _broken(named, info.offset, f"{why}; write the archive with --hard-dereference")
                 if info.isreg():
                     offsets.append(info.offset_data)
                     sizes.append(info.size)
@@ -81,6 +86,7 @@ def _members(path: str | Path, file: IO[bytes], start: int, stop: int) -> Iterat
     """The members of an archive; a FormatError if a header or content ends after `stop`."""
     head, place = _block(file, start, stop), start
     if head == bytes(tarfile.BLOCKSIZE):  # the archive is empty, and `tarfile.open` would raise
+        _check_end(path, file, start, stop)
         return
     try:
         file.seek(start)
@@ -105,6 +111,21 @@ def _members(path: str | Path, file: IO[bytes], start: int, stop: int) -> Iterat
         raise _cut(path, archive.offset, "it has no end mark")
     if any(end):
         raise _broken(path, archive.offset, "no header of a tar archive")
+    _check_end(path, file, archive.offset, stop)
+
+
+def _check_end(path: str | Path, file: IO[bytes], place: int, stop: int) -> None:
+    """Raise a FormatError if anything but zeros follows the end of the archive; tarfile would leave it out."""
+    file.seek(place)
+    while place < stop and (block := file.read(min(_AT_ONCE, stop - place))):
+        if block.strip(b"\0"):
+            raise _broken(
+                path,
+                place + len(block) - len(block.lstrip(b"\0")),
+                "more data follows the end of the archive, such as a second archive; join archives with "
+                "`tar --concatenate`, not with `cat`",
+            )
+        place += len(block)
 
 
 def _block(file: IO[bytes], place: int, stop: int) -> bytes:

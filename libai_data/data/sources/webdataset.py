@@ -29,8 +29,8 @@ class WebDatasetSource(ShardedSource):
     The first process that opens a shard reads its headers to find the samples, and stores their places in an index
     file. If the shard's size or modification time changes, it is indexed again. Endings are in lower case. As in
     WebDataset, the source skips everything but regular files, files without an ending, and names that begin and end
-    with "__". It also skips hidden files. Names that leave the archive, and two samples with one key, raise an error.
-    Tar files have checksums of headers, not of contents.
+    with "__". It also skips hidden files. Names that leave the archive, hard links, data after the end of the archive,
+    and two samples with one key raise an error. Tar files have checksums of headers, not of contents.
 
     Args:
         paths: files, globs or folders; see `storage.listed`.

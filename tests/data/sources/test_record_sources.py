@@ -185,6 +185,22 @@ def test_arrays_of_other_dtypes_and_shapes_are_not_cast_or_repeated_into_a_batch
             list(DataLoader(both, SingleRoundSampler(both, 2)))
 
 
+def test_a_file_of_several_arrays_is_refused(tmp_path: Path) -> None:
+    with open(tmp_path / "a.npy", "wb") as file:
+        np.save(file, np.arange(3))
+        np.save(file, np.arange(4))
+    with pytest.raises(FormatError, match=r"a\.npy.*a file with several arrays cannot be read"):
+        NumpySource(tmp_path / "a.npy")
+
+
+def test_streams_of_arrow_that_were_joined_are_refused(tmp_path: Path) -> None:
+    available("arrow")
+    write("arrow", tmp_path / "a", texts(9))
+    (tmp_path / "b.arrow").write_bytes((tmp_path / "a").read_bytes() * 2)
+    with pytest.raises(FormatError, match=r"b\.arrow.*more data follows the end of the stream"):
+        SOURCES["arrow"](tmp_path / "b.arrow")
+
+
 def test_rows_of_a_compressed_archive_cannot_be_overwritten(tmp_path: Path) -> None:
     np.savez_compressed(tmp_path / "a.npz", x=np.zeros((3, 2)))
     with pytest.raises(ValueError, match="read-only"):

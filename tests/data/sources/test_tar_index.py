@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import tarfile
 from collections.abc import Mapping
@@ -112,3 +113,26 @@ def test_packed_names_are_those_that_were_packed(names: list[str]) -> None:
     for outside in (len(names), -len(names) - 1):
         with pytest.raises(IndexError):
             packed[outside]
+
+
+@pytest.mark.parametrize("first", [CONTENT, {}])
+def test_archives_that_were_joined_by_cat_are_refused_with_the_offset(tmp_path: Path, first: Any) -> None:
+    path = write_tar(tmp_path / "x.tar", first)
+    end = path.stat().st_size
+    path.write_bytes(path.read_bytes() + write_tar(tmp_path / "y.tar", {"second.jpg": b"2"}).read_bytes())
+    with pytest.raises(FormatError, match=rf"x\.tar at offset {end}: more data follows the end of the archive"):
+        index_tar(path)
+    subprocess.run(["tar", "-Af", write_tar(tmp_path / "x.tar", first), tmp_path / "y.tar"], check=True)
+    assert content(path, index_tar(path)) == {**first, "second.jpg": b"2"}
+
+
+def test_a_hard_link_is_refused_with_the_option_that_writes_its_content(tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "a.jpg").write_bytes(b"1")
+    os.link(tmp_path / "files" / "a.jpg", tmp_path / "files" / "b.jpg")
+    command = ["tar", "--sort=name", "-C", str(tmp_path / "files"), "-cf", str(tmp_path / "x.tar"), "."]
+    subprocess.run(command, check=True)
+    with pytest.raises(FormatError, match=r"x\.tar at offset \d+: .*b\.jpg' is a hard link to .*--hard-dereference"):
+        index_tar(tmp_path / "x.tar")
+    subprocess.run([*command, "--hard-dereference"], check=True)
+    assert content(tmp_path / "x.tar", index_tar(tmp_path / "x.tar")) == {"a.jpg": b"1", "b.jpg": b"1"}
