@@ -6,6 +6,7 @@ If the datasets have `read_batch`, each dataset reads its own rows of a batch to
 from __future__ import annotations
 
 import inspect
+import operator
 import sys
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -247,8 +248,8 @@ def indexed_length(dataset: Any) -> int:
 
 
 def check_index(index: int, length: int) -> None:
-    """Raise an IndexError if an index is outside a dataset."""
-    if not 0 <= index < length:
+    """Raise an IndexError if an index is outside a dataset, and a TypeError if it is no int."""
+    if not 0 <= operator.index(index) < length:
         raise IndexError(f"index {index} is outside a dataset of {length} samples (0 to {length - 1})")
 
 

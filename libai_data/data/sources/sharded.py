@@ -74,6 +74,7 @@ class Records:
 
         Raises:
             IndexError: There is no such record.
+            TypeError: `indices` are no ints.
             FormatError: A record cannot be read; the message has shard, record and offset.
         """
         if len(self._ends) == 1:
@@ -174,9 +175,20 @@ def runs_of(ends: np.ndarray, rows: np.ndarray) -> Iterator[tuple[int, np.ndarra
 
 
 def checked_indices(indices: Indices, count: int, what: str) -> np.ndarray:
-    """Convert indices, of which negative ones count from the end, to int64 [n] from 0 on; an IndexError if outside."""
-    asked = np.asarray(indices, dtype=np.int64).reshape(-1)
+    """Convert indices, of which negative ones count from the end, to int64 [n] from 0 on.
+
+    Raises:
+        IndexError: An index is outside.
+        TypeError: The indices are no list of ints, such as a mask.
+    """
+    asked = np.asarray(indices)
+    if asked.ndim != 1 or (asked.size and asked.dtype.kind not in "iu"):
+        raise TypeError(
+            f"the indices of {what} are {asked.dtype} {list(asked.shape)}; give a list of ints (np.flatnonzero of a "
+            "mask)"
+        )
     outside = np.flatnonzero((asked < -count) | (asked >= count))
     if len(outside):
         raise IndexError(f"{int(asked[outside[0]])} is outside the {count} {what}")
+    asked = asked.astype(np.int64)
     return np.where(asked < 0, asked + count, asked)

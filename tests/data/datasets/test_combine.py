@@ -262,3 +262,9 @@ def test_parts_of_datasets_read_together_too() -> None:
 def test_what_makes_no_dataset_is_refused_with_the_reason(make: Callable[[], Any], message: str) -> None:
     with pytest.raises((ConfigError, SchemaError), match=message):
         make()
+
+
+def test_an_index_that_is_no_int_is_refused() -> None:
+    for dataset in (ConcatDataset([range(3)]), Subset(range(9), 2, 5), random_split(range(6), [1, 1])[0]):
+        with pytest.raises(TypeError, match="float"):
+            dataset[1.5]  # type: ignore[index]

@@ -201,6 +201,18 @@ def test_streams_of_arrow_that_were_joined_are_refused(tmp_path: Path) -> None:
         SOURCES["arrow"](tmp_path / "b.arrow")
 
 
+@pytest.mark.parametrize("indices", [[True, False, True], np.array([1.9]), [[0, 1]], ["1"]])
+def test_indices_that_are_no_ints_are_refused(tmp_path: Path, indices: Any) -> None:
+    for name in ("a.jsonl", "b.jsonl"):
+        write("jsonl", tmp_path / name, texts(3))
+    for source in (SOURCES["jsonl"](tmp_path / "a.jsonl"), SOURCES["jsonl"](tmp_path / "*.jsonl")):
+        with pytest.raises(TypeError, match=r"the indices of records of JsonLinesSource are"):
+            source.read_many(indices)
+        with pytest.raises(IndexError, match=r"outside"):
+            source.read_many(np.array([2**64 - 1], np.uint64))
+        assert source.read_many([]) == []
+
+
 def test_rows_of_a_compressed_archive_cannot_be_overwritten(tmp_path: Path) -> None:
     np.savez_compressed(tmp_path / "a.npz", x=np.zeros((3, 2)))
     with pytest.raises(ValueError, match="read-only"):
