@@ -204,17 +204,21 @@ def listed(patterns: PathLike | Sequence[PathLike]) -> list[str]:
         ConfigError: A pattern names no file or a broken link, or the package for the store is not installed.
         StorageError: A store does not answer.
     """
-    found: dict[str, None] = {}
+    found: dict[str, str] = {}
+    real_folder = cache(os.path.realpath)
     for text in patterns_of(patterns):
         remote = is_remote(text)
         paths = list_files(text, Storage.from_environment().attempts) if remote else sorted(_local_files(text))
         if not paths:
             why = "" if remote else why_missing(without_protocol(text))
             raise ConfigError(f"no file is named by {text!r}{why}; give files, globs (in quotes) or folders")
-        found.update(dict.fromkeys(paths))
+        for path in paths:
+            folder, name = os.path.split(path)
+            # A path may be relative, or lead through a linked folder.
+            found.setdefault(path if remote else os.path.join(real_folder(folder), name), path)
     if not found:
         raise ConfigError("no files are given; give files, globs (in quotes) or folders")
-    return list(found)
+    return list(found.values())
 
 
 def _local_files(pattern: str) -> list[str]:

@@ -176,3 +176,15 @@ def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(os, "getuid", lambda: 2**30)
     with pytest.raises(ConfigError, match=r"no home directory.*set LIBAI_DATA_CACHE_DIR"):
         cache_home()
+
+
+def test_a_file_that_patterns_name_by_several_paths_is_listed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a").touch()
+    (tmp_path / "data" / "loop").symlink_to(tmp_path / "data")
+    (tmp_path / "link").symlink_to(tmp_path / "data")
+    monkeypatch.chdir(tmp_path)
+    assert listed(["data/a", tmp_path / "data/a", "./data/../data/a", "link/a", "data/*", "data"]) == ["data/a"]
+    assert listed(tmp_path / "**" / "a") == [str(tmp_path / "data" / "a")]
