@@ -85,11 +85,12 @@ class WeightedOrder(Order):
         if epoch not in self._sorted:
             while len(self._sorted) >= _EPOCHS_KEPT:
                 del self._sorted[min(self._sorted)]
+            # Only these have keys: the key of a very small weight may be infinite, too.
+            drawable = np.flatnonzero(self._known())
             with np.errstate(all="ignore"):
-                keys = _exponential(_uniform(combine64(_VERSION, self.seed, epoch), np.arange(self.size)))
-                keys /= self._known()
-            keys[self._known() == 0] = np.inf
-            self._sorted[epoch] = np.argsort(keys, kind="stable")[: self.epoch_size].copy()
+                keys = _exponential(_uniform(combine64(_VERSION, self.seed, epoch), drawable))
+                keys /= self._known()[drawable]
+            self._sorted[epoch] = drawable[np.argsort(keys, kind="stable")[: self.epoch_size]]
         return self._sorted[epoch][offsets]
 
     def _places_in_epoch(self, epoch: int, index: int) -> np.ndarray:

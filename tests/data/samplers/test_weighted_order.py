@@ -225,3 +225,8 @@ def test_very_unequal_weights_draw_the_same_whatever_numpy_does_about_small_numb
     with np.errstate(all="raise"):
         again = [order_of([1e-300, 1e300, 1.0], num_samples, num_samples is None) for num_samples in (None, 2)]
         assert [drawn(order, np.arange(8)).tolist() for order in again] == plain
+
+
+def test_a_sample_without_weight_is_not_drawn_instead_of_one_with_a_tiny_weight() -> None:
+    order = order_of([0, 1, 1e-308, 0], 2, replacement=False)
+    assert sorted(set(drawn(order, np.arange(2000)).tolist())) == [1, 2]
