@@ -93,8 +93,9 @@ class _Part:
         if not 0 <= start <= stop <= samples:
             raise ConfigError(f"a part from {start} to {stop} is not within a dataset of {samples} samples")
         self.dataset = dataset
-        self.start = start
-        self.stop = stop
+        self._samples = samples
+        self.start = int(start)
+        self.stop = int(stop)
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -176,7 +177,8 @@ class RandomPart(_Part):
         self.seed = seed
 
     def indices(self, own: np.ndarray) -> np.ndarray:
-        return permuted(len(self.dataset), self.seed, 0, self.start + np.asarray(own, dtype=np.int64))
+        # If the dataset grows, the parts must not exchange samples.
+        return permuted(self._samples, self.seed, 0, self.start + np.asarray(own, dtype=np.int64))
 
     def fingerprint(self) -> dict[str, Any]:
         return {**super().fingerprint(), "random_part": [self.seed, self.start, self.stop]}

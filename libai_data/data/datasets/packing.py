@@ -15,6 +15,7 @@ import numpy as np
 
 from libai_data.data.datasets.best_fit import best_fit_in_each
 from libai_data.data.datasets.stream_transform import (
+    LONGEST_SAMPLE,
     Keep,
     StreamTransform,
     place_and_offset,
@@ -139,22 +140,20 @@ class PackedDataset(StreamTransform):
                 f"lengths has {int(amounts.min())} for sample {int(indices[amounts.argmin()])}; a length must be at "
                 "least 0"
             )
-        if self.cuts:
-            return amounts
-        too_long = np.flatnonzero(amounts > self.units)
+        too_long = np.flatnonzero(amounts > (LONGEST_SAMPLE if self.cuts else self.units))
         if len(too_long):
             self._check_fits(int(amounts[too_long[0]]), f"sample {int(indices[too_long[0]])}")
-        return np.minimum(amounts, self.units)
+        return amounts if self.cuts else np.minimum(amounts, self.units)
 
     def measured(self, sample: Any) -> int:
         length = _length_of(_arrays_of(sample))
-        if self.cuts:
-            return length
         self._check_fits(length, "it")
-        return min(length, self.units)
+        return length if self.cuts else min(length, self.units)
 
     def _check_fits(self, length: int, whose: str) -> None:
-        if length > self.units and not self._truncate:
+        if self.cuts and length > LONGEST_SAMPLE:
+            raise ConfigError(f"{whose} has {length} tokens, but a packer can cut {LONGEST_SAMPLE} at most; split it")
+        if not self.cuts and length > self.units and not self._truncate:
             raise ConfigError(
                 f"{whose} has {length} tokens, which do not fit into a packed sequence of {self.units}; set cut=True, "
                 "truncate=True or a greater length"
@@ -195,7 +194,7 @@ class PackedDataset(StreamTransform):
         return found
 
     def _window_bounds(self, place: int) -> tuple[int, int]:
-        size, lanes = len(self), self._given_order.lanes
+        size, lanes = self._samples, self._given_order.lanes
         wide, epoch = self.window * lanes, place // size * size if self._in_rounds else 0
         first = epoch + (place - epoch) % lanes
         begin = first + (place - first) // wide * wide

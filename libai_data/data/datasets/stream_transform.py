@@ -31,6 +31,9 @@ Start = Union[int, tuple[int, ...]]
 In passes of one epoch with lanes, the epoch and the turn of the next output's lane precede these starts."""
 
 _PLACE_BITS = 40
+MOST_PLACES = 1 << _PLACE_BITS
+LONGEST_SAMPLE = 1 << (63 - _PLACE_BITS)
+"""Most units of a sample that may continue in the next output: its offsets must fit into a start of 63 bits."""
 _MOST_UNITS = 1 << 22
 _LOOKED_UP = 32
 _REMEMBERED = 1 << 16
@@ -58,7 +61,7 @@ def start_of(place: Any, offset: Any) -> Any:
 
 def place_and_offset(start: Any) -> tuple[Any, Any]:
     """Decode a start to the place and the offset in units; the inverse of `start_of`."""
-    return start & ((1 << _PLACE_BITS) - 1), start >> _PLACE_BITS
+    return start & (MOST_PLACES - 1), start >> _PLACE_BITS
 
 
 def starts_of(start: Start) -> tuple[int, ...]:
@@ -115,6 +118,8 @@ class StreamTransform:
                 "or filter a OneRound of it, or filter before packing"
             )
         self.dataset: Any = dataset
+        # If the dataset grows, the epochs of the order keep their length until the next pass, which is refused.
+        self._samples = samples
         self.units = int(units)
         self.cuts = cuts
         # The last part of the key is `reads_beside_others()` at the time of the read; see `trusted`.
@@ -254,8 +259,8 @@ class StreamTransform:
 
     def inputs_from(self, place: int) -> Iterator[tuple[int, Any, bool]]:
         """The kept samples from a place of the order on: index, sample, and whether it is a replacement."""
-        size, lanes = len(self), self._given_order.lanes
-        stop = (place // size + 1) * size if self._in_rounds else 1 << _PLACE_BITS
+        size, lanes = self._samples, self._given_order.lanes
+        stop = (place // size + 1) * size if self._in_rounds else MOST_PLACES
         while place < stop:
             places = np.arange(place, min(place + _LOOKED_UP * lanes, stop), lanes)
             if not (yield from self._inputs_at(places, {})):

@@ -8,7 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.data.datasets.stream_transform import Start, place_and_offset, remember, start_of, starts_of
+from libai_data.data.datasets.stream_transform import (
+    MOST_PLACES,
+    Start,
+    place_and_offset,
+    remember,
+    start_of,
+    starts_of,
+)
 from libai_data.data.samplers.order import Order
 from libai_data.errors import ConfigError, by_rank
 
@@ -106,8 +113,12 @@ class Walk:
         return first
 
     def first_of_round(self, epoch: int) -> Start:
-        """Where the first output of an epoch begins."""
-        first, lanes = epoch * self._order.epoch_size, len(self._lanes)
+        """Where the first output of an epoch begins; a ConfigError if its places are too large for a start."""
+        size, lanes = self._order.epoch_size, len(self._lanes)
+        first = epoch * size
+        last = (MOST_PLACES - 1) // size - 1
+        if epoch > last:
+            raise ConfigError(f"epoch {epoch} of {size} samples is too late for a filter or packer; the last is {last}")
         return self._in_round(epoch, 0, [first + (turn - first) % lanes for turn in range(lanes)])
 
     def _in_round(self, epoch: int, turn: int, starts: Sequence[int]) -> Start:

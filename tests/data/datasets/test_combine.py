@@ -264,6 +264,14 @@ def test_what_makes_no_dataset_is_refused_with_the_reason(make: Callable[[], Any
         make()
 
 
+def test_parts_of_a_dataset_that_grows_keep_their_samples() -> None:
+    samples = list(range(20))
+    parts = random_split(samples, [0.5, 0.5])
+    before = [[part[index] for index in range(len(part))] for part in parts]
+    samples.append(20)
+    assert [[part[index] for index in range(len(part))] for part in parts] == before
+
+
 def test_an_index_that_is_no_int_is_refused() -> None:
     for dataset in (ConcatDataset([range(3)]), Subset(range(9), 2, 5), random_split(range(6), [1, 1])[0]):
         with pytest.raises(TypeError, match="float"):

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from libai_data import DataLoader
 from libai_data.data.datasets import BlendedDataset, FilteredDataset, OneRound, PackedDataset
+from libai_data.data.samplers import CyclicSampler
 from libai_data.data.samplers.lane_order import lane_of_turn
 from libai_data.data.samplers.transform_rounds import TransformRounds
 from libai_data.errors import CheckpointError, ConfigError
@@ -214,3 +215,40 @@ def test_lanes_that_have_nothing_left_leave_their_turns_to_the_others(
     rest = [rows for _, rows in epoch_of(resumed)]
     fresh = sampler_of(4)
     assert rest == [rows for _, rows in epoch_of(fresh)][min(cut, len(whole) - 1) :]
+
+
+def test_an_epoch_whose_places_do_not_fit_into_a_start_is_refused() -> None:
+    dataset = FilteredDataset(range(1000), [True] * 1000)
+    sampler = TransformRounds(dataset, 4)
+    last = (1 << 40) // 1000 - 1
+    sampler.set_epoch(last)
+    assert {batch.epoch for batch in sampler.batches(0)} == {last}
+    sampler.set_epoch(last + 1)
+    with pytest.raises(ConfigError, match=f"epoch {last + 1} of 1000 samples is too late .*; the last is {last}"):
+        next(sampler.batches(0))
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_sample_too_long_to_be_cut_is_refused(known: bool) -> None:
+    longest = 1 << 23
+    for length in (longest, longest + 1):
+        samples = [{"x": np.zeros(length, np.uint8)}]
+        dataset = PackedDataset(samples, 1 << 22, lengths=[length] if known else None)
+        sampler = CyclicSampler(dataset, 4)
+        if length > longest:
+            with pytest.raises(ConfigError, match=rf"has {length} tokens, but a packer can cut {longest} at most"):
+                sampler.batch_at(0)
+        else:
+            starts = sampler.batch_at(0).indices.tolist()  # type: ignore[union-attr]
+            assert starts == [0, 1 << 62, 1, (1 << 62) + 1]
+
+
+@pytest.mark.parametrize("options", [{"cut": True}, {"cut": False, "window": 2}])
+def test_a_packer_of_a_dataset_that_grows_keeps_its_epochs(options: Any) -> None:
+    samples = [{"x": np.full(3, number)} for number in range(5)]
+    batches = iter(DataLoader(PackedDataset(samples, 4, **options), 1))
+    found = [next(batches)]
+    samples += samples
+    found += batches
+    tokens = [batch["x"].numpy()[batch["segment_ids"].numpy() > 0] for batch in found]
+    assert np.concatenate(tokens).tolist() == np.repeat(np.arange(5), 3).tolist()
