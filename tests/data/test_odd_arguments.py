@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import math
 from pathlib import Path
 from typing import Any, Callable
@@ -22,11 +23,13 @@ from libai_data.data.datasets import (
     OneRound,
     PackedDataset,
     RandomMap,
+    RandomPart,
     RobertaDataset,
     Subset,
     T5Dataset,
     random_split,
 )
+from libai_data.data.random.sample_random import reading_samples, sample_generator
 from libai_data.data.samplers import CyclicSampler
 from libai_data.data.sources import IndexedWriter
 from libai_data.errors import DataPipelineError
@@ -39,6 +42,7 @@ ODD: list[Any] = [
     *([], [0.5], [1, 2], [[1, 2]], (None,), {"a": 1}, {1: 2}, np.int64(3), np.array([1, 2]), lambda *arguments: 1),
 ]
 DATASET = TinyDataset(20)
+NUMPY: Any = np
 
 
 class Pictures:
@@ -121,3 +125,37 @@ def test_an_odd_argument_works_or_is_refused(
                 continue
             except Exception as error:
                 raise AssertionError(f"{make.__name__}({name}={value!r}) raises {error!r}") from error
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda prefix: GPTDataset(prefix, NUMPY.int64(6), NUMPY.int32(2), True, NUMPY.int64(3)),
+        lambda prefix: BertDataset(
+            "a", Tokenizer(), None, prefix, NUMPY.int64(9), NUMPY.float32(0.2), 32, NUMPY.float32(1)
+        ),
+        lambda prefix: T5Dataset(
+            "a", Tokenizer(), None, prefix, None, NUMPY.float32(0.2), NUMPY.int64(32), NUMPY.int64(32)
+        ),
+        lambda prefix: Subset(DATASET, NUMPY.int64(2), NUMPY.int64(8)),
+        lambda prefix: random_split(DATASET, [1, 1], NUMPY.int64(3))[0],
+        lambda prefix: RandomPart(DATASET, NUMPY.uint64(3), NUMPY.int64(1), NUMPY.int64(8)),
+        lambda prefix: OneRound(FilteredDataset(DATASET, bool), NUMPY.int64(3)),
+    ],
+)
+def test_numbers_of_numpy_are_those_of_python_also_in_a_state(make: Any, tmp_path: Path) -> None:
+    dataset = make(corpus(tmp_path))
+    sampler = CyclicSampler(
+        dataset, NUMPY.int64(2), seed=NUMPY.int64(4), weights=[1] * len(dataset), num_samples=NUMPY.int64(5)
+    )
+    loader = DataLoader(dataset, sampler)
+    next(iter(loader))
+    json.dumps(loader.state_dict())
+
+
+def test_numbers_of_numpy_choose_the_stream_of_random_numbers() -> None:
+    with reading_samples(((1, 2, 3),)):
+        expected = sample_generator(4).random()
+        assert sample_generator(NUMPY.int64(4)).random() == expected
+    with reading_samples(((NUMPY.int64(1), NUMPY.int32(2), NUMPY.uint64(3)),)):
+        assert sample_generator(4).random() == expected

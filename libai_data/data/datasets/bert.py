@@ -14,7 +14,7 @@ from libai_data.data.datasets.sentence_index import SentenceRule
 from libai_data.data.datasets.vocabulary import special_id, vocabulary_tables
 from libai_data.data.random.sample_random import sample_generator
 from libai_data.data.sources.indexed import IndexedSource
-from libai_data.errors.argument_rules import check, check_types, one_of
+from libai_data.errors.argument_rules import check, check_types, one_of, with_python_numbers
 from libai_data.structures import DistTensorData, Instance
 
 _RULES = {"pair_task": one_of("order", "next"), "masking_style": one_of("bert", "bert-cn-wwm")}
@@ -56,6 +56,7 @@ class BertDataset(SentenceDataset):
 
     _special_tokens = 3  # [CLS] and two [SEP]; as in LiBai, also for one passage
 
+    @with_python_numbers
     def __init__(
         self,
         name: str,

@@ -174,7 +174,7 @@ class RandomPart(_Part):
 
     def __init__(self, dataset: Any, seed: int, start: int, stop: int) -> None:
         super().__init__(dataset, start, stop)
-        self.seed = seed
+        self.seed = int(seed)
 
     def indices(self, own: np.ndarray) -> np.ndarray:
         # If the dataset grows, the parts must not exchange samples.

@@ -18,7 +18,7 @@ from libai_data.data.files.index_cache import cached_arrays
 from libai_data.data.sources.indexed import IndexedSource
 from libai_data.data.sources.record_index import index_folder
 from libai_data.errors import ConfigError
-from libai_data.errors.argument_rules import check, check_types, whole
+from libai_data.errors.argument_rules import check, check_types, whole, with_python_numbers
 from libai_data.structures import DistTensorData, Instance
 
 
@@ -64,6 +64,7 @@ class GPTDataset:
         FormatError: A file is broken.
     """
 
+    @with_python_numbers
     def __init__(
         self,
         data_prefix: str | Path | IndexedSource,

@@ -19,7 +19,7 @@ from libai_data.data.datasets.vocabulary import special_id
 from libai_data.data.random.sample_random import sample_generator
 from libai_data.data.sources.indexed import IndexedSource
 from libai_data.errors import ConfigError
-from libai_data.errors.argument_rules import check, check_types, whole
+from libai_data.errors.argument_rules import check, check_types, whole, with_python_numbers
 from libai_data.structures import DistTensorData, Instance
 
 _NO_LABEL = -1
@@ -55,6 +55,7 @@ class T5Dataset(SentenceDataset):
         FormatError: A file is broken.
     """
 
+    @with_python_numbers
     def __init__(
         self,
         name: str,

@@ -48,7 +48,7 @@ def combine64_each(first: Sequence[int], *parts: np.ndarray) -> np.ndarray:
 
 
 def _combined(mixed: int, parts: Sequence[int]) -> int:
-    for part in parts:
+    for part in map(int, parts):
         high = part >> 64
         mixed = mix64(mixed + _GOLDEN + mix64(part ^ mix64(high) if high else part))
     return mixed

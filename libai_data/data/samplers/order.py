@@ -46,8 +46,7 @@ class Order:
         object.__setattr__(self, "seed", int(self.seed))
         if self.size < 1:
             raise ConfigError(f"the dataset is empty: it has {self.size} samples, at least 1 is needed")
-        if self.epoch_size == 0:
-            object.__setattr__(self, "epoch_size", self.size)
+        object.__setattr__(self, "epoch_size", int(self.epoch_size) or self.size)
         self._check_epoch_size()
 
     def _check_epoch_size(self) -> None:
