@@ -21,6 +21,7 @@ from libai_data.errors.argument_rules import FLAG, check, check_types, one_of, w
 from libai_data.structures import DistTensorData, Instance
 
 REFUSE, CUT_END, CUT_START = "refuse", "cut_end", "cut_start"
+_FIELDS = ("input_ids", "labels", "loss_mask")
 _RULES = {"max_seq_length": whole(1, 1 << 22), "too_long": one_of(REFUSE, CUT_END, CUT_START), "pad": FLAG}
 
 
@@ -68,6 +69,8 @@ class ChatDataset:
     ) -> None:
         check_types(ChatDataset, locals())
         check(_RULES, max_seq_length=max_seq_length, too_long=too_long, pad=pad)
+        if segments in _FIELDS:
+            raise ConfigError(f"segments is {segments!r}, the name of another field; give another name, or None")
         if not isinstance(tokenizer, TextTokenizer):
             raise ConfigError(f"the tokenizer is a {type(tokenizer).__name__}; pass the result of load_tokenizer(path)")
         template = chat_template or tokenizer.chat_template

@@ -286,10 +286,8 @@ class PackedDataset(StreamTransform):
         ):
             if added is None:
                 continue
-            if added in like:
-                raise SchemaError(
-                    f"the samples have a field '{added}' already; choose another name for the added field, or None"
-                )
+            if added in packed:
+                raise SchemaError(f"there is a field '{added}' already; give the added field another name, or None")
             joined = np.concatenate([*values, np.zeros(room, dtype=np.int64)]).astype(np.int64)
             packed.set(added, laid_out_like(joined, layout))
         return packed

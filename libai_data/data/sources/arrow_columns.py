@@ -11,7 +11,7 @@ import numpy as np
 from libai_data.data.sources.last_used import LastUsed
 from libai_data.data.sources.mapped_file import MappedFile
 from libai_data.data.sources.sharded import runs_of
-from libai_data.errors import ConfigError, installed, nearest
+from libai_data.errors import ConfigError, FormatError, installed, nearest
 
 Values = Callable[[np.ndarray], list[Any]]
 
@@ -103,8 +103,17 @@ def _bytes_of(column: Any, offset_type: Any, text: bool) -> Values:
 
 
 def chosen_columns(known: Sequence[str], columns: Any, path: Any) -> list[str]:
-    """Names of the columns to read: `columns`, or all known ones if it is None; a ConfigError if one is unknown."""
+    """Names of the columns to read: `columns`, or all known ones if it is None.
+
+    Raises:
+        ConfigError: A column is unknown.
+        FormatError: The file has several columns of a name.
+    """
     for name in columns or ():
         if name not in known:
             raise ConfigError(f"{path} has no column {name!r}; there are {list(known)}.{nearest(name, known)}")
-    return list(known if columns is None else columns)
+    chosen = list(known if columns is None else columns)
+    twice = next((name for name in chosen if known.count(name) > 1), None) if len({*known}) < len(known) else None
+    if twice is not None:
+        raise FormatError(f"{path} has several columns {twice!r}; rename them, or read other columns (columns=[...])")
+    return chosen

@@ -234,3 +234,9 @@ def test_a_dataset_is_the_same_after_it_was_pickled_and_its_fingerprint_tells_wh
     ]
     for change in changes:
         assert ChatDataset(items, tokenizer, **{"max_seq_length": 64, **change}).fingerprint() != dataset.fingerprint()
+
+
+@pytest.mark.parametrize("name", ["input_ids", "labels", "loss_mask"])
+def test_the_field_of_padding_cannot_replace_another_field(tokenizer: TextTokenizer, name: str) -> None:
+    with pytest.raises(ConfigError, match=f"segments is '{name}', the name of another field"):
+        ChatDataset([conversation("a", "b")], tokenizer, 64, segments=name)

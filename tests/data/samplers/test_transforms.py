@@ -436,6 +436,7 @@ def first_of(dataset: Any) -> Any:
         (lambda: PackedDataset([tokens(5)], 4, cut=False, lengths=[5]), ConfigError, "sample 0 has 5 tokens"),
         (lambda: PackedDataset([{"x": np.array(1)}], 4), SchemaError, "the length of the sample"),
         (lambda: PackedDataset([{"segment_ids": np.arange(4)}], 4), SchemaError, "field 'segment_ids' already"),
+        (lambda: PackedDataset([tokens(4)], 4, segments="s", positions="s"), SchemaError, "field 's' already"),
         (lambda: FilteredDataset([tokens(3)], [True, False]), ConfigError, "1 bools"),
         (lambda: FilteredDataset([tokens(3)], [False]), ConfigError, "keeps none of the 1 samples"),
         (lambda: FilteredDataset([tokens(3)], lambda sample: False), ConfigError, "keeps none"),

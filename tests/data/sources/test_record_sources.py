@@ -201,6 +201,24 @@ def test_streams_of_arrow_that_were_joined_are_refused(tmp_path: Path) -> None:
         SOURCES["arrow"](tmp_path / "b.arrow")
 
 
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_two_columns_of_one_name_are_refused_with_the_file(tmp_path: Path, kind: str) -> None:
+    available(kind)
+    import pyarrow
+    from pyarrow import parquet
+
+    table = pyarrow.Table.from_arrays([pyarrow.array([1]), pyarrow.array([2]), pyarrow.array([3])], ["x", "x", "y"])
+    path = tmp_path / f"a.{kind}"
+    if kind == "parquet":
+        parquet.write_table(table, path)
+    else:
+        with pyarrow.OSFile(str(path), "wb") as file, pyarrow.ipc.new_stream(file, table.schema) as writer:
+            writer.write_table(table)
+    with pytest.raises(FormatError, match=rf"a\.{kind} has several columns 'x'"):
+        SOURCES[kind](path)
+    assert SOURCES[kind](path, columns=["y"])[0] == {"y": 3}
+
+
 @pytest.mark.parametrize("indices", [[True, False, True], np.array([1.9]), [[0, 1]], ["1"]])
 def test_indices_that_are_no_ints_are_refused(tmp_path: Path, indices: Any) -> None:
     for name in ("a.jsonl", "b.jsonl"):
