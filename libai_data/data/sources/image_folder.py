@@ -35,9 +35,10 @@ _FEW_FILES = 20_000
 class ImageFolderSource:
     """Paths and labels of the images under a folder.
 
-    Each sub-folder is a class, except hidden ones. Classes are numbered from 0 in the order of their names. A class
-    without images keeps its number, so that train and test folders agree. Images are in the order of their classes and
-    paths, which is the same on every machine. A link to a folder counts as a folder; each folder counts once per class.
+    Each sub-folder is a class. Hidden folders and files are left out. Classes are numbered from 0 in the order of their
+    names. A class without images keeps its number, so that train and test folders agree. Images are in the order of
+    their classes and paths, which is the same on every machine. A link to a folder counts as a folder; each folder
+    counts once per class.
 
     If there are many files, one process of a node lists them once, with a progress bar. The list is cached and reused
     until a folder changes.
@@ -160,7 +161,7 @@ class ImageFolderSource:
             except FileNotFoundError:
                 return False
 
-        key = key_of("folder", os.path.realpath(self.root), IMAGE_SUFFIXES)
+        key = key_of("folder 2", os.path.realpath(self.root), IMAGE_SUFFIXES)
         return cached_arrays(folder, key, build, is_current=is_current)
 
 
@@ -189,6 +190,8 @@ def _listing(root: Path, classes: Sequence[str], at_most: int | None = None) -> 
             times.append(settled(os.stat(root / folder).st_mtime_ns))
             with os.scandir(root / folder) as found:
                 for entry in found:
+                    if entry.name.startswith("."):
+                        continue
                     entries += 1
                     if at_most is not None and entries > at_most:
                         raise _TooManyError

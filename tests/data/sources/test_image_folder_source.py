@@ -157,3 +157,9 @@ def test_a_folder_that_cannot_be_listed_is_named() -> None:
 def test_a_folder_of_a_store_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="each image would need its own request; write the images into shards"):
         ImageFolderSource("s3://bucket/images")
+
+
+def test_hidden_files_and_folders_within_a_class_are_left_out(tmp_path: Path) -> None:
+    names = ["a/1.png", "a/._1.png", "a/.ipynb_checkpoints/1-checkpoint.png", "a/sub/2.png", "a/sub/.thumbs/2.png"]
+    source = ImageFolderSource(fill(tmp_path, names), nested="merge")
+    assert [str(path.relative_to(tmp_path)) for path, _ in content(source)] == ["a/1.png", "a/sub/2.png"]
