@@ -115,4 +115,6 @@ class RandomErasing(RandomTransform):
             raise SchemaError(
                 f"value has {value.size} numbers, but the image has {channels} channels; give one for each"
             )
+        if not is_float and not ((value >= 0) & (value <= 255)).all():
+            raise SchemaError(f"value is {self.value}, but the levels of a uint8 image are 0 to 255")
         return value.reshape(-1, 1, 1) if is_float else value

@@ -25,6 +25,7 @@ _RULES = {
     "prob": real(0, 1),
     "switch_prob": real(0, 1),
     "num_classes": whole(1),
+    **dict.fromkeys(("mixup_alpha", "cutmix_alpha"), real(0, 1e9)),
 }
 
 
@@ -74,16 +75,14 @@ class Mixup(BatchTransform):
         label_smoothing: float = 0.1,
         num_classes: int = 1000,
     ) -> None:
+        check(_RULES, mixup_alpha=mixup_alpha, cutmix_alpha=cutmix_alpha)
         check(_RULES, mode=mode, prob=prob, switch_prob=switch_prob)
         if cutmix_minmax is not None:
             if len(cutmix_minmax) != 2 or not 0 <= cutmix_minmax[0] <= cutmix_minmax[1] <= 1:
                 raise ConfigError(f"cutmix_minmax is {list(cutmix_minmax)}; it must be [least, largest], from 0 to 1")
             cutmix_alpha = 1.0
-        if min(mixup_alpha, cutmix_alpha) < 0 or max(mixup_alpha, cutmix_alpha) == 0:
-            raise ConfigError(
-                f"mixup_alpha is {mixup_alpha} and cutmix_alpha {cutmix_alpha}; at least one must be above 0, and none "
-                "below 0"
-            )
+        if max(mixup_alpha, cutmix_alpha) == 0:
+            raise ConfigError("mixup_alpha and cutmix_alpha are 0; at least one must be above 0")
         SoftLabels((), num_classes, label_smoothing)
         self.mixup_alpha = mixup_alpha
         self.cutmix_alpha = cutmix_alpha

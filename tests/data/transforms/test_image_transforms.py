@@ -339,3 +339,9 @@ def test_a_random_transform_with_a_call_of_its_own_is_refused_in_a_composition(m
         Compose([ImageToFloat(), Undecided()])
     with pytest.raises(ConfigError, match=r"transforms\[0\] is a Fives with a __call__ of its own"):
         Compose([Fives([make(RandomFlip)])])
+
+
+@pytest.mark.parametrize("value", [300, -1, [0.0, 255.0, 256.0], np.nan])
+def test_a_filling_that_no_level_can_hold_is_refused(value: Any) -> None:
+    with pytest.raises(SchemaError, match=r"the levels of a uint8 image are 0 to 255"):
+        RandomErasing(1.0, value=value)(np.zeros((64, 64, 3), np.uint8))

@@ -215,6 +215,8 @@ def test_what_cannot_be_mixed_is_refused_with_what_it_is() -> None:
         {"switch_prob": -0.1},
         {"mixup_alpha": 0.0},
         {"mixup_alpha": -1.0, "cutmix_alpha": 1.0},
+        {"mixup_alpha": float("nan")},
+        {"cutmix_alpha": float("inf")},
         {"cutmix_minmax": [0.5, 0.2]},
         {"label_smoothing": 1.0},
         {"num_classes": 0},
