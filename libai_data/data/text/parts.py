@@ -165,7 +165,10 @@ def _next_cut(file: IO[bytes], place: int, length: int, boundary: Any) -> int:
     found, read = b"", 1 << 16
     while start + len(found) < length:
         file.seek(start + len(found))
-        found += file.read(max(read, len(found)))
+        more = file.read(max(read, len(found)))
+        if not more:  # The file was cut short meanwhile.
+            break
+        found += more
         match = boundary.search(found)
         if match:
             return start + int(match.end())
@@ -177,6 +180,9 @@ def _blocks(path: Path, form: str, cutting: Cutting) -> Iterator[Piece]:
     boundary, rest, bytes_read = cutting.boundary(form), b"", 0
     with open(path, "rb") as raw:
         stream, whole = open_decompressed(path, raw), Piece(str(path), form, 0, 0)
+        if not os.path.getsize(path):
+            yield replace(whole, problem="the file has no bytes, but a compressed file has some: it is cut short")
+            return
         while True:
             block, problem = read_block(path, stream, cutting.part_bytes)
             if not (bytes_read or rest) and foreign_encoding(block[:_HEAD_BYTES]):

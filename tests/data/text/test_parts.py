@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from libai_data.data.text import parts
 from libai_data.data.text.documents import BadLine, Document, read_piece
-from libai_data.data.text.files import find_inputs
+from libai_data.data.text.files import COMPRESSED, find_inputs
 from libai_data.data.text.parts import DOCUMENTS, Cutting, cut_into_parts
 from libai_data.errors import ConfigError
 from tests.data.text.scripts import SCRIPTS, sentences
@@ -232,3 +233,17 @@ def test_what_preprocessing_writes_and_the_tokenizer_are_no_input(tmp_path: Path
     for pattern in (str(tmp_path), f"{tmp_path}/**"):
         found = find_inputs([pattern], form="text", but=[tmp_path / "tokenizer.json"])
         assert names(found) == ["good.jsonl", "text.jsonl"]
+
+
+@pytest.mark.parametrize("suffix", COMPRESSED)
+def test_a_compressed_file_without_a_byte_is_told_of(tmp_path: Path, suffix: str) -> None:
+    (tmp_path / f"x.jsonl{suffix}").touch()
+    found, bad = read_all([tmp_path / f"x.jsonl{suffix}"], Cutting())
+    assert not found
+    assert len(bad) == 1 and "the file has no bytes" in bad[0]
+
+
+def test_a_file_that_becomes_shorter_while_it_is_cut_ends_the_search(tmp_path: Path) -> None:
+    (tmp_path / "x.txt").write_bytes(b"no end of a line")
+    with open(tmp_path / "x.txt", "rb") as file:
+        assert parts._next_cut(file, 4, 100, parts._END_OF_LINE) == 100
