@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from libai_data.data.datasets.vocabulary import VocabularyTables
-from libai_data.errors import ConfigError
+from libai_data.errors import ConfigError, SchemaError
 from libai_data.errors.argument_rules import check, check_types, whole
 
 _SHARE_OF_MASKS, _SHARE_OF_KEPT = 0.8, 0.1
@@ -63,6 +63,12 @@ class Masker:
             The tokens with masks, int64 [n]; the tokens without masks and without the marks of Chinese words, int64
             [n]; and bool [n], which tokens to predict.
         """
+        largest, known = int(tokens.max(initial=0)), len(self._tables.unmarked)
+        if largest >= known:
+            raise SchemaError(
+                f"the corpus has the token {largest}, but the tokenizer has only {known} tokens; give the tokenizer "
+                "with which the corpus was made"
+            )
         chosen = self.choose(tokens, special, random)
         clean = self._tables.unmarked[tokens] if self._masking.chinese_words else tokens
         positions = np.flatnonzero(chosen)

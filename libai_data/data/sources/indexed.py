@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from libai_data.data.datasets.shares import shares_of
 from libai_data.data.sources.indexed_format import SequenceIndex, parse_index
 from libai_data.data.sources.mapped_file import MappedFile
 from libai_data.data.sources.paths import checked_path, is_file, why_missing
@@ -134,7 +135,11 @@ class IndexedSource:
         Args:
             proportions: proportions of the parts' tokens, at least 0 each, and one above 0. A part ends at the end of a
                 document, the nearest one.
+
+        Raises:
+            ConfigError: A proportion is negative or no number, or all are 0.
         """
+        shares_of("proportions", proportions)
         ends = self.document_offsets()
         wanted = np.cumsum([0.0, *proportions]) / sum(proportions) * float(ends[-1])
         behind = np.clip(np.searchsorted(ends, wanted), 1, len(ends) - 1) if len(ends) > 1 else np.zeros_like(wanted)

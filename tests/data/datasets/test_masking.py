@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from libai_data.data.datasets.masking import Masker, Masking
 from libai_data.data.datasets.vocabulary import vocabulary_tables
-from libai_data.errors import ConfigError
+from libai_data.errors import ConfigError, SchemaError
 from tests.data.datasets.sentence_corpora import FIRST, MASK, Tokenizer
 
 TOKENIZER = Tokenizer(50, 50)
@@ -141,3 +141,12 @@ def test_wrong_numbers_are_refused() -> None:
     for wrong in ({"probability": 1.0}, {"probability": 0.0}, {"max_ngrams": 0}):
         with pytest.raises(ConfigError):
             Masking(**wrong)
+
+
+@pytest.mark.parametrize("whole_words", [True, False])
+def test_a_token_that_the_tokenizer_does_not_have_is_refused(whole_words: bool) -> None:
+    tables = vocabulary_tables(TOKENIZER)
+    masker = Masker(tables, MASK, Masking(whole_words=whole_words))
+    beyond = len(tables.continues)
+    with pytest.raises(SchemaError, match=f"the corpus has the token {beyond}, but the tokenizer has only {beyond}"):
+        masker.mask(np.array([FIRST, beyond]), np.zeros(2, bool), np.random.default_rng(0))

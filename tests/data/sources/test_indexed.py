@@ -282,3 +282,11 @@ def test_of_four_thousand_corrupted_indices_each_is_refused_or_read_as_it_says()
         assert expected is not None and (DTYPES[expected[0]] == index.dtype, *found) == (True, *expected[1:]), content
     # Some kinds of damage leave a file that holds; most do not.
     assert INPUTS * 0.7 < refused < INPUTS
+
+
+@pytest.mark.parametrize("proportions", [[], [0, 0], [1.5, -0.5], [1, float("nan")], ["1"]])
+def test_proportions_that_are_none_are_refused(tmp_path: Path, proportions: Any) -> None:
+    with IndexedWriter(tmp_path / "a") as writer:
+        writer.add_document([[1, 2]])
+    with pytest.raises(ConfigError, match="proportions are"):
+        IndexedSource(tmp_path / "a").split(proportions)
