@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sized
 from typing import Any
 
 from libai_data.data.attributes import attribute_of
+from libai_data.data.datasets.blend import blend_of
 from libai_data.data.datasets.combine import length_of
 from libai_data.data.samplers.cursor import Cursor
 from libai_data.data.samplers.lane_order import laned_order
@@ -15,6 +17,8 @@ from libai_data.data.samplers.weighted_order import drawn_order
 from libai_data.errors import ConfigError
 from libai_data.errors.argument_rules import FLAG, check
 from libai_data.structures import BatchInfo
+
+logger = logging.getLogger(__name__)
 
 
 class SingleRoundSampler(StreamSampler):
@@ -56,6 +60,12 @@ class SingleRoundSampler(StreamSampler):
             raise ConfigError(
                 "how many outputs a stream transform has, such as FilteredDataset or PackedDataset, is not known in "
                 "advance. Use DataLoader(dataset, batch_size), CyclicSampler, or OneRound(dataset) in its place"
+            )
+        if shuffle and blend_of(dataset) is not None:
+            logger.warning(
+                "A pass over a %s uses each sample once, whatever the weights of the blend. To draw by weight, use "
+                "CyclicSampler, or DataLoader with ends='cycle'.",
+                type(dataset).__name__,
             )
         order = (
             laned_order(dataset, seed, shuffle, lanes, block, weights)

@@ -311,3 +311,12 @@ def test_a_blend_within_a_part_or_another_blend_is_refused_by_a_stream(make: Any
 def test_a_limit_below_one_sample_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"0.01 epochs of the 40 samples of dataset 1 are no sample"):
         blended([40, 40], [1, 1], max_epochs=[None, 0.01])
+
+
+def test_a_shuffled_round_over_a_blend_tells_that_the_weights_have_no_effect(caplog: Any) -> None:
+    blend = blended([4, 4], [3, 1])
+    CyclicSampler(Map(blend, dict), 2, shuffle=True)
+    SingleRoundSampler(blend, 2)
+    assert not caplog.records
+    SingleRoundSampler(Map(blend, dict), 2, shuffle=True)
+    assert "A pass over a Map uses each sample once, whatever the weights of the blend" in caplog.text
