@@ -185,6 +185,12 @@ def test_arrays_of_other_dtypes_and_shapes_are_not_cast_or_repeated_into_a_batch
             list(DataLoader(both, SingleRoundSampler(both, 2)))
 
 
+def test_capital_suffixes_of_archives_of_arrays_are_recognised(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.arange(3))
+    (tmp_path / "a.npz").rename(tmp_path / "A.NPZ")
+    assert open_source(tmp_path / "A.NPZ")[2] == {"x": 2}
+
+
 def test_a_file_of_several_arrays_is_refused(tmp_path: Path) -> None:
     with open(tmp_path / "a.npy", "wb") as file:
         np.save(file, np.arange(3))
