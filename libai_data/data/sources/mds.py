@@ -6,6 +6,7 @@ Format of the values: github.com/mosaicml/streaming, `streaming/base/format/mds/
 from __future__ import annotations
 
 import json
+import re
 from decimal import Decimal
 
 import numpy as np
@@ -27,8 +28,8 @@ def decoder_of(encoding: str, what: str) -> Decode:
     name, _, details = encoding.partition(":")
     if name == "ndarray":
         dtype, _, shape = details.partition(":")
-        if dtype and dtype not in _NUMBERS:
-            raise FormatError(f"{what} is encoded as {encoding!r}; arrays have one of {_NUMBERS}")
+        if (dtype and dtype not in _NUMBERS) or not re.fullmatch(r"(\d+(,\d+)*)?", shape, re.ASCII):
+            raise FormatError(f"{what} is encoded as {encoding!r}; arrays have one of {_NUMBERS}, and ints as sizes")
         return _arrays(dtype, tuple(map(int, shape.split(","))) if shape else None)
     if encoding == "pkl":
         raise pickled(what)

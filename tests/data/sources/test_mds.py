@@ -132,6 +132,7 @@ def test_a_compressed_shard_that_changed_is_not_read_by_workers(tmp_path: Path) 
         ({"samples": 31}, "offset 0: it has 30 samples, where its index says 31"),
         ({"column_encodings": ["pkl"]}, r"pickled objects, which can run any code; read the other columns"),
         ({"column_encodings": ["strr"]}, r"encoded as 'strr'.*Did you mean 'str'"),
+        ({"column_encodings": ["ndarray:float32:3,x"]}, r"a.mds, by its index.json, is encoded as 'ndarray:"),
         ({"column_encodings": ["json"]}, r"record 0, offset \d+: column 'x' cannot be read"),
         ({"column_names": ["x", "y"]}, "2 names of columns, but not as many encodings"),
         ({"samples": None}, "is no index of MDS shards: TypeError"),
