@@ -120,12 +120,12 @@ class BlendedDataset(ConcatDataset):
         weights: one number per dataset, none negative, not all 0; only their proportions matter. The weights are exact
             if all are multiples of one number that is at least 1 / 65,536 of their sum. Otherwise they are rounded to
             the nearest multiples.
-        changes: position of the stream -> weights from this position on.
+        changes: position of the stream, at least 1 -> weights from this position on.
         changes_at_steps: step of the training -> weights from this step on, for any global batch sizes. Without a
             trainer, a step is a batch.
-        max_epochs: for each dataset the largest number of its epochs, such as [None, 4, 1.5]; None is any number. When
-            a dataset reaches its number, the others get its share, in proportion to their weights. The stream has no
-            end, so at least one dataset with a weight must have None.
+        max_epochs: for each dataset the largest number of its epochs, such as [None, 4, 1.5], for at least one sample;
+            None is any number. When a dataset reaches its number, the others get its share, in proportion to their
+            weights. The stream has no end, so at least one dataset with a weight must have None.
 
     Raises:
         ConfigError: Weights are malformed, or too few or too many; they change both at positions and at steps; or at
