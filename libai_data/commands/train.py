@@ -15,6 +15,7 @@ from libai_data.config.values import check_values
 from libai_data.engine.checkpoint import Checkpointer
 from libai_data.engine.default_trainer import DefaultTrainer
 from libai_data.engine.failure import end_job_on_failure
+from libai_data.engine.loaders import as_test_loaders
 from libai_data.engine.output_folder import clear_trial, user_resumes
 from libai_data.engine.running_stages import stages_of
 from libai_data.engine.setup import default_setup, seed_all
@@ -106,7 +107,8 @@ def evaluate(cfg: Any, trainer_class: type[DefaultTrainer], resume: bool) -> dic
     data = stages_of(cfg)
     if data is not None:
         data.enter("test")
-    loaders = trainer_class.build_test_loader(cfg, tokenizer) if data is None else data.loaders("test")
+    built = trainer_class.build_test_loader(cfg, tokenizer) if data is None else data.loaders("test")
+    loaders = as_test_loaders(built)
     if not loaders:
         raise ConfigError(
             "--eval-only has nothing to evaluate on: the config has "

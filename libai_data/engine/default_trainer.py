@@ -25,6 +25,7 @@ from libai_data.engine.default_hooks import default_hooks
 from libai_data.engine.evaluation import inference_on_dataset, print_csv_format
 from libai_data.engine.evaluation.inference import Evaluators
 from libai_data.engine.loaders import (
+    as_test_loaders,
     as_three_loaders,
     build_configured_test_loaders,
     build_configured_train_loader,
@@ -48,6 +49,7 @@ from libai_data.engine.step_trainers import EagerTrainer, GraphTrainer
 from libai_data.engine.token_count import TokenCounter
 from libai_data.engine.train_loop import HookBase, TrainerBase
 from libai_data.engine.writers import CommonMetricPrinter, EventWriter, JSONWriter, TensorboardXWriter
+from libai_data.errors import CheckpointError, ConfigError
 from libai_data.mesh.current import get_data_parallel_size, get_rank, synchronize
 
 logger = logging.getLogger(__name__)
@@ -107,7 +109,7 @@ class DefaultTrainer(RunsStages, TrainerBase):
         if self.data is None:
             self.train_loader, *others = as_three_loaders(self.build_train_loader(cfg, self.tokenizer))
             self.test_loader += [loader for loader in others if loader is not None]
-            self.test_loader += self.build_test_loader(cfg, self.tokenizer) or []
+            self.test_loader += as_test_loaders(self.build_test_loader(cfg, self.tokenizer))
         else:
             self.data.datamodule.trainer = weakref.proxy(self)
             self.data.enter("fit")
@@ -179,8 +181,10 @@ class DefaultTrainer(RunsStages, TrainerBase):
         """Add hooks. Checkpoints store the state of hooks with `state_dict` and `load_state_dict`, under their class.
 
         Raises:
-            TypeError: An item is not a hook, or JSON cannot store its state.
+            TypeError: There is no list, an item is not a hook, or a checkpoint cannot store its state.
         """
+        if hooks is None:
+            raise TypeError("the hooks are None instead of a list (is a `return` missing in build_hooks?)")
         hooks = list(hooks)
         super().register_hooks(hooks)
         for hook in filter(has_state, hooks):
@@ -304,6 +308,8 @@ class DefaultTrainer(RunsStages, TrainerBase):
         Returns:
             The results, on every rank; with several loaders, by the name of each dataset.
         """
+        if next(iter(inspect.signature(cls.get_batch).parameters), "") == "self":
+            raise ConfigError(f"evaluations call {cls.__name__}.get_batch on the class; write @classmethod before it")
         evaluator = cls.build_evaluator(cfg) if evaluator is None else evaluator
         forward = _module_of(model).forward
         results: dict[str, Any] = OrderedDict()

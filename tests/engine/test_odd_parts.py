@@ -1,0 +1,92 @@
+"""Parts of a training that users override or configure in odd ways: each works, or is an error that names it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import oneflow as flow
+import pytest
+
+from libai_data.commands.train import evaluate, shorten
+from libai_data.config import LazyCall
+from libai_data.config.values import check_values
+from libai_data.delivery import to_global
+from libai_data.engine import DefaultTrainer, HookBase
+from libai_data.errors import ConfigError
+from libai_data.mesh.current import set_mesh
+from tests.engine.data_runs import metric
+from tests.engine.test_datamodule_stages import TinyModule, config, with_module
+from tests.engine.test_default_trainer import built, command
+from tests.engine.tiny import tiny_config
+
+
+class NoTrainLoader(DefaultTrainer):
+    @classmethod
+    def build_train_loader(cls, cfg: Any, tokenizer: Any = None) -> Any:
+        super().build_train_loader(cfg, tokenizer)
+
+
+class OneTestLoader(DefaultTrainer):
+    @classmethod
+    def build_test_loader(cls, cfg: Any, tokenizer: Any = None) -> Any:
+        return super().build_test_loader(cfg, tokenizer)[0]
+
+
+class ATestLoaderIsMissing(DefaultTrainer):
+    @classmethod
+    def build_test_loader(cls, cfg: Any, tokenizer: Any = None) -> Any:
+        return [*super().build_test_loader(cfg, tokenizer), None]
+
+
+class NoTestLoaders(DefaultTrainer):
+    @classmethod
+    def build_test_loader(cls, cfg: Any, tokenizer: Any = None) -> Any:
+        return None
+
+
+class NoHooks(DefaultTrainer):
+    def build_hooks(self) -> Any:
+        super().build_hooks()
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (NoTrainLoader, r"build_train_loader returned no train loader, but None \(is a `return` missing\?\)"),
+        (OneTestLoader, r"build_test_loader returned a BatchLoader; return a list of loaders, such as \[loader\]"),
+        (ATestLoaderIsMissing, "build_test_loader returned a list with None; return a list of loaders"),
+        (NoHooks, r"the hooks are None instead of a list \(is a `return` missing in build_hooks\?\)"),
+    ],
+)
+def test_a_method_that_returns_no_loader_or_hook_is_named(tmp_path: Path, kind: Any, message: str) -> None:
+    with pytest.raises((ConfigError, TypeError), match=message):
+        built(tiny_config(str(tmp_path)), kind=kind)
+    if "test_loader" in message:
+        cfg = tiny_config(str(tmp_path), load_weight=str(saved(tmp_path / "saved")))
+        with pytest.raises(ConfigError, match=message):
+            evaluate(cfg, kind, resume=False)
+
+
+def saved(folder: Path) -> Path:
+    """The last checkpoint of a short training."""
+    set_mesh(None)
+    built(tiny_config(str(folder), train_iter=1)).train()
+    return folder / "model_final"
+
+
+def test_a_trainer_needs_no_test_loader(tmp_path: Path) -> None:
+    assert built(tiny_config(str(tmp_path), train_iter=1), kind=NoTestLoaders).train() == {}
+
+
+class OnTheTrainer(DefaultTrainer):
+    def get_batch(self, data: Any, device: str = "cpu") -> dict[str, Any]:  # type: ignore[override]
+        return to_global(data)
+
+
+def test_a_get_batch_that_evaluations_cannot_call_is_named(tmp_path: Path) -> None:
+    trainer = built(tiny_config(str(tmp_path), train_iter=1), kind=OnTheTrainer)
+    with pytest.raises(ConfigError, match=r"call OnTheTrainer.get_batch on the class; write @classmethod before it"):
+        trainer.train()
