@@ -115,6 +115,7 @@ class DefaultTrainer(RunsStages, TrainerBase):
             self.data.enter("fit")
             (self.train_loader,) = self.data.loaders("train")
             self.test_loader += self.data.loaders("val")
+        self._plan.check_rows_of(self.train_loader)
         follows = self._plan.followed_by(self.train_loader)
         self._data_state = DataState(self.train_loader, try_get_key(cfg, OVERRIDE_KEY) or ())
         if saved:

@@ -9,6 +9,7 @@ from libai_data.config import try_get_key
 from libai_data.data.attributes import attribute_of
 from libai_data.data.samplers.schedule import Ranges, StepSchedule, parse_sizes, parse_skips
 from libai_data.errors import ConfigError
+from libai_data.loader.resumable import OfOneProcess
 from libai_data.mesh.current import get_data_parallel_size
 
 SCHEDULE_KEY = "train.batch_size_schedule"
@@ -45,6 +46,17 @@ class StepPlan:
     def micro_batches_of(self, step: int) -> int:
         """Batches in a step."""
         return self.sizes[self.schedule.size_of(step)].num_accumulation_steps
+
+    def check_rows_of(self, loader: Any) -> None:
+        """Raise ConfigError if the batches of a loader of this package have another size than those of the config."""
+        ranks = get_data_parallel_size()
+        size, rows = loader.global_batch_size if isinstance(loader, OfOneProcess) else None, self.first.micro_batch_size
+        if size not in (None, rows * ranks):
+            raise ConfigError(
+                f"the train loader's batches have {size} rows, but with train.train_micro_batch_size {rows} and "
+                f"{ranks} data-parallel rank(s), they should have {rows * ranks}: epochs, steps and logged numbers "
+                f"would be wrong. Set train.train_micro_batch_size={size // ranks}, or change the loader"
+            )
 
     def followed_by(self, loader: Any) -> bool:
         """Let a train loader follow the plan; False if it is of another kind, or has other batch sizes.

@@ -90,3 +90,11 @@ def test_a_get_batch_that_evaluations_cannot_call_is_named(tmp_path: Path) -> No
     trainer = built(tiny_config(str(tmp_path), train_iter=1), kind=OnTheTrainer)
     with pytest.raises(ConfigError, match=r"call OnTheTrainer.get_batch on the class; write @classmethod before it"):
         trainer.train()
+
+
+@pytest.mark.parametrize("sizes", [{"global_batch_size": 16}, {"global_batch_size": 32, "num_accumulation_steps": 2}])
+def test_a_loader_whose_batches_have_another_size_than_the_config_is_refused(
+    tmp_path: Path, sizes: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError, match=r"batches have 8 rows, but .* 16.*Set train.train_micro_batch_size=8"):
+        with_module(config(tmp_path, **sizes), TinyModule())
