@@ -26,9 +26,13 @@ GetBatch = Callable[..., dict[str, Any]]
 def stages_of(cfg: Any, datamodule: Any = None) -> DataStages | None:
     """The stages of a data module, by default `cfg.datamodule`, with the batch sizes and the model of a config.
 
-    None if there is no data module. Raises ConfigError if `datamodule` is not a data module.
+    None if there is no data module. Raises ConfigError if `datamodule` is not a data module, or `cfg` has both
+    `datamodule` and `dataloader`.
     """
-    if datamodule is None:
+    if datamodule is None and try_get_key(cfg, "datamodule") is not None:
+        for key in ("dataloader.train", "dataloader.test"):
+            if try_get_key(cfg, key) is not None:
+                raise ConfigError(f"the config has both {key} and datamodule, which replaces it; delete one of them")
         datamodule = instantiate(try_get_key(cfg, "datamodule"))
     if datamodule is None:
         return None

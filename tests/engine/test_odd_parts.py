@@ -98,3 +98,13 @@ def test_a_loader_whose_batches_have_another_size_than_the_config_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=r"batches have 8 rows, but .* 16.*Set train.train_micro_batch_size=8"):
         with_module(config(tmp_path, **sizes), TinyModule())
+
+
+def test_a_config_has_loaders_or_a_datamodule(tmp_path: Path) -> None:
+    cfg = tiny_config(str(tmp_path))
+    cfg.datamodule = LazyCall(TinyModule)()
+    with pytest.raises(ConfigError, match=r"the config has both dataloader.train and datamodule"):
+        built(cfg)
+    del cfg.dataloader["train"]
+    with pytest.raises(ConfigError, match=r"the config has both dataloader.test and datamodule"):
+        built(cfg)
