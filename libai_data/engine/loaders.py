@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 
 from libai_data.config import instantiate, try_get_key
 from libai_data.config.keys import path_of
+from libai_data.config.naming import describe
 from libai_data.config.signatures import parameters_of, target_of
 from libai_data.config.values import fill_in, given, require
 from libai_data.data.attributes import has_attribute
@@ -140,7 +141,8 @@ def _steps_of(places: int, data_loader: Any, schedule: StepSchedule) -> int:
 
 def _set_warmup(cfg: Any) -> None:
     steps, ratio = cfg.train.train_iter, try_get_key(cfg, "train.warmup_ratio", default=0) or 0
-    warmup, value = math.ceil(steps * ratio), given(cfg, "train.warmup_iter")
+    # As for the epochs: 0.07 * 100 is a little more than 7 for floats.
+    warmup, value = math.ceil(steps * ratio - 1e-6), given(cfg, "train.warmup_iter")
     if value is None:
         fill_in(cfg, "train.warmup_iter", warmup)
     elif value > steps or (ratio and value != warmup):
@@ -159,7 +161,13 @@ def _scale_schedule(cfg: Any) -> None:
                 f"train.scheduler.milestones are {list(milestones)}; they are shares of all steps, 0 <= share < 1"
             )
         set_key(cfg, "train.computed.shares", list(milestones))
-        fill_in(cfg, f"{key}.milestones", [int(milestone * cfg.train.train_iter) for milestone in milestones])
+        fill_in(cfg, f"{key}.milestones", [int(milestone * cfg.train.train_iter + 1e-6) for milestone in milestones])
+    if cfg.train.warmup_iter and not _accepts(cfg, key, "warmup_iter"):
+        raise ConfigError(
+            f"train.warmup_iter is {cfg.train.warmup_iter}, but {describe(cfg.train.scheduler._target_)} has no "
+            "argument warmup_iter; set train.warmup_ratio=0 and train.warmup_iter=null, or choose a schedule with a "
+            "warm-up, such as WarmupCosineLR"
+        )
     _fill_in(cfg, key, "warmup_iter", cfg.train.warmup_iter)
     _fill_in(cfg, key, "max_iter", cfg.train.train_iter)
 

@@ -108,3 +108,24 @@ def test_a_config_has_loaders_or_a_datamodule(tmp_path: Path) -> None:
     del cfg.dataloader["train"]
     with pytest.raises(ConfigError, match=r"the config has both dataloader.test and datamodule"):
         built(cfg)
+
+
+def test_a_warm_up_that_the_schedule_does_not_have_is_refused(tmp_path: Path) -> None:
+    cfg = tiny_config(str(tmp_path))
+    cfg.train.scheduler = LazyCall(flow.optim.lr_scheduler.CosineDecayLR)(decay_steps=12)
+    with pytest.raises(ConfigError, match=r"train.warmup_iter is 3, but .*CosineDecayLR has no argument warmup_iter"):
+        built(cfg)
+    set_mesh(None)
+    cfg = tiny_config(str(tmp_path), warmup_ratio=0)
+    cfg.train.scheduler = LazyCall(flow.optim.lr_scheduler.CosineDecayLR)(decay_steps=12)
+    assert built(cfg).lr_scheduler.get_last_lr()[0] == pytest.approx(0.02)
+
+
+def test_shares_of_the_steps_are_exact(tmp_path: Path) -> None:
+    from libai_data.engine.scheduler import WarmupMultiStepLR
+
+    cfg = tiny_config(str(tmp_path), train_iter=100, warmup_ratio=0.07)
+    cfg.train.scheduler = LazyCall(WarmupMultiStepLR)(warmup_factor=0.1, milestones=[0.29, 0.57, 0.995])
+    built(cfg)
+    assert cfg.train.warmup_iter == 7  # 0.07 * 100 is 7.000000000000001
+    assert cfg.train.scheduler.milestones == [29, 57, 99]  # 0.29 * 100 is 28.999999999999996
