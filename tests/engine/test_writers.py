@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import signal
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -294,3 +295,37 @@ def test_a_bar_is_shown_where_it_is_asked_for_and_breaks_no_log_line(
     assert ("3/3 [" in printed.err) == bool(asked)
     lines = [line for line in printed.out.splitlines() if "iteration" in line]
     assert len(lines) == 3 + 1 and all(re.match(r"\[\d\d/\d\d .*\] INFO libai_data", line) for line in lines)
+
+
+@dataclass
+class Hashless(EventWriter):
+    """A dataclass cannot be an item of a set."""
+
+    closed: bool = False
+
+    def write(self) -> None:
+        raise RuntimeError("no network")
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Unclosable(Hashless):
+    def close(self) -> None:
+        raise RuntimeError("no network either")
+
+
+def test_a_writer_that_fails_in_any_way_keeps_neither_the_training_nor_other_writers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    writers = [Unclosable(), Hashless()]
+    trainer = CountingTrainer([])
+    trainer.register_hooks([PeriodicWriter(writers, period=1)])
+    with caplog.at_level("ERROR", "libai_data"):
+        trainer.train(0, 2)
+    assert trainer.iter == 2 and writers[1].closed
+    assert [record.getMessage() for record in caplog.records] == [
+        "Unclosable cannot write: no network. The training continues.",
+        "Hashless cannot write: no network. The training continues.",
+        "Unclosable.close() failed.",
+    ]

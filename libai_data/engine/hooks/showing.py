@@ -32,7 +32,7 @@ class PeriodicWriter(HookBase):
             if not isinstance(writer, EventWriter):
                 raise TypeError(f"a writer must derive from EventWriter, got {type(writer).__name__}")
         self._period = period
-        self._failing: set[EventWriter] = set()
+        self._failing: set[int] = set()  # places in `writers`
 
     def after_step(self) -> None:
         if self.trainer.ends_period(self._period):
@@ -46,20 +46,23 @@ class PeriodicWriter(HookBase):
 
     def close(self) -> None:
         for writer in self._writers:
-            writer.close()
+            try:
+                writer.close()
+            except Exception:
+                logger.exception("%s.close() failed.", type(writer).__name__)
 
     def _write(self) -> None:
-        for writer in self._writers:
+        for place, writer in enumerate(self._writers):
             try:
                 writer.write()
-                self._failing.discard(writer)
+                self._failing.discard(place)
             except Exception as error:
                 # Report only the first failure: a full disk often stays full for a while.
-                if writer not in self._failing:
+                if place not in self._failing:
                     traceback = None if isinstance(error, OSError) else error
                     name = type(writer).__name__
                     logger.error("%s cannot write: %s. The training continues.", name, error, exc_info=traceback)
-                self._failing.add(writer)
+                self._failing.add(place)
 
 
 class ProgressBar(HookBase):
