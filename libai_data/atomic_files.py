@@ -94,6 +94,8 @@ class AppendFile:
         Raises:
             OSError: The file cannot be opened or written. A later call may succeed.
         """
+        if self._descriptor is not None and not os.fstat(self._descriptor).st_nlink:
+            self.close()  # Somebody has deleted the file, perhaps with its folder.
         if self._descriptor is None:
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
             self._descriptor = os.open(self.path, flags, 0o666)

@@ -56,7 +56,7 @@ def default_setup(cfg: Any, args: Any = None) -> None:
     if is_trial:
         set_key(cfg, "train.output_dir", os.path.join(str(cfg.train.output_dir), FAST_DEV_RUN))
     check_targets(cfg)
-    output_dir = str(cfg.train.output_dir)
+    output_dir = os.path.abspath(cfg.train.output_dir)
     mesh = setup_dist_util(cfg.train.dist)
     watch_over_ranks()
     check_same_start(cfg)
@@ -105,6 +105,8 @@ def default_setup(cfg: Any, args: Any = None) -> None:
             )
         except OSError as error:
             logger.error("The config cannot be saved: %s. The training continues.", error)
+    # The run's files stay together if the program later changes its working directory.
+    set_key(cfg, "train.output_dir", output_dir)
     if mesh.device_type == "cuda":
         _configure_nccl(cfg)
 

@@ -129,3 +129,23 @@ def test_shares_of_the_steps_are_exact(tmp_path: Path) -> None:
     built(cfg)
     assert cfg.train.warmup_iter == 7  # 0.07 * 100 is 7.000000000000001
     assert cfg.train.scheduler.milestones == [29, 57, 99]  # 0.29 * 100 is 28.999999999999996
+
+
+class ChangesFolder(HookBase):
+    """Leaves the working directory, as some scripts do that unpack data."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def before_train(self) -> None:
+        os.chdir(self.folder)
+
+
+def test_a_run_stays_in_its_folder_if_the_working_directory_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    built(tiny_config("run", train_iter=2), ChangesFolder(tmp_path / "elsewhere")).train()
+    assert {"model_final", "metrics.json", "last_checkpoint", "config.yaml"} <= {*os.listdir(tmp_path / "run")}
+    assert os.listdir(tmp_path / "elsewhere") == []

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import signal
 from dataclasses import dataclass
 from pathlib import Path
@@ -329,3 +330,16 @@ def test_a_writer_that_fails_in_any_way_keeps_neither_the_training_nor_other_wri
         "Hashless cannot write: no network. The training continues.",
         "Unclosable.close() failed.",
     ]
+
+
+def test_a_file_that_somebody_deletes_is_begun_again_when_its_folder_is_there(tmp_path: Path) -> None:
+    file = AppendFile(str(tmp_path / "run" / "log.txt"))
+    for _ in range(2):
+        with pytest.raises(FileNotFoundError):
+            file.append(b"lost\n")
+        (tmp_path / "run").mkdir()
+        file.append(b"one\n", b"head\n")
+        file.append(b"two\n", b"head\n")
+        assert (tmp_path / "run" / "log.txt").read_text() == "head\none\ntwo\n"
+        shutil.rmtree(tmp_path / "run")
+    file.close()
