@@ -11,14 +11,14 @@ from typing import Any
 
 from libai_data.config import default_argument_parser, try_get_key
 from libai_data.config.lazy_config import load_config
-from libai_data.config.values import check_values
+from libai_data.config.values import check_values, given
 from libai_data.engine.checkpoint import Checkpointer
 from libai_data.engine.default_trainer import DefaultTrainer
 from libai_data.engine.failure import end_job_on_failure
 from libai_data.engine.loaders import as_test_loaders
-from libai_data.engine.output_folder import clear_trial, user_resumes
+from libai_data.engine.output_folder import clear_trial
 from libai_data.engine.running_stages import stages_of
-from libai_data.engine.setup import default_setup, seed_all
+from libai_data.engine.setup import default_setup, seed_all, set_key
 from libai_data.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ def run(args: Any, trainer_class: type[DefaultTrainer] = DefaultTrainer) -> dict
     default_setup(cfg, args)
     seed_all(cfg.train.seed)
     if args.eval_only:
-        return evaluate(cfg, trainer_class, resume=user_resumes(args))
+        return evaluate(cfg, trainer_class, resume=cfg.train.resume)
     try:
         return trainer_class(cfg).train()
     finally:
@@ -76,7 +76,7 @@ def run(args: Any, trainer_class: type[DefaultTrainer] = DefaultTrainer) -> dict
 
 
 def shorten(cfg: Any) -> None:
-    """Shorten a training to a trial of 20 steps: an evaluation every 10 steps, each step logged.
+    """Shorten a training to a trial of 20 steps: an evaluation of at most 20 batches every 10 steps, each step logged.
 
     `default_setup` gives the trial a separate folder. `run` deletes all but the log.
     """
@@ -85,6 +85,10 @@ def shorten(cfg: Any) -> None:
     cfg.train.log_period = 1
     cfg.train.evaluation.eval_period = _FAST_EVAL_PERIOD
     cfg.train.evaluation.eval_after_n_epoch = None
+    cfg.train.evaluation.eval_iter = min(cfg.train.evaluation.eval_iter, _FAST_STEPS)
+    for key in ("train.warmup_iter", "train.scheduler.warmup_iter"):
+        if isinstance(given(cfg, key), int):
+            set_key(cfg, key, min(given(cfg, key), _FAST_STEPS))
 
 
 def evaluate(cfg: Any, trainer_class: type[DefaultTrainer], resume: bool) -> dict[str, Any]:

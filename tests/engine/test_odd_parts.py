@@ -149,3 +149,17 @@ def test_a_run_stays_in_its_folder_if_the_working_directory_changes(
     built(tiny_config("run", train_iter=2), ChangesFolder(tmp_path / "elsewhere")).train()
     assert {"model_final", "metrics.json", "last_checkpoint", "config.yaml"} <= {*os.listdir(tmp_path / "run")}
     assert os.listdir(tmp_path / "elsewhere") == []
+
+
+def test_a_config_that_resumes_is_evaluated_at_its_last_checkpoint(tmp_path: Path) -> None:
+    saved(tmp_path)
+    assert "Acc@1" in command(tmp_path, "--eval-only", "+train.resume=true")
+
+
+@pytest.mark.parametrize("keys", [{"warmup_iter": 1000}, {"scheduler": {"warmup_iter": 1000}}])
+def test_a_trial_of_a_training_with_a_long_warm_up_and_evaluation_is_short(tmp_path: Path, keys: Any) -> None:
+    cfg = tiny_config(str(tmp_path), train_iter=10_000, warmup_ratio=0, **keys)
+    check_values(cfg)
+    shorten(cfg)
+    trainer = built(cfg)
+    assert (trainer.max_iter, cfg.train.scheduler.warmup_iter, cfg.train.evaluation.eval_iter) == (20, 20, 20)
