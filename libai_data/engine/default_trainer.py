@@ -174,6 +174,7 @@ class DefaultTrainer(RunsStages, TrainerBase):
             release_output_folder(self.cfg.train.output_dir)
         for loader in (self.train_loader, *self.test_loader):
             call_if_there(loader, "close")
+        self._trainer.inputs.restart()
         if self.data is not None:
             self.data.leave("fit")
         return self._last_eval_results

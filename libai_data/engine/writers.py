@@ -39,9 +39,12 @@ class NewScalars:
 
     def __init__(self) -> None:
         self._seen: dict[str, int] = {}
+        self._storage: EventStorage | None = None
 
     def take(self, storage: EventStorage) -> dict[str, tuple[float, int]]:
         """Scalars put since the last call: name -> (value, iteration of the last put)."""
+        if storage is not self._storage:  # Each call of `train` has a storage of its own.
+            self._storage, self._seen = storage, {}
         found = {}
         for name, history in storage.histories().items():
             new = history.count - self._seen.get(name, 0)

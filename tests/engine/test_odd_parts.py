@@ -163,3 +163,14 @@ def test_a_trial_of_a_training_with_a_long_warm_up_and_evaluation_is_short(tmp_p
     shorten(cfg)
     trainer = built(cfg)
     assert (trainer.max_iter, cfg.train.scheduler.warmup_iter, cfg.train.evaluation.eval_iter) == (20, 20, 20)
+
+
+def test_a_training_in_two_parts_is_that_in_one(tmp_path: Path) -> None:
+    whole = built(tiny_config(str(tmp_path / "whole"), train_iter=6))
+    whole.train()
+    set_mesh(None)
+    parts = built(tiny_config(str(tmp_path / "parts"), train_iter=6))
+    parts.train(0, 4)
+    parts.train(4, 6)
+    assert metric(tmp_path / "parts") == metric(tmp_path / "whole")
+    assert "has read its" not in (tmp_path / "parts" / "log.txt").read_text()
