@@ -79,6 +79,8 @@ def take_output_folder(folder: str, resume: bool, weights: str = "", is_trial: b
             found = ("", tuple(_take(Path(folder), resume, weights, is_trial)))
         except ConfigError as error:
             found = (str(error), None)
+        except FileExistsError:
+            found = (f"train.output_dir {folder} is a file, or a link to nothing; give the path of a folder", None)
         except OSError as error:
             found = (f"train.output_dir {folder} cannot be written: {error}", None)
     problem, taken = broadcast_py_object(found)

@@ -174,3 +174,11 @@ def test_a_training_in_two_parts_is_that_in_one(tmp_path: Path) -> None:
     parts.train(4, 6)
     assert metric(tmp_path / "parts") == metric(tmp_path / "whole")
     assert "has read its" not in (tmp_path / "parts" / "log.txt").read_text()
+
+
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_a_file_in_the_place_of_the_output_folder_is_named(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / kind
+    path.write_text("") if kind == "file" else path.symlink_to(tmp_path / "nothing")
+    with pytest.raises(ConfigError, match=rf"train.output_dir {path} is a file, or a link to nothing; give the path"):
+        built(tiny_config(str(path)))
