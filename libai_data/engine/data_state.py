@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import json
 import logging
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from tqdm import tqdm
@@ -15,14 +17,16 @@ from libai_data.data.samplers.schedule import StepSchedule
 from libai_data.data.samplers.stream_state import Keys, StreamState, check_state
 from libai_data.errors import CheckpointError, ConfigError
 from libai_data.errors.argument_rules import EPOCH, TEXT, whole
+from libai_data.iterables.combined import CombinedLoader
 from libai_data.iterables.digest import running_digest
 from libai_data.iterables.kinds import knows_its_rounds
-from libai_data.iterables.plain_state import encoded
+from libai_data.iterables.plain_state import decoded, encoded
 from libai_data.mesh.current import get_rank, is_main_process
 
 logger = logging.getLogger(__name__)
 
 OVERRIDE_KEY = "train.resume_override"
+_ENCODED = "encoded"
 _STATE = {"round": EPOCH, "batches": whole(0), "digest": TEXT, "rank": whole(0)}
 
 
@@ -45,9 +49,11 @@ class DataState:
         self.is_restored = False
         self._override = tuple(override)
         self._restored: str | None = None
+        is_ours = isinstance(self.loader, CombinedLoader) or attribute_of(self.loader, "stream") is not None
+        self._stored: Any = self.loader if is_ours else PlainState(self.loader)
 
     def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = self.loader.state_dict()
+        state: dict[str, Any] = self._stored.state_dict()
         return state
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
@@ -80,9 +86,9 @@ class DataState:
         if self._restored is not None and self._restored == self._as_text(state):
             return
         if not self._override:
-            self.loader.load_state_dict(state)
+            self._stored.load_state_dict(state)
         elif "override" in inspect.signature(self.loader.load_state_dict).parameters:
-            self.loader.load_state_dict(state, override=self._override)
+            self._stored.load_state_dict(state, override=self._override)
         else:
             raise ConfigError(
                 f"{OVERRIDE_KEY} is {list(self._override)}, but load_state_dict of {type(self.loader).__name__} has no "
@@ -113,6 +119,26 @@ def check_step(stream: StreamState | None, step: int, whose: str) -> None:
 def has_state(thing: Any) -> bool:
     """Whether an object has a state that can be saved and restored."""
     return has_attribute(thing, "state_dict") and has_attribute(thing, "load_state_dict")
+
+
+class PlainState:
+    """The state of a user's object, for checkpoints: JSON would change tuples, and keys that are no texts."""
+
+    def __init__(self, thing: Any) -> None:
+        self._thing = thing
+
+    def state_dict(self) -> Any:
+        """The state itself, or as one text if JSON would change it; CheckpointError if no checkpoint can store it."""
+        state = self._thing.state_dict()
+        with suppress(TypeError, ValueError):
+            if json.loads(json.dumps(state)) == state:
+                return state
+        return {_ENCODED: encoded(state)}
+
+    def load_state_dict(self, state: Any, **options: Any) -> None:
+        """Restore a result of `state_dict`."""
+        is_encoded = isinstance(state, Mapping) and set(state) == {_ENCODED}
+        self._thing.load_state_dict(decoded(state[_ENCODED]) if is_encoded else state, **options)
 
 
 class CountedLoader:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import logging
 import os
 import weakref
@@ -19,7 +18,14 @@ from libai_data.delivery import check_forward_fields, to_global
 from libai_data.engine.batches import mixed_up
 from libai_data.engine.checkpoint import Checkpointer
 from libai_data.engine.checkpoint.folder import CheckpointFolder
-from libai_data.engine.data_state import OVERRIDE_KEY, DataState, check_step, has_state, stream_state_of
+from libai_data.engine.data_state import (
+    OVERRIDE_KEY,
+    DataState,
+    PlainState,
+    check_step,
+    has_state,
+    stream_state_of,
+)
 from libai_data.engine.datamodule.data_stages import DataStages
 from libai_data.engine.default_hooks import default_hooks
 from libai_data.engine.evaluation import inference_on_dataset, print_csv_format
@@ -191,16 +197,17 @@ class DefaultTrainer(RunsStages, TrainerBase):
         super().register_hooks(hooks)
         for hook in filter(has_state, hooks):
             name = _new_name(f"hook {type(hook).__name__}", self.checkpointer.stateful)
+            state = PlainState(hook)
             try:
-                json.dumps(hook.state_dict())  # type: ignore[union-attr]
-            except (TypeError, ValueError) as error:
+                state.state_dict()
+            except CheckpointError as error:
                 raise TypeError(
-                    f"checkpoints cannot store the state_dict of the {name} ({error}); return numbers, texts, lists "
-                    "and dicts, or rename the method"
+                    f"checkpoints cannot store the state_dict of the {name} ({error}); return other values, or rename "
+                    "the method"
                 ) from error
-            self.checkpointer.stateful[name] = hook
+            self.checkpointer.stateful[name] = state
             if name in self._saved_states:
-                hook.load_state_dict(self._saved_states[name])  # type: ignore[union-attr]
+                state.load_state_dict(self._saved_states[name])
 
     def run_step(self) -> None:
         self._trainer.iter, self._trainer.max_iter = self.iter, self.max_iter

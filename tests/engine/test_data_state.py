@@ -159,3 +159,29 @@ def test_the_same_state_is_restored_again_only_after_the_loader_has_moved_also_i
     loader.places += 1
     data.load_state_dict({"places": np.arange(3)})
     assert (loader.places.tolist(), loader.restored) == ([0, 1, 2], 2)
+
+
+class OddPlace(Shuffled):
+    """Its state has what JSON cannot store, or would change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state: Any = {"workers": {0: (1, 2)}, "generator": np.arange(3)}
+
+    def state_dict(self) -> Any:
+        return self.state
+
+    def load_state_dict(self, state: Any) -> None:
+        self.state = state
+
+
+def test_a_state_of_a_loader_keeps_its_types_in_a_checkpoint() -> None:
+    saved, resumed = OddPlace(), OddPlace()
+    resumed.state = None
+    DataState(resumed).load_state_dict(json.loads(json.dumps(DataState(saved).state_dict())))
+    assert resumed.state["workers"] == {0: (1, 2)} and resumed.state["generator"].tolist() == [0, 1, 2]
+    plain = {"place": 5, "epochs": [1, None, "a"]}
+    saved.state = plain
+    assert DataState(saved).state_dict() == plain
+    DataState(resumed).load_state_dict(plain)
+    assert resumed.state == plain

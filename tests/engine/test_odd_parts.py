@@ -165,6 +165,36 @@ def test_a_trial_of_a_training_with_a_long_warm_up_and_evaluation_is_short(tmp_p
     assert (trainer.max_iter, cfg.train.scheduler.warmup_iter, cfg.train.evaluation.eval_iter) == (20, 20, 20)
 
 
+class CountsLabels(HookBase):
+    """Has a state whose keys are ints, and a tuple and an array in it."""
+
+    def __init__(self) -> None:
+        self.state: dict[Any, Any] = {}
+
+    def after_step(self) -> None:
+        self.state = {0: self.trainer.iter, (1, 2): np.arange(3)}
+
+    def state_dict(self) -> dict[Any, Any]:
+        return self.state
+
+    def load_state_dict(self, state: dict[Any, Any]) -> None:
+        self.state = state
+
+
+def test_the_state_of_a_hook_is_restored_with_its_types(tmp_path: Path) -> None:
+    built(tiny_config(str(tmp_path), train_iter=3), CountsLabels()).train()
+    set_mesh(None)
+    resumed = CountsLabels()
+    trainer = built(tiny_config(str(tmp_path), train_iter=4, resume=True), resumed)
+    assert [*resumed.state] == [0, (1, 2)] and resumed.state[0] == 2
+    assert resumed.state[1, 2].tolist() == [0, 1, 2]
+    # Checkpoints of earlier versions have the state itself.
+    trainer._saved_states["hook CountsLabels_2"] = {"0": 5}
+    old = CountsLabels()
+    trainer.register_hooks([old])
+    assert old.state == {"0": 5}
+
+
 def test_a_training_in_two_parts_is_that_in_one(tmp_path: Path) -> None:
     whole = built(tiny_config(str(tmp_path / "whole"), train_iter=6))
     whole.train()
