@@ -116,6 +116,20 @@ def check_step(stream: StreamState | None, step: int, whose: str) -> None:
         )
 
 
+def warn_of_other_reads(loader: Any, step: int) -> None:
+    """Warn if the position of a train loader is not that at which `step` begins, because other code has read it."""
+    stream = stream_state_of(loader)
+    if stream is None or stream.schedule is None or stream.position == stream.schedule.position_of(step):
+        return
+    logger.warning(
+        "Before step %d, the train loader is at sample %d instead of %d: other code, such as a hook, has read its "
+        "batches, which the training leaves out. Its checkpoints cannot be resumed. Read them from another loader.",
+        step,
+        stream.position,
+        stream.schedule.position_of(step),
+    )
+
+
 def has_state(thing: Any) -> bool:
     """Whether an object has a state that can be saved and restored."""
     return has_attribute(thing, "state_dict") and has_attribute(thing, "load_state_dict")

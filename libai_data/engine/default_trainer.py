@@ -25,6 +25,7 @@ from libai_data.engine.data_state import (
     check_step,
     has_state,
     stream_state_of,
+    warn_of_other_reads,
 )
 from libai_data.engine.datamodule.data_stages import DataStages
 from libai_data.engine.default_hooks import default_hooks
@@ -214,6 +215,8 @@ class DefaultTrainer(RunsStages, TrainerBase):
         self._trainer.grad_acc_steps = self._plan.micro_batches_of(self.iter)
         get_batch = self.get_batch if self.data is None else get_batch_of(self.data)
         self._trainer.run_step(get_batch, self.cfg.train.input_placement_device)
+        if self.iter == self.start_iter:
+            warn_of_other_reads(self.train_loader, self.iter + 1)
 
     def build_hooks(self) -> list[HookBase | None]:
         """Hooks for timing, learning rate, checkpoints, evaluation, best checkpoint, writing, stopping on a signal."""

@@ -195,6 +195,18 @@ def test_the_state_of_a_hook_is_restored_with_its_types(tmp_path: Path) -> None:
     assert old.state == {"0": 5}
 
 
+class ReadsTheTrainLoader(HookBase):
+    def before_train(self) -> None:
+        next(iter(self.trainer.train_loader))
+
+
+@pytest.mark.parametrize("hooks", [[], [ReadsTheTrainLoader()]])
+def test_a_hook_that_reads_batches_of_the_training_is_warned_of(tmp_path: Path, hooks: list[HookBase]) -> None:
+    built(tiny_config(str(tmp_path), train_iter=2), *hooks).train()
+    warning = "Before step 1, the train loader is at sample 16 instead of 8: other code, such as a hook, has read its"
+    assert (tmp_path / "log.txt").read_text().count(warning) == len(hooks)
+
+
 def test_a_training_in_two_parts_is_that_in_one(tmp_path: Path) -> None:
     whole = built(tiny_config(str(tmp_path / "whole"), train_iter=6))
     whole.train()
