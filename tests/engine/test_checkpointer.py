@@ -323,3 +323,16 @@ def test_a_periodic_checkpoint_that_fails_does_not_end_the_training_but_the_last
     with pytest.raises(CheckpointError, match="full"):
         saved_by(tmp_path, 0, 2, period=1)
     assert attempts == ["model_0000000", "model_0000001", "model_final"]
+
+
+class Unsaved(Counter):
+    """Has no state that a checkpoint can store."""
+
+    def state_dict(self) -> dict[str, int]:
+        raise CheckpointError("the state is of type object")
+
+
+def test_nothing_is_left_of_a_checkpoint_whose_states_cannot_be_stored(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="the state is of type object"):
+        Checkpointer(new_model(), str(tmp_path), part=Unsaved()).save("model_0000004", iteration=4)
+    assert list(tmp_path.iterdir()) == []

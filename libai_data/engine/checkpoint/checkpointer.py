@@ -85,29 +85,29 @@ class Checkpointer(CheckpointFolder):
         import oneflow as flow
 
         flow._oneflow_internal.eager.Sync()
-        writer = _Rank0Writer(Path(self.save_dir) / name)
-        writer.tensors(_MODEL, dict(self.model.state_dict()))
-        step = 0
-        if self.optimizer is not None:
-            step, slots = optimizer_state.collect(self.model, self.optimizer, self.graph)
-            writer.tensors(_OPTIMIZER, slots)
-        mesh = get_mesh()
-        writer.json(_RANDOM, self._random.gather(iteration))
-        writer.json(
-            STATE,
-            {
-                "iteration": iteration,
-                "optimizer_step": step,
-                "mesh": {
-                    "data": mesh.data_parallel_size,
-                    "tensor": mesh.tensor_parallel_size,
-                    "pipeline": mesh.pipeline_parallel_size,
+        with _Rank0Writer(Path(self.save_dir) / name) as writer:
+            writer.tensors(_MODEL, dict(self.model.state_dict()))
+            step = 0
+            if self.optimizer is not None:
+                step, slots = optimizer_state.collect(self.model, self.optimizer, self.graph)
+                writer.tensors(_OPTIMIZER, slots)
+            mesh = get_mesh()
+            writer.json(_RANDOM, self._random.gather(iteration))
+            writer.json(
+                STATE,
+                {
+                    "iteration": iteration,
+                    "optimizer_step": step,
+                    "mesh": {
+                        "data": mesh.data_parallel_size,
+                        "tensor": mesh.tensor_parallel_size,
+                        "pipeline": mesh.pipeline_parallel_size,
+                    },
+                    "stateful": {key: value.state_dict() for key, value in self.stateful.items()},
+                    "extra": dict(extra or {}),
                 },
-                "stateful": {key: value.state_dict() for key, value in self.stateful.items()},
-                "extra": dict(extra or {}),
-            },
-        )
-        writer.commit(partial(self.tag_last_checkpoint, name) if is_last else None)
+            )
+            writer.commit(partial(self.tag_last_checkpoint, name) if is_last else None)
         logger.info("Saved checkpoint %s.", Path(self.save_dir) / name)
 
     def resume_or_load(self, path: str, *, resume: bool = True) -> dict[str, Any]:
@@ -221,6 +221,13 @@ class _Rank0Writer:
                 self._pending = PendingDirectory(target)
             except OSError as error:
                 self._error = str(error)
+
+    def __enter__(self) -> _Rank0Writer:
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        if raised[0] is not None and self._pending is not None:
+            self._pending.discard()
 
     def tensors(self, name: str, tensors: dict[str, Any]) -> None:
         """Write a safetensors file. Collective."""
