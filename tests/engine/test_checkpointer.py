@@ -336,3 +336,27 @@ def test_nothing_is_left_of_a_checkpoint_whose_states_cannot_be_stored(tmp_path:
     with pytest.raises(CheckpointError, match="the state is of type object"):
         Checkpointer(new_model(), str(tmp_path), part=Unsaved()).save("model_0000004", iteration=4)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_state_of_another_optimizer_or_of_none_is_refused(tmp_path: Path) -> None:
+    def checkpointer_of(name: str, kind: Any, **options: Any) -> tuple[Any, Checkpointer]:
+        model = new_model()
+        optimizer = kind(model.parameters(), **options)
+        return model, Checkpointer(model, str(tmp_path / name), optimizer=optimizer)
+
+    model, checkpointer = checkpointer_of("sgd", flow.optim.SGD, lr=0.1, momentum=0.9)
+    train(model, checkpointer.optimizer)
+    checkpointer.save("a", iteration=1)
+    Checkpointer(model, str(tmp_path / "none")).save("a", iteration=1)
+    other, of_adam = checkpointer_of("adam", flow.optim.AdamW)
+    before = weights(other)
+    for name, words in (("sgd", "SGD"), ("none", "no optimizer")):
+        with pytest.raises(CheckpointError, match=f"a has the state of {words}, but the training uses AdamW; resume"):
+            of_adam.load(str(tmp_path / name / "a"))
+    assert_equal_weights(other, before)
+
+    class Own(flow.optim.SGD):
+        pass
+
+    _, of_own = checkpointer_of("own", Own, lr=0.1, momentum=0.9)
+    assert of_own.load(str(tmp_path / "sgd" / "a"))["iteration"] == 1

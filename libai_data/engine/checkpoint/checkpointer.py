@@ -98,6 +98,7 @@ class Checkpointer(CheckpointFolder):
                 {
                     "iteration": iteration,
                     "optimizer_step": step,
+                    "optimizer": type(self.optimizer).__name__,
                     "mesh": {
                         "data": mesh.data_parallel_size,
                         "tensor": mesh.tensor_parallel_size,
@@ -128,16 +129,18 @@ class Checkpointer(CheckpointFolder):
         """Restore everything from a checkpoint, which must fit exactly.
 
         Returns:
-            The checkpoint's "iteration", "mesh", "optimizer_step", "extra" and "stateful".
+            The checkpoint's "iteration", "mesh", "optimizer", "optimizer_step", "extra" and "stateful".
 
         Raises:
-            CheckpointError: It is missing, damaged, or of another model.
+            CheckpointError: It is missing, damaged, or of another model or optimizer.
         """
         directory = Path(path)
         self.check(directory)
-        self._load_model(directory)
         state: dict[str, Any] = json.loads((directory / STATE).read_text())
-        if self.optimizer is not None and (directory / _OPTIMIZER).is_file():
+        if self.optimizer is not None:
+            self._check_optimizer(directory, state)
+        self._load_model(directory)
+        if self.optimizer is not None:
             optimizer_state.restore(
                 state["optimizer_step"], TensorFile(directory / _OPTIMIZER), self.model, self.optimizer, self.graph
             )
@@ -152,6 +155,16 @@ class Checkpointer(CheckpointFolder):
         self._random.restore(json.loads((directory / _RANDOM).read_text()), state["iteration"])
         logger.info("Restored checkpoint %s.", directory)
         return state
+
+    def _check_optimizer(self, directory: Path, state: Mapping[str, Any]) -> None:
+        """Raise CheckpointError if a checkpoint has no state for an optimizer of this class."""
+        own = [each.__name__ for each in type(self.optimizer).__mro__]
+        saved = state.get("optimizer", own[0]) if (directory / _OPTIMIZER).is_file() else "no optimizer"
+        if saved not in own:
+            raise CheckpointError(
+                f"{directory} has the state of {saved}, but the training uses {own[0]}; resume with the same "
+                f"optimizer, or start a new run with the weights: train.load_weight={directory}"
+            )
 
     def load_weights(self, path: str, may_differ: Sequence[str] = ("*",)) -> dict[str, Any]:
         """Load the weights of a checkpoint that fit the model; the log names each weight that does not fit.
