@@ -118,11 +118,14 @@ def inference_context(model: Any) -> Iterator[None]:
         yield
         return
     was_training = module.training
+    modes = [(each, each.training) for each in module.modules()]
     module.eval()
     try:
         yield
     finally:
         module.train(was_training)
+        for each, mode in modes:  # A part may have had another mode, such as a frozen BatchNorm.
+            each.training = mode
 
 
 def _in_lockstep(data_loader: Iterable[Any]) -> Iterator[Any]:
