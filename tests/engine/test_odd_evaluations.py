@@ -31,7 +31,7 @@ def test_parts_of_a_model_return_to_their_own_modes(model: TinyModel) -> None:
     assert (model.training, model.first.training, model.second.training) == (True, False, True)
 
 
-def test_a_model_whose_train_does_more_is_told_the_end_of_an_evaluation(model: TinyModel) -> None:
+def test_a_model_whose_train_does_more_is_told_the_end_of_an_evaluation() -> None:
     told: list[bool] = []
 
     class Merging(TinyModel):
@@ -44,3 +44,32 @@ def test_a_model_whose_train_does_more_is_told_the_end_of_an_evaluation(model: T
     with inference_context(merging):
         pass
     assert told == [False, True]
+
+
+def evaluated(model: TinyModel, loader: Any, eval_iter: float = float("inf"), evaluator: Any = None) -> Any:
+    return inference_on_dataset(model, loader, 4, eval_iter, to_global, "cpu", evaluator or Collecting())
+
+
+def test_a_loader_without_a_batch_is_no_evaluation(model: TinyModel) -> None:
+    batches = iter([{"points": np.ones((4, 6), np.float32)}])
+    assert evaluated(model, batches) == {"batches": 1}
+    loaders: list[Any] = [batches, []]
+    for empty in loaders:
+        with pytest.raises(ConfigError, match=r"test loader \(list.*\) yields no batch; is its dataset empty"):
+            evaluated(model, empty)
+
+
+@pytest.mark.parametrize("eval_iter", [float("inf"), 100_000])
+def test_a_test_loader_without_an_end_is_refused_unless_the_batches_are_limited(
+    model: TinyModel, eval_iter: float
+) -> None:
+    loader = DataLoader(TinyDataset(8), 4, ends="cycle")
+    with pytest.raises(ConfigError, match=r"test loader \(\w+\) is an endless stream"):
+        evaluated(model, loader, eval_iter)
+    assert evaluated(model, loader, 3) == {"batches": 3}
+
+
+def test_labels_that_get_batch_does_not_return_are_named(model: TinyModel) -> None:
+    loader = [{"points": np.ones((4, 6), np.float32)}]
+    with pytest.raises(SchemaError, match=r"the model's inputs have no 'labels', but top-k accuracy needs 'labels'"):
+        evaluated(model, loader, evaluator=ClsEvaluator((1,)))

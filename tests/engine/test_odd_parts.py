@@ -151,6 +151,14 @@ def test_a_run_stays_in_its_folder_if_the_working_directory_changes(
     assert os.listdir(tmp_path / "elsewhere") == []
 
 
+def test_an_evaluation_without_a_metric_is_warned_of(tmp_path: Path) -> None:
+    weights = saved(tmp_path / "saved")
+    arguments = ["--eval-only", f"train.load_weight={weights}", "train.evaluation.evaluator=null"]
+    assert command(tmp_path / "run", *arguments) == {}
+    log = (tmp_path / "run" / "log_eval.txt").read_text()
+    assert "The evaluation on TinyDataset has no result: train.evaluation.evaluator is None, or its evaluate()" in log
+
+
 def test_a_config_that_resumes_is_evaluated_at_its_last_checkpoint(tmp_path: Path) -> None:
     saved(tmp_path)
     assert "Acc@1" in command(tmp_path, "--eval-only", "+train.resume=true")

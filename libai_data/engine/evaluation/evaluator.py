@@ -139,6 +139,12 @@ def print_csv_format(results: Mapping[str, Any], name: str = "test") -> None:
     if not isinstance(results, Mapping):
         raise SchemaError(f"the evaluation on {name} returned a {type(results).__name__}; return a dict of numbers")
     flat = flatten_results_dict(results)
+    if not flat:
+        logger.warning(
+            "The evaluation on %s has no result: train.evaluation.evaluator is None, or its evaluate() returned none.",
+            name,
+        )
+        return
     numbers = []
     for metric, value in flat.items():
         try:

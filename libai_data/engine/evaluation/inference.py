@@ -21,12 +21,15 @@ from libai_data.delivery.gather import gather_words
 from libai_data.delivery.shared_loader import SharedLoader
 from libai_data.engine.batches import call_get_batch
 from libai_data.engine.evaluation.evaluator import DatasetEvaluator, DatasetEvaluators, check_evaluator, prepared
-from libai_data.errors import ContractError, SchemaError
+from libai_data.errors import ConfigError, ContractError, SchemaError
 from libai_data.mesh.arrays import is_flow_tensor
 from libai_data.mesh.current import broadcast_py_object, get_world_size, is_main_process, synchronize, tensor_to_rank0
 from libai_data.structures import BatchInfo, batch_info
 
 logger = logging.getLogger(__name__)
+
+_ALL = 100_000
+"""The default of `train.evaluation.eval_iter`. This number of batches, or more, means all."""
 
 Evaluators = Union[DatasetEvaluator, Sequence[DatasetEvaluator], None]
 
@@ -58,7 +61,8 @@ def inference_on_dataset(
         The results of rank 0, on every rank.
 
     Raises:
-        ConfigError: The evaluator is not a DatasetEvaluator, nor a list of these.
+        ConfigError: The evaluator is not a DatasetEvaluator, nor a list of these; or the loader yields no
+            batch, or has no end.
         ContractError: The loaders of some ranks have ended, and those of other ranks have not.
         SchemaError: The model returned no dict, or local tensors instead of global ones; or a batch with padding has no
             input with the number of rows of the batch.
@@ -69,12 +73,18 @@ def inference_on_dataset(
         evaluator = DatasetEvaluators(evaluator or [])
     check_evaluator(evaluator)
     evaluator.reset()
-    if not attribute_of(data_loader, "endless", True):
+    endless = attribute_of(data_loader, "endless")
+    if endless is True and eval_iter >= _ALL:
+        raise ConfigError(
+            f"the test loader ({type(data_loader).__name__}) is an endless stream, which an evaluation would never "
+            "finish; use a loader that ends, as build_image_test_loader makes it, or ends='pad'"
+        )
+    if endless is False:
         # Each evaluation uses the same samples and draws, after any number of evaluations, also in another process.
         data_loader.set_epoch(0)  # type: ignore[attr-defined]
     start = time.perf_counter()
     samples, inputs_without, outputs_without = 0, _WithoutPadding(), _WithoutPadding()
-    has_its_rows = True
+    step, has_its_rows = -1, True
     with inference_context(model), flow.no_grad():
         for step, batch in enumerate(_in_lockstep(data_loader)):
             if step >= eval_iter:
@@ -94,6 +104,11 @@ def inference_on_dataset(
             samples += rows if valid is None else valid
             if is_main_process():
                 evaluator.process(valid_inputs, valid_outputs)
+    if step < 0:
+        raise ConfigError(
+            f"the test loader ({type(data_loader).__name__}) yields no batch; is its dataset empty, or is it an "
+            "iterator that can be used only once?"
+        )
     synchronize()
     seconds = time.perf_counter() - start
     logger.info(

@@ -158,6 +158,11 @@ class ClsEvaluator(DatasetEvaluator):
                 f"the model returned {sorted(outputs)}, but top-k accuracy needs '{self._scores_name}' [samples, "
                 "classes]; set scores_name of ClsEvaluator"
             )
+        if self._labels_name not in inputs:
+            raise SchemaError(
+                f"the model's inputs have no '{self._labels_name}', but top-k accuracy needs '{self._labels_name}' "
+                "[samples]; let get_batch return it, or set labels_name of ClsEvaluator"
+            )
         scores = np.asarray(outputs[self._scores_name].numpy())
         labels = np.asarray(inputs[self._labels_name].numpy())
         if scores.ndim != 2 or labels.size != len(scores):
