@@ -73,3 +73,21 @@ def test_labels_that_get_batch_does_not_return_are_named(model: TinyModel) -> No
     loader = [{"points": np.ones((4, 6), np.float32)}]
     with pytest.raises(SchemaError, match=r"the model's inputs have no 'labels', but top-k accuracy needs 'labels'"):
         evaluated(model, loader, evaluator=ClsEvaluator((1,)))
+
+
+def test_labels_that_the_model_has_no_class_for_are_refused_unless_a_mask_leaves_them_out(model: TinyModel) -> None:
+    dataset = TinyDataset(4)
+    batch = {"points": dataset.points, "labels": np.array([0, 255, 1, -1])}
+
+    class Unlabelled(TinyModel):
+        def forward(self, points: Any, labels: Any = None, loss_mask: Any = None) -> dict[str, Any]:
+            return super().forward(points)
+
+    unlabelled = Unlabelled()
+    unlabelled.to_global(flow.placement("cpu", [0]), [flow.sbp.broadcast])
+    with pytest.raises(SchemaError, match="'labels' has the value 255, but 'prediction_scores' has 3 classes, 0 to 2"):
+        evaluated(unlabelled, [batch], evaluator=MeanLossEvaluator())
+    masked = {**batch, "loss_mask": np.array([1, 0, 1, 1])}
+    without = {"points": dataset.points[[0, 2]], "labels": np.array([0, 1])}
+    found, expected = (evaluated(unlabelled, [each], evaluator=MeanLossEvaluator()) for each in (masked, without))
+    assert found["loss"] == pytest.approx(expected["loss"], rel=1e-6)

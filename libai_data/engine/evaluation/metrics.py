@@ -43,6 +43,7 @@ class MeanLossEvaluator(DatasetEvaluator):
         self._scores_name = scores_name
         self._labels_name = labels_name
         self._losses_name = losses_name
+        self._classes = 0
         self.reset()
 
     def reset(self) -> None:
@@ -69,10 +70,11 @@ class MeanLossEvaluator(DatasetEvaluator):
                 f"'{name}' has shape {tuple(scores.shape)} and '{self._labels_name}' {tuple(labels.shape)}; scores "
                 "must have one dim more, the classes, at the end"
             )
+        self._classes = int(scores.shape[-1])
         if labels.is_global and labels.placement != scores.placement:
             labels = labels.to_global(placement=scores.placement)
         losses = flow._C.sparse_softmax_cross_entropy(
-            scores.reshape(-1, scores.shape[-1]), labels.reshape(-1).clamp(min=0)
+            scores.reshape(-1, self._classes), labels.reshape(-1).clamp(min=0, max=self._classes - 1)
         )
         return {_LOSSES: losses.reshape(*labels.shape)}
 
@@ -84,10 +86,16 @@ class MeanLossEvaluator(DatasetEvaluator):
                 "sample"
             )
         counts = np.ones(losses.shape, dtype=bool)
-        if self._labels_name in inputs:
-            counts &= np.asarray(inputs[self._labels_name].numpy()) >= 0
         if self._mask_name in inputs:
             counts &= np.asarray(inputs[self._mask_name].numpy()) != 0
+        if self._labels_name in inputs:
+            labels = np.asarray(inputs[self._labels_name].numpy())
+            counts &= labels >= 0
+            if self._losses_name is None and (labels[counts] >= self._classes).any():
+                raise SchemaError(
+                    f"'{self._labels_name}' has the value {labels[counts].max()}, but '{self._scores_name}' has "
+                    f"{self._classes} classes, 0 to {self._classes - 1}; labels that do not count must be below 0"
+                )
         losses = losses[counts]
         self._sum += float(losses.sum())
         self._count += losses.size
