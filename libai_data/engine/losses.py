@@ -118,6 +118,6 @@ def samples_in_words(loader: Any, step: int) -> str:
 
 
 def number_on_rank0(value: Any) -> float:
-    """The number in a scalar tensor, global or local, on rank 0; 0 elsewhere. Collective."""
+    """The number in a scalar tensor, global or local, or the mean of several; 0 on other ranks. Collective."""
     local = tensor_to_rank0(value, device="cpu", to_local=True)
-    return float(local.numpy().sum()) if is_main_process() else 0.0
+    return float(local.numpy().mean()) if is_main_process() else 0.0
