@@ -111,7 +111,8 @@ class GraphBase(nn.Graph):
         count = self._grad_acc_steps
         outputs = [self.model(**each) for each in part_inputs(inputs, count)]
         sum(total_loss(each) / count for each in outputs).backward()
-        return {name: sum(each[name].mean() for each in outputs) / count for name in outputs[0]}
+        shown = [name for name, value in outputs[0].items() if value is not None]
+        return {name: sum(each[name].mean() for each in outputs) / count for name in shown}
 
     def _global_mode(self) -> AbstractContextManager[Any]:
         if self.global_mode is None or not self.global_mode.enabled:

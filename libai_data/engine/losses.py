@@ -18,7 +18,7 @@ _MOST_SAMPLES = 256
 
 
 def total_loss(outputs: Any) -> Any:
-    """Sum the outputs of a model whose names contain "loss".
+    """Sum the outputs of a model whose names contain "loss", without those that are None.
 
     Raises:
         SchemaError: `outputs` is not a dict, has no loss, or has a loss with more than one number.
@@ -28,7 +28,7 @@ def total_loss(outputs: Any) -> Any:
             f"model.forward returned a {type(outputs).__name__}; in training it must return a dict of losses, such as "
             "{'loss': loss}"
         )
-    losses = [value for name, value in outputs.items() if "loss" in name]
+    losses = [value for name, value in outputs.items() if "loss" in name and value is not None]
     if not losses:
         raise SchemaError(
             f"model.forward returned {sorted(outputs)}; in training, the name of at least one output must contain "

@@ -87,6 +87,8 @@ class EagerTrainer(_StepTrainer):
             outputs = self.model(**next_inputs(1))
             (total_loss(outputs) / self.grad_acc_steps).backward()
             for name, value in outputs.items():
+                if value is None:
+                    continue
                 share = value.detach() / self.grad_acc_steps
                 mean_outputs[name] = mean_outputs[name] + share if name in mean_outputs else share
         if any(self._clips):
@@ -129,4 +131,4 @@ class GraphTrainer(_StepTrainer):
         else:
             inputs = next_inputs(self.grad_acc_steps)
         # With gradient accumulation, each output has one value per micro-batch.
-        return {name: value.mean() for name, value in self.graph(**inputs).items()}
+        return {name: value.mean() for name, value in self.graph(**inputs).items() if value is not None}

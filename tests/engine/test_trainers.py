@@ -153,3 +153,9 @@ def test_inputs_are_checked_once_before_the_model_sees_them() -> None:
 def test_an_output_of_several_numbers_is_shown_as_their_mean_as_by_a_graph(accumulate: int) -> None:
     trainer = trained(lambda mean: {"loss": mean, "scores": flow.tensor([[1.0, 2.0], [3.0, 6.0]])}, 1, accumulate)
     assert trainer.storage.latest()["scores"] == (3.0, 0)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_an_output_that_is_none_is_left_out(accumulate: int) -> None:
+    trainer = trained(lambda mean: {"loss": mean, "aux_loss": None, "scores": None}, 1, accumulate)
+    assert trainer.storage.latest()["total_loss"] == (1.0, 0)
