@@ -423,3 +423,9 @@ def test_a_float_beyond_float32_is_refused_instead_of_becoming_infinite(values: 
 def test_floats_that_float32_has_are_accepted(values: Any) -> None:
     assert as_array(values).dtype == np.float32
     np.testing.assert_array_equal(as_array(values), np.float32(values))
+
+
+def test_an_update_by_an_instance_keeps_the_layouts_of_both() -> None:
+    batch = Instance(x=DistTensorData(np.zeros(2), placement_idx=-1))
+    batch.update(Instance(labels=DistTensorData(np.ones(2), placement_idx=-1)), x=np.ones(2))
+    assert (batch.labels.placement_idx, batch.x.placement_idx, batch["x"].tolist()) == (-1, -1, [1, 1])

@@ -232,8 +232,9 @@ class Instance:
 
     @_UnlessAField
     def update(self, fields: Any = (), /, **named: Any) -> None:
-        """Set fields as ``batch[name] = value`` does, from a mapping or pairs, and by keyword."""
-        for name, value in dict(fields, **named).items():
+        """Set fields as ``batch[name] = value`` does, from a mapping, Instance or pairs, and by keyword."""
+        given = fields.get_fields() if isinstance(fields, Instance) else fields
+        for name, value in dict(given, **named).items():
             self[name] = value
 
     @_UnlessAField
