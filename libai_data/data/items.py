@@ -284,7 +284,7 @@ def as_leaf(value: Any, path: str) -> Any:
         SchemaError: The value is no tensor.
     """
     if isinstance(value, DistTensorData):
-        return DistTensorData(as_leaf(value.tensor, path), value.sbp_list, value.placement_idx)
+        return value.with_tensor(as_leaf(value.tensor, path))
     if isinstance(value, (np.ndarray, np.generic)) or is_flow_tensor(value):
         return as_array(value, path)
     if value is None or isinstance(value, TEXT):
@@ -338,9 +338,7 @@ def array_in(value: Any) -> Any:
 
 def laid_out_like(array: np.ndarray, like: Any) -> DistTensorData:
     """A leaf with the layout of another one, if that has a layout."""
-    if isinstance(like, DistTensorData):
-        return DistTensorData(array, like.sbp_list, like.placement_idx)
-    return DistTensorData(array)
+    return like.with_tensor(array) if isinstance(like, DistTensorData) else DistTensorData(array)
 
 
 def rows_in(leaves: Mapping[str, Any]) -> int:

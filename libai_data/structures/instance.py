@@ -50,6 +50,12 @@ class DistTensorData:
         """Shape of the tensor."""
         return tuple(self.tensor.shape)
 
+    def with_tensor(self, tensor: Any) -> DistTensorData:
+        """Another tensor in the place of this one, with the same layout."""
+        other = DistTensorData(tensor, self.sbp_list, self.placement_idx)
+        other._is_part = self._is_part
+        return other
+
     def to_global(self, sbp: Any = None, placement: Any = None, device_type: str | None = None) -> None:
         """Replace `tensor` by its global tensor.
 
@@ -191,7 +197,7 @@ class Instance:
         name = self._name_of(place)
         old = self._fields.get(name)
         if isinstance(old, DistTensorData) and not isinstance(value, DistTensorData):
-            value = DistTensorData(value, old.sbp_list, old.placement_idx)
+            value = old.with_tensor(value)
         self.set(name, value)
 
     def __delitem__(self, name: str | int) -> None:

@@ -92,3 +92,13 @@ def test_joined_micro_batches_are_compared_and_laid_out_like_one_batch(valid: in
     assert origin.agreement is agreement
     assert (origin.parts, origin.skipped) == (parts, 1)
     assert (None if origin.rows is None else origin.rows.indices.tolist()) == rows
+
+
+def test_a_part_of_a_field_stays_a_part_when_it_changes_or_is_joined() -> None:
+    part = DistTensorData(flow.ones(2, 3), ["split_0", "split_1"], -1)
+    part._is_part = True  # as a loader marks the part that the tensor axis needs
+    batch = Instance(x=part)
+    batch["x"] = batch["x"] * 2
+    for changed in (batch, join_micro_batches([batch, batch])):
+        assert changed.x._is_part and changed.x.sbp_list == ["split_0", "split_1"] and changed.x.placement_idx == -1
+    assert not Instance.stack([Instance(x=DistTensorData(1))]).x._is_part
