@@ -81,3 +81,12 @@ def test_data_begin_anew_where_that_is_asked_for() -> None:
     place.load_state_dict(stopped.state_dict())
     assert place.may_be_absent
     assert rows(anew, 2) == rows(made(4, seed=2), 2)
+
+
+def test_a_trainer_of_libai_before_the_data_pipeline_is_refused() -> None:
+    libais = type("DefaultTrainer", (Named,), {"__module__": "libai.engine.default"})
+    with pytest.raises(TypeError, match=r"write class Mine\(DataPipeline, DefaultTrainer\)"):
+        type("Mine", (libais, DataPipeline), {})
+    mixin = type("Mixin", (), {})
+    mine = type("Mine", (mixin, DataPipeline, libais), {})
+    assert issubclass(type("Derived", (mine,), {}), DataPipeline)

@@ -68,7 +68,19 @@ class DataPipeline:
     LiBai's builders in the config are replaced by this package's builders of the same name. The config may also set
     their further arguments (`readers`, `layouts`, `prefetch`, `on_error`, ...). Only ranks that read a dataset make it.
     A builder that is not LiBai's is called unchanged.
+
+    Raises:
+        TypeError: A trainer of LiBai is listed first, whose methods would be called instead.
     """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for base in cls.__mro__[: cls.__mro__.index(DataPipeline)]:
+            if base.__module__.partition(".")[0] == "libai" and not issubclass(base, DataPipeline):
+                raise TypeError(
+                    f"{cls.__name__} lists LiBai's {base.__name__} before DataPipeline, whose loaders would not be "
+                    f"used; write class {cls.__name__}(DataPipeline, {base.__name__})"
+                )
 
     @classmethod
     def build_train_loader(cls, cfg: Any, tokenizer: Any = None) -> Any:
