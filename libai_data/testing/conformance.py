@@ -168,8 +168,10 @@ class _Examination:
         for workers in self._workers[1:]:
             with_more = list(self._play(world, workers=workers))
             self._note("workers", f"{workers} workers", _not_equal(_steps(alone), _steps(with_more), 0))
+            if cut < 1 or len(with_more[0].steps) < cut:
+                continue
             states, other_states = alone[0].states[cut - 1], with_more[0].states[cut - 1]
-            if states is None or other_states is None or cut < 1:
+            if states is None or other_states is None:
                 continue
             expected = alone[0].steps[cut:]
             for case, given, number in (

@@ -148,3 +148,17 @@ def test_a_loader_that_never_ends_is_not_waited_for() -> None:
 def test_an_index_of_another_dataset_is_found() -> None:
     report = check_conformance(lambda rank, world, state: [[0, 3], [1, 2]], 3, worlds=(1,))
     assert "step 0 has index 3; the dataset has 3 samples" in str(report)
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_loader_that_yields_less_with_workers_is_found(steps: int) -> None:
+    class Ending(faulty.Exact):
+        def __init__(self, rank: int, world: int, state: Any, workers: int) -> None:
+            super().__init__(rank, world, state, SAMPLES)
+            self.most = steps if workers or not steps else 99
+
+        def batches(self) -> Any:
+            return super().batches()[: self.most]
+
+    report = check_conformance(lambda rank, world, state, workers: Ending(rank, world, state, workers), SAMPLES)
+    assert ("workers" if steps else "once") in report.broken
