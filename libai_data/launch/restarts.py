@@ -59,7 +59,7 @@ class Training:
         path = self.checkpoints / "last_checkpoint"
         try:
             return path.read_text().strip(), path.stat().st_mtime_ns
-        except OSError:
+        except (OSError, UnicodeDecodeError):
             return "", 0
 
 

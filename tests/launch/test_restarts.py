@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from libai_data.engine.launch_facts import problem_on
 from libai_data.launch.exit_codes import STOPPED
-from libai_data.launch.restarts import SECONDS_TO_PROVE_ITSELF, Restarts, run_with_restarts
+from libai_data.launch.restarts import SECONDS_TO_PROVE_ITSELF, Restarts, Training, run_with_restarts
 from tests.deadline import run_to_end
 from tests.distributed.processes import REPOSITORY
 from tests.engine.tiny import tiny_config
@@ -153,3 +153,8 @@ def test_fewer_machines_will_do_where_the_mesh_is_open_and_the_stream_stays(
     assert problem_on(cfg, 2, 2, 2) == ""
     found = problem_on(cfg, 1, 2, 2)
     assert (problem in found) if problem else not found
+
+
+def test_a_last_checkpoint_that_is_no_text_is_none(tmp_path: Path) -> None:
+    (tmp_path / "last_checkpoint").write_bytes(b"\xff\xfe")
+    assert Training(tmp_path).last_checkpoint() == ("", 0)
