@@ -6,10 +6,11 @@ import os
 import sys
 import weakref
 from collections.abc import Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Callable
 
 from libai_data.data.attributes import attribute_of, has_attribute
+from libai_data.data.cached_property import cached_property
 from libai_data.data.datasets.stream_transform import StreamTransform
 from libai_data.data.datasets.streamed_shards import StreamedShards
 from libai_data.data.files.identity import by_content

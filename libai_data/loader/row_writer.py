@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from operator import is_
 from typing import Any, Callable
 
 import numpy as np
 
+from libai_data.data.cached_property import cached_property
 from libai_data.data.items import ends_of
 from libai_data.errors import SchemaError
 from libai_data.loader.schema import FieldSpec, SampleSchema, array_of

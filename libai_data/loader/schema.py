@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from libai_data.data.cached_property import cached_property
 from libai_data.data.nesting import Skeleton
 from libai_data.errors import ConfigError, SampleError, SchemaError, nearest
 from libai_data.errors.argument_rules import MAPPING, check, or_none

@@ -9,13 +9,13 @@ import pickle
 import struct
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any, Callable, NamedTuple
 
 import numpy as np
 
+from libai_data.data.cached_property import cached_property
 from libai_data.data.files.file_map import reduce_mapped
 from libai_data.errors import StorageError
 from libai_data.mesh.peers.pickling import PicklerByValue

@@ -14,6 +14,7 @@ from typing import Any, Callable
 import pytest
 
 from libai_data import DataLoader, from_iterable
+from libai_data.data.cached_property import cached_property
 from libai_data.data.fork_lock import ForkLock
 from libai_data.errors import PassError
 from tests.deadline import run_to_end
@@ -146,6 +147,31 @@ def test_a_fork_finds_a_lock_free_that_another_thread_held() -> None:
     over.set()
     thread.join()
     assert told == repr(ROWS)
+
+
+def test_a_fork_computes_a_property_that_a_thread_of_its_parent_is_computing() -> None:
+    """In Python before 3.12, all objects of a class share the lock of a `functools.cached_property`."""
+    computing, over = threading.Event(), threading.Event()
+
+    class Slow:
+        waits = False
+
+        @cached_property
+        def value(self) -> int:
+            if self.waits:
+                computing.set()
+                over.wait()
+            return 1
+
+    slow = Slow()
+    slow.waits = True
+    thread = threading.Thread(target=lambda: slow.value)
+    thread.start()
+    computing.wait()
+    told = in_fork(lambda: signal.alarm(10) or Slow().value)
+    over.set()
+    thread.join()
+    assert told == "1"
 
 
 def test_a_lock_is_freed_once_although_garbage_is_collected_meanwhile() -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from libai_data.data.cached_property import cached_property
 from libai_data.data.datasets.gpt_index import Pieces
 from libai_data.data.sources.indexed import IndexedSource
 

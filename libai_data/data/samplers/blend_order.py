@@ -8,13 +8,13 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property
 from heapq import merge
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
+from libai_data.data.cached_property import cached_property
 from libai_data.data.datasets.blend import Blend, blend_of, refuse_inner_blend
 from libai_data.data.datasets.combine import length_of
 from libai_data.data.datasets.stream_transform import StreamTransform

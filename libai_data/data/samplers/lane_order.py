@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from heapq import merge
 from itertools import count
 from math import gcd
@@ -17,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from libai_data.data.cached_property import cached_property
 from libai_data.data.datasets.combine import length_of
 from libai_data.data.datasets.fingerprint import hash_of
 from libai_data.data.datasets.shard_lengths import shard_lengths_of

@@ -13,12 +13,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
+from libai_data.data.cached_property import cached_property
 from libai_data.errors import ConfigError
 
 Ranges = tuple[tuple[int, int], ...]

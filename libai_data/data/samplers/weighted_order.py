@@ -8,13 +8,13 @@ place decide each draw. All operations are defined by IEEE 754 to the last bit, 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
 from math import log, sqrt
 from typing import Any
 
 import numpy as np
 
 from libai_data.data.attributes import attribute_of
+from libai_data.data.cached_property import cached_property
 from libai_data.data.datasets.blend import blend_of
 from libai_data.data.datasets.combine import length_of
 from libai_data.data.datasets.fingerprint import hash_of

@@ -6,12 +6,12 @@ import hashlib
 import operator
 import os
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from libai_data.data.cached_property import cached_property
 from libai_data.data.datasets.shares import shares_of
 from libai_data.data.sources.indexed_format import SequenceIndex, parse_index
 from libai_data.data.sources.mapped_file import MappedFile

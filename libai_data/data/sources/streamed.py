@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Callable
 
 import numpy as np
 
+from libai_data.data.cached_property import cached_property
 from libai_data.data.datasets.fingerprint import hash_of
 from libai_data.data.files.identity import key_of
 from libai_data.data.sources.decompressed import DecompressedFile, zstd_key

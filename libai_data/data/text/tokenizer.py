@@ -7,10 +7,10 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from libai_data.data.cached_property import cached_property
 from libai_data.data.sources.paths import checked_path, is_file, why_missing
 from libai_data.data.text.encoders import Encoder, FastEncoder, open_encoder
 from libai_data.data.text.special_tokens import SETTINGS, FolderSettings, read_settings, special_tokens

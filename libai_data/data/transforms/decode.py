@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import io
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 from PIL import ExifTags, Image
 
+from libai_data.data.cached_property import cached_property
 from libai_data.data.transforms.libraries import libjpeg_turbo, scratch
 from libai_data.errors import ConfigError, FormatError, nearest
 
