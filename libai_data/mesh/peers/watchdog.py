@@ -149,11 +149,17 @@ class Liveness:
 
         Raises:
             PeerError: A rank has left.
-            MeshError: In the first collective, as `meet`.
+            MeshError: This is not the main thread. Or, in the first collective, as `meet`.
             ContractError: The last batches that the ranks used differ; raised on all ranks, if `what` is not "".
         """
         if self._world_size == 1:
             return {}
+        if threading.current_thread() is not threading.main_thread():
+            raise MeshError(
+                f"{what or 'a collective'} was begun in the thread '{threading.current_thread().name}', but the main "
+                "thread may begin another one meanwhile, and the ranks would mix the two. If a thread reads batches of "
+                "an iterable ahead, let rank 0 read for all (readers='rank0'), or read on the main thread"
+            )
         if not self._met:
             with self.waiting(COLLECTIVE, FIRST_MEETING):
                 self.meet()

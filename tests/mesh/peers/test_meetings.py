@@ -10,18 +10,29 @@ from typing import Any
 
 import pytest
 
+from libai_data.errors import MeshError
 from libai_data.mesh.peers import watchdog
 from libai_data.mesh.peers.watchdog import Liveness
+from tests.deadline import stretched
+
+
+def leader_of_node_1(monkeypatch: pytest.MonkeyPatch) -> Any:
+    with monkeypatch.context() as patched:
+        # The test says itself what arrives.
+        patched.setattr(threading, "Thread", lambda **_: SimpleNamespace(start=lambda: None))
+        return Liveness(rank=2, world_size=4, num_nodes=2)
+
+
+def close(leader: Any) -> None:
+    for descriptor in (leader._heard, leader._ask, leader._notes_memory):
+        os.close(descriptor)
 
 
 def test_a_rank_whose_follower_comes_before_it_has_met_rank_0_reports_both_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sent: list[Any] = []
-    with monkeypatch.context() as patched:
-        # The test says itself what arrives.
-        patched.setattr(threading, "Thread", lambda **_: SimpleNamespace(start=lambda: None))
-        leader: Any = Liveness(rank=2, world_size=4, num_nodes=2)
+    leader = leader_of_node_1(monkeypatch)
     monkeypatch.setattr(watchdog, "send_word", lambda connection, word: sent.append((connection, word)))
     follower, rank0 = object(), object()
     leader._connections[1] = follower
@@ -34,5 +45,24 @@ def test_a_rank_whose_follower_comes_before_it_has_met_rank_0_reports_both_toget
     assert [connection for connection, _ in sent] == [rank0]
     rank, at, _, told = json.loads(sent[0][1].split(" ", 1)[1])
     assert (rank, tuple(at), dict(told)) == (2, place, {3: "three", 2: "two"})
-    for descriptor in (leader._heard, leader._ask, leader._notes_memory):
-        os.close(descriptor)
+    close(leader)
+
+
+def test_a_collective_of_another_thread_than_the_main_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise, it may get the words of a collective that the main thread begins meanwhile."""
+    leader = leader_of_node_1(monkeypatch)
+    errors: list[BaseException] = []
+
+    def begin() -> None:
+        try:
+            leader.begin_collective("a comparison", "words")
+        except BaseException as error:
+            errors.append(error)
+
+    leader._met = True
+    thread = threading.Thread(target=begin, name="reads ahead", daemon=True)
+    thread.start()
+    thread.join(stretched(10))
+    assert isinstance(errors[0], MeshError), "it waits for the other ranks"
+    assert "a comparison was begun in the thread 'reads ahead'" in str(errors[0])
+    close(leader)
