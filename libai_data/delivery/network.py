@@ -167,8 +167,10 @@ class NetworkPublisher:
                 self._waiting.pop()
             self._closing = True
             self._changed.notify_all()
-        self._thread.join(timeout=SECONDS_UNHEARD)
-        self._link.close()
+        # The garbage collector may call this in the thread itself, which then ends by itself.
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout=SECONDS_UNHEARD)
+            self._link.close()
 
 
 class NetworkFeed(Feed):
@@ -254,7 +256,7 @@ class NetworkFeed(Feed):
         with suppress(OSError):
             # Closing alone would not wake the thread that receives.
             self._link.shutdown(socket.SHUT_RDWR)
-        while self._thread.is_alive():
+        while self._thread.is_alive() and self._thread is not threading.current_thread():
             # The thread may wait for room for a batch that nobody needs.
             with suppress(queue.Empty):
                 self._received.get(timeout=_SECONDS_BETWEEN_LOOKS)

@@ -114,10 +114,12 @@ class Prefetcher:
 
 def _end(shared: _Shared, thread: threading.Thread) -> None:
     shared.stop.set()
+    if thread is threading.current_thread():
+        return  # The garbage collector has called this, perhaps while the thread has the lock of the queue.
     with suppress(queue.Empty):
         while True:  # The thread may wait for room in the queue.
             shared.groups.get_nowait()
-    with suppress(RuntimeError):  # This runs in the thread itself, or an interrupt came before the thread started.
+    with suppress(RuntimeError):  # An interrupt came before the thread started.
         thread.join(_END_SECONDS)
 
 

@@ -301,6 +301,31 @@ def test_closing_waits_for_no_batch_that_nobody_will_take() -> None:
     link.arena.close()
 
 
+def test_a_feed_that_the_garbage_collector_closes_in_its_own_thread_ends(link: Link) -> None:
+    acquire = link.feed._slot_list.acquire
+
+    def close_and_acquire(size: int) -> Any:
+        link.feed.close()
+        return acquire(size)
+
+    link.feed._slot_list.acquire = close_and_acquire
+    link.publisher.publish(batch(0))
+    assert ends_within(10, link.feed._thread)
+
+
+def test_a_publisher_that_the_garbage_collector_closes_in_its_own_thread_ends(link: Link) -> None:
+    closed = threading.Event()
+
+    def close(*_: Any) -> None:
+        link.publisher.close()
+        closed.set()
+
+    setattr(link.publisher, "_send", close)  # noqa: B010
+    link.publisher.publish(batch(0))
+    assert closed.wait(10)
+    assert ends_within(10, link.publisher._thread)
+
+
 def test_no_thread_outlives_its_link() -> None:
     before = set(threading.enumerate())
     for closes_first in ("feed", "publisher"):

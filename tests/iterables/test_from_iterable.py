@@ -29,6 +29,7 @@ from libai_data.engine.evaluation import DatasetEvaluator
 from libai_data.engine.evaluation.inference import inference_on_dataset
 from libai_data.errors import CheckpointError, ConfigError, PassError, SampleError, SchemaError
 from libai_data.iterables import default_collate, from_iterable
+from libai_data.iterables.prefetcher import Prefetcher
 from libai_data.structures import DistTensorData, Instance, batch_info
 from tests.deadline import stretched, wait_until
 from tests.iterables.rows import flat, numbers, resumed, rows_of, sample, taken
@@ -982,3 +983,18 @@ def test_a_loader_that_waits_for_a_row_says_so_when_another_thread_closes_it(
             next(iter(loader))
         event.write(b".")
         closing.join()
+
+
+def test_a_prefetcher_that_the_garbage_collector_closes_in_its_own_thread_ends() -> None:
+    begins = threading.Event()
+
+    def rows() -> Iterator[int]:
+        begins.wait()
+        yield from range(10)
+
+    prefetcher = Prefetcher(lambda: (rows(), None), 1, 2, "numbers", 0, threading.Event())
+    # The collector may run while the thread has the lock of the queue.
+    setattr(prefetcher._shared.groups, "_put", lambda group: prefetcher._stop())  # noqa: B010
+    begins.set()
+    prefetcher._thread.join(stretched(10))
+    assert not prefetcher._thread.is_alive()

@@ -83,7 +83,8 @@ class ProcessPool(Generic[Job, Report]):
         self._own = threading.local()
         self._all: list[subprocess.Popen[bytes]] = []
         self._closed = False
-        self._guard = threading.Lock()
+        # The garbage collector may call `close` in a thread that has the lock.
+        self._guard = threading.RLock()
 
     def do(self, job: Job) -> Report:
         """Do a job; a process that dies during the job is replaced, a few times.

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from libai_data.data.shard_work.process_pool import ProcessPool, Work
-from tests.deadline import wait_until
+import threading
+from typing import Any
+
+import pytest
+
+from libai_data.data.shard_work import process_pool
+from libai_data.data.shard_work.process_pool import ProcessPool, Work, WorkError
+from tests.deadline import stretched, wait_until
 from tests.forks import a_fork_that_lives_on
 
 
@@ -15,3 +21,26 @@ def test_processes_end_with_their_parent_although_a_fork_of_it_lives_on() -> Non
         pool._parent_pipe.close_parents_end()
         wait_until(lambda: pool._all[0].poll() is not None, "end of the first process")
     pool.close()
+
+
+def test_the_garbage_collector_may_close_a_pool_while_one_of_its_threads_starts_a_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pool, errors = ProcessPool(Work(len, str)), []
+
+    def start(parent_pipe: Any) -> Any:
+        pool.close()
+        raise WorkError("the work was ended")
+
+    def work() -> None:
+        try:
+            pool.do("job")
+        except BaseException as error:
+            errors.append(error)
+
+    monkeypatch.setattr(process_pool, "_start", start)
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(stretched(10))
+    assert errors, "the thread waits for its own lock"
+    assert isinstance(errors[0], WorkError)
