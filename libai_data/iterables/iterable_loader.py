@@ -19,7 +19,8 @@ from libai_data.delivery.contract import ranks_by_shard
 from libai_data.delivery.gather import gather_words
 from libai_data.errors import ContractError, PeerError
 from libai_data.iterables.collation import PieceCollator
-from libai_data.iterables.stream import STATE, IterableStream, check_place
+from libai_data.iterables.saved_place import STATE, check_place
+from libai_data.iterables.stream import IterableStream
 from libai_data.loader.iteration import Pass, Take, refuse_in_fork
 from libai_data.loader.resumable import OfOneProcess
 from libai_data.mesh.current import get_mesh
@@ -193,7 +194,6 @@ class IterableLoader(OfOneProcess):
         """
         check_state(state, STATE, "a loader over an iterable")
         check_place(state)
-        self._has_had_batches = state["position"] > 0
         details = state.get("iterable", {})
         if "seed" in override:
             details = {name: value for name, value in details.items() if not name.startswith("rows_digest")}
@@ -206,9 +206,14 @@ class IterableLoader(OfOneProcess):
         if "epoch" in details and state.get("ends") != "cycle":
             rest.setdefault("epoch", details["epoch"])
         # At position 0 there is no row to restore.
-        if self._stream is not None and rest.get("position"):
-            self._stream.restore(rest, details)
+        stream = self._stream if rest.get("position") else None
+        if stream is not None:
+            stream.check_details(details)
         self._inner.load_state_dict(rest, override)
+        # Last, because a state that was refused must change nothing.
+        if stream is not None:
+            stream.restore(rest, details)
+        self._has_had_batches = state["position"] > 0
 
     def set_epoch(self, epoch: int) -> None:
         """Begin the next `iter(loader)` with this epoch. Call it on all ranks."""

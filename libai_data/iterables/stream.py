@@ -15,60 +15,16 @@ from libai_data.data.samplers.resuming import allowing
 from libai_data.data.samplers.sampler import IndexBatch, StreamSampler
 from libai_data.data.samplers.stream_state import Keys, check_state
 from libai_data.errors import CheckpointError, ConfigError, SchemaError
-from libai_data.errors.argument_rules import BATCH_SIZE, EPOCH, INT, MAPPING, TEXT, one_of, or_none, whole
+from libai_data.errors.argument_rules import EPOCH
 from libai_data.iterables.collation import is_whole_batch
 from libai_data.iterables.iterable_source import Source
 from libai_data.iterables.rows import Mark, Place, ReadingOptions, Row, RowReader
+from libai_data.iterables.saved_place import STATE
 from libai_data.structures import BatchInfo
 
 _Key = tuple[int, int]
 
 _PLACES_KEPT = 64  # more than the batches that are read, but not yet used by the trainer
-
-STATE = Keys(
-    {"position": whole(0), "ends": one_of("short", "pad", "drop", "cycle")},
-    {
-        "epoch": EPOCH,
-        "reading": Keys({"num_shards": BATCH_SIZE}, {"shuffle_buffer": BATCH_SIZE, "seed": INT}),
-        "dataset": or_none(MAPPING),
-        "iterable": Keys(
-            {},
-            {
-                "epoch": EPOCH,
-                "num_shards": BATCH_SIZE,
-                "global_batch_size": BATCH_SIZE,
-                "rows_digests": MAPPING,
-                "row": whole(0),
-                "rows_digest": TEXT,
-                "source": Keys({"row": whole(0), "state": TEXT}, {"rows_digest": TEXT, "length": whole(0)}),
-            },
-        ),
-    },
-)
-"""The keys of the state of a loader over an iterable."""
-
-
-def check_place(state: Mapping[str, Any]) -> None:
-    """Raise an error if the parts of a loader's state, with the keys of `STATE`, contradict each other."""
-    details, position, endless = state.get("iterable", {}), state["position"], state["ends"] == "cycle"
-    # A rank that does not read saves no 'iterable'.
-    begun = details.get("epoch", state.get("epoch", 0))
-    row, mark = details.get("row"), details.get("source", {}).get("row", 0)
-    contradictions = []
-    if row is not None and position:
-        # In an endless stream, rows count from the beginning of their epoch, and positions from the beginning of the
-        # first epoch. Each epoch has at least one row.
-        if (row != position and (begun == 0 or not endless)) or row > position - begun * endless:
-            contradictions.append(f"position is {position}, but iterable.row is {row} of epoch {begun}")
-        if mark > row:
-            contradictions.append(f"iterable.source.row is {mark}, behind iterable.row {row}")
-    if not endless and begun != state.get("epoch", begun):
-        contradictions.append(f"epoch is {state['epoch']}, but iterable.epoch is {begun}")
-    if contradictions:
-        raise CheckpointError(
-            f"the data state contradicts itself: {'; '.join(contradictions)}. Restore a state that was not edited, or "
-            "delete 'iterable' from the state, so that the loader counts rows up to the position"
-        )
 
 
 class TakenRows:
@@ -360,8 +316,8 @@ class IterableStream(EpochPositions, StreamSampler):
                 found["source"].update({} if length is None else {"length": length})
         return found
 
-    def restore(self, state: Mapping[str, Any], details: Mapping[str, Any]) -> None:
-        """Restore what `details` returned for a state, for the next pass."""
+    def check_details(self, details: Mapping[str, Any]) -> None:
+        """Raise an error if this stream cannot restore `details`."""
         num_shards = self.data_parallel_size if self._is_sharded else 1
         if details.get("num_shards", 1) != num_shards:
             raise CheckpointError(
@@ -375,13 +331,16 @@ class IterableStream(EpochPositions, StreamSampler):
                 "rows before the state are not read again, so nobody knows whether the state fits the changed data. "
                 f"Use the same data, or allow the difference: {allowing('dataset')}"
             )
+        size = int(details.get("global_batch_size", 0))
+        if self._size is None and size % self.data_parallel_size:
+            raise ConfigError(
+                f"batches of {size} rows cannot be shared by {self.data_parallel_size} data-parallel ranks"
+            )
+
+    def restore(self, state: Mapping[str, Any], details: Mapping[str, Any]) -> None:
+        """Restore what `details` returned for a state, for the next pass; see `check_details`."""
         if self._size is None and details.get("global_batch_size"):
-            size = int(details["global_batch_size"])
-            if size % self.data_parallel_size:
-                raise ConfigError(
-                    f"batches of {size} rows cannot be shared by {self.data_parallel_size} data-parallel ranks"
-                )
-            self._size = size
+            self._size = int(details["global_batch_size"])
         self._current_key = None
         self._places.clear()
         self._restored = (int(state.get("epoch", 0)), int(state["position"])), dict(details)

@@ -985,6 +985,18 @@ def test_a_loader_that_waits_for_a_row_says_so_when_another_thread_closes_it(
         closing.join()
 
 
+def test_a_state_that_is_refused_leaves_the_loader_as_it_was() -> None:
+    def batches(rows: int) -> Iterator[Any]:
+        return ({"x": np.full(rows, number)} for number in range(4))
+
+    other = from_iterable(partial(batches, 3), batches=True, ends="cycle")
+    next(iter(other))
+    loader = from_iterable(partial(batches, 2), batches=True)
+    with pytest.raises(CheckpointError, match="an endless stream cannot continue"):
+        loader.load_state_dict(other.state_dict())
+    assert [batch.x.tensor.numpy().tolist() for batch in loader] == [[number, number] for number in range(4)]
+
+
 def test_a_prefetcher_that_the_garbage_collector_closes_in_its_own_thread_ends() -> None:
     begins = threading.Event()
 
