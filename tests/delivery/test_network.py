@@ -308,7 +308,7 @@ def test_a_feed_that_the_garbage_collector_closes_in_its_own_thread_ends(link: L
         link.feed.close()
         return acquire(size)
 
-    link.feed._slot_list.acquire = close_and_acquire
+    link.feed._slot_list.acquire = close_and_acquire  # type: ignore[method-assign]
     link.publisher.publish(batch(0))
     assert ends_within(10, link.feed._thread)
 
