@@ -170,6 +170,10 @@ class _StreamOrder:
     def __init__(self, samples: _Pending) -> None:
         self._samples = samples
 
+    @property
+    def epoch_size(self) -> int:
+        return len(self._samples)
+
     def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         there = positions[positions < len(self._samples)]
         return np.zeros_like(there), there

@@ -194,7 +194,7 @@ class PackedDataset(StreamTransform):
         return found
 
     def _window_bounds(self, place: int) -> tuple[int, int]:
-        size, lanes = self._samples, self._given_order.lanes
+        size, lanes = self._given_order.epoch_size, self._given_order.lanes
         wide, epoch = self.window * lanes, place // size * size if self._in_rounds else 0
         first = epoch + (place - epoch) % lanes
         begin = first + (place - first) // wide * wide

@@ -50,6 +50,10 @@ class InputOrder(Protocol):
     def lanes(self) -> int:
         """Number of lanes: an output has samples of every `lanes`-th place."""
 
+    @property
+    def epoch_size(self) -> int:
+        """Places of one epoch."""
+
     def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Epochs and indices at these places, int64 [n] each."""
 
@@ -118,8 +122,6 @@ class StreamTransform:
                 "or filter a OneRound of it, or filter before packing"
             )
         self.dataset: Any = dataset
-        # If the dataset grows, the epochs of the order keep their length until the next pass, which is refused.
-        self._samples = samples
         self.units = int(units)
         self.cuts = cuts
         # The last part of the key is `reads_beside_others()` at the time of the read; see `trusted`.
@@ -259,7 +261,8 @@ class StreamTransform:
 
     def inputs_from(self, place: int) -> Iterator[tuple[int, Any, bool]]:
         """The kept samples from a place of the order on: index, sample, and whether it is a replacement."""
-        size, lanes = self._samples, self._given_order.lanes
+        # If the dataset grows, the epochs of the order keep their length until the next pass, which is refused.
+        size, lanes = self._given_order.epoch_size, self._given_order.lanes
         stop = (place // size + 1) * size if self._in_rounds else MOST_PLACES
         while place < stop:
             places = np.arange(place, min(place + _LOOKED_UP * lanes, stop), lanes)
