@@ -237,7 +237,8 @@ class StreamedShards:
 
     def reached(self, batch: int) -> int:
         """Release the prefetched shards whose uses all end before this batch; returns the next batch to report."""
-        return batch if self._ahead is None else self._ahead.reached(batch)
+        ahead = self._ahead  # Another thread may end the prefetch.
+        return batch if ahead is None else ahead.reached(batch)
 
     def end_read_ahead(self) -> None:
         """Stop the prefetch, and release its shards."""
@@ -262,7 +263,8 @@ class StreamedShards:
             )
 
     def _bytes_ahead(self) -> int:
-        return 0 if self._ahead is None else self._ahead.bytes_held()
+        ahead = self._ahead
+        return 0 if ahead is None else ahead.bytes_held()
 
 
 def _first_uses(uses: Iterator[ShardUse]) -> list[ShardUse]:

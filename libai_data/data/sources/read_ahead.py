@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,6 +10,7 @@ from typing import Callable
 
 import numpy as np
 
+from libai_data.data.fork_lock import ForkLock
 from libai_data.data.shard_use import ShardUse
 from libai_data.errors import DataPipelineError
 
@@ -45,7 +45,7 @@ class ReadAhead:
         self._held: _Held = []
         self._waiting: ShardUse | None = None
         self._first_end = -1  # the last batch of the use that ends first
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
         self._pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="reads shards ahead")
         self._close = weakref.finalize(self, _release_all, self._held, self._pool)
         self.reached(0)
@@ -55,6 +55,8 @@ class ReadAhead:
         if batch <= self._first_end:  # This needs no lock, because the number only grows.
             return self._first_end + 1
         with self._lock:
+            if not self._close.alive:  # Another thread has closed this object.
+                return batch
             # A shard that is still being fetched is released later. A shard with a later use stays.
             kept: _Held = []
             over: _Held = []
@@ -99,7 +101,8 @@ class ReadAhead:
 
     def close(self) -> None:
         """Release all shards, and stop fetching."""
-        self._close()
+        with self._lock:
+            self._close()
 
 
 def _release_all(held: _Held, pool: ThreadPoolExecutor) -> None:

@@ -851,3 +851,26 @@ def test_later_epochs_open_no_shard_again_if_the_cache_has_room_for_all(
         for _ in zip(range(3 * SHARDS * SAMPLES // 10), loader):
             pass
     assert sorted(opened) == list(range(SHARDS))
+
+
+def test_a_read_ahead_that_another_thread_closes_while_it_fetches_more_releases_all() -> None:
+    released: Counter[int] = Counter()
+    held: Counter[int] = Counter()
+
+    def hold(shard: int) -> Any:
+        held[shard] += 1
+        return lambda: released.update([shard])
+
+    def uses() -> Iterator[ShardUse]:
+        yield from (ShardUse(number, number, number) for number in range(3))
+        closing.start()
+        closing.join(0.2)
+        yield from (ShardUse(number % 3, number, number) for number in count(3))
+
+    ahead = ReadAhead(uses(), hold, np.array([5, 5, 5]), 10, lambda *_: None)
+    closing = Thread(target=ahead.close)
+    ahead.reached(2)
+    closing.join()
+    ahead.reached(3)
+    ahead._pool.shutdown()
+    assert held == released
