@@ -863,14 +863,14 @@ def test_a_read_ahead_that_another_thread_closes_while_it_fetches_more_releases_
 
     def uses() -> Iterator[ShardUse]:
         yield from (ShardUse(number, number, number) for number in range(3))
-        closing.start()
-        closing.join(0.2)
+        closer.start()
+        closer.join(0.2)
         yield from (ShardUse(number % 3, number, number) for number in count(3))
 
     ahead = ReadAhead(uses(), hold, np.array([5, 5, 5]), 10, lambda *_: None)
-    closing = Thread(target=ahead.close)
+    closer = Thread(target=ahead.close)
     ahead.reached(2)
-    closing.join()
+    closer.join()
     ahead.reached(3)
     ahead._pool.shutdown()
     assert held == released
