@@ -192,6 +192,7 @@ class LinkFeed(Feed):
         self._release()
         with suppress(OSError):
             self._channel.send(("leave", self._in_use))
+        self._channel.stop_receiving()
         self._channel.close()
         self._arena.close()
 

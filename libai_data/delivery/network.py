@@ -260,4 +260,8 @@ class NetworkFeed(Feed):
             # The thread may wait for room for a batch that nobody needs.
             with suppress(queue.Empty):
                 self._received.get(timeout=_SECONDS_BETWEEN_LOOKS)
+        with self._received.mutex:
+            # Another thread may wait for a batch.
+            self._received.queue.appendleft(("gone", 0, EOFError("this rank has closed the connection")))
+            self._received.not_empty.notify_all()
         self._link.close()

@@ -219,7 +219,7 @@ class SharedLoader(ResumableLoader):
             publisher.begin()
         self._feed.begin(first.position)
         self._expected: Cursor | None = first
-        return Pass(self.stream, first, partial(self._take, self._passes, as_numpy))
+        return Pass(self.stream, first, partial(self._take, self._passes, as_numpy), self.one_thread)
 
     def _take(self, number: int, as_numpy: bool) -> tuple[Instance, Cursor] | None:
         """This rank's part of the next batch of pass `number`, the newest one; None at its end."""
@@ -237,6 +237,8 @@ class SharedLoader(ResumableLoader):
             for publisher in self._publishers:
                 with suppress(DataPipelineError):
                     publisher.fail(error)
+            if number != self._passes and isinstance(error, Exception):
+                raise PassError(self._end_message) from error  # Another thread has closed this loader.
             raise
         batch = self._ready.popleft()
         if batch is None:

@@ -102,7 +102,7 @@ class IterableLoader(OfOneProcess):
         self._begun_in = self._begun_in or os.getpid()
         refuse_in_fork(self._begun_in, "this loader")
         inner = self._inner.new_pass(as_numpy)
-        return Pass(inner.stream, inner.first, partial(self._take, inner.take, count(1)))
+        return Pass(inner.stream, inner.first, partial(self._take, inner.take, count(1)), self.one_thread)
 
     def _take(self, take: Take, numbers: Iterator[int]) -> tuple[Instance, Cursor] | None:
         """The next batch of a pass; None at its end, on all ranks together.
@@ -209,15 +209,17 @@ class IterableLoader(OfOneProcess):
         stream = self._stream if rest.get("position") else None
         if stream is not None:
             stream.check_details(details)
-        self._inner.load_state_dict(rest, override)
-        # Last, because a state that was refused must change nothing.
-        if stream is not None:
-            stream.restore(rest, details)
-        self._has_had_batches = state["position"] > 0
+        with self.one_thread:
+            self._inner.load_state_dict(rest, override)
+            # Last, because a state that was refused must change nothing.
+            if stream is not None:
+                stream.restore(rest, details)
+            self._has_had_batches = state["position"] > 0
 
     def set_epoch(self, epoch: int) -> None:
         """Begin the next `iter(loader)` with this epoch. Call it on all ranks."""
-        self._inner.set_epoch(epoch)
+        with self.one_thread:
+            self._inner.set_epoch(epoch)
 
     def stats(self) -> dict[str, Any]:
         """On a rank that reads: how the time was spent, and how many rows failed. Empty on other ranks."""

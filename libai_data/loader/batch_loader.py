@@ -227,7 +227,7 @@ class BatchLoader(ResumableLoader):
         agreement = Agreement(per_batch, self.check_every, order_in_words(self.stream), self._shards, repeats)
         # Not a generator: it would keep the last batch alive after the trainer has dropped it. A bound method, so that
         # the iterator keeps the loader alive.
-        return Pass(self.stream, first, partial(self._take, iteration, agreement, as_numpy))
+        return Pass(self.stream, first, partial(self._take, iteration, agreement, as_numpy), self.one_thread)
 
     def _refuse_other_sampler(self) -> None:
         theirs: Any = attribute_of(self.stream, "dataset")

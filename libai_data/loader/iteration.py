@@ -7,6 +7,7 @@ import os
 import time
 from collections import deque
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, Callable, Optional
 
 from libai_data.data.fork_lock import end_if_fork_of
@@ -14,6 +15,7 @@ from libai_data.data.random.sample_random import end_blocks_since, reading_now
 from libai_data.data.samplers.cursor import Cursor
 from libai_data.errors import PassError
 from libai_data.loader.batch_reader import BatchReader, PendingBatch, ReadyBatch
+from libai_data.loader.one_thread import OneThread
 from libai_data.loader.stage_times import LoaderTimes, summary
 from libai_data.structures import Instance
 
@@ -38,10 +40,11 @@ class Pass:
     the user has the batch, the next pass begins with this batch.
     """
 
-    def __init__(self, stream: Any, first: Cursor, take: Take) -> None:
+    def __init__(self, stream: Any, first: Cursor, take: Take, one_thread: OneThread) -> None:
         self.stream = stream  # the sampler; its cursor is after the batch that was returned last
         self.first = first  # the cursor where the pass begins
         self.take = take  # waits for the next batch
+        self._one_thread = one_thread
         self._cursor = first
         self._process = os.getpid()
         self._is_over = False
@@ -59,15 +62,20 @@ class Pass:
         return self
 
     def __next__(self) -> Instance:
+        self._one_thread.begin()
+        try:
+            return self._next()
+        except BaseException:
+            self._one_thread.end()
+            raise
+
+    def _next(self) -> Instance:
         if self._error is not None:
             raise self._error
         if self._is_over:
             raise StopIteration
         if self._is_taking:
-            raise PassError(
-                "this iterator was interrupted while it read a batch, or another thread reads from it; make a new one, "
-                "with iter(loader)"
-            )
+            raise PassError("this iterator was interrupted while it read a batch; make a new one, with iter(loader)")
         refuse_in_fork(self._process, "this iterator")
         self._is_taking = True
         try:
@@ -89,9 +97,9 @@ class Pass:
             self.stream.cursor = self.stream.after_pass()
             self._is_over = True
             raise StopIteration
-        batch, cursor = taken
-        self._cursor = cursor
-        return setattr(self.stream, "cursor", cursor) or setattr(self, "_is_taking", False) or batch  # type: ignore
+        batch, self._cursor = taken
+        move, end = partial(setattr, self.stream, "cursor", self._cursor), self._one_thread.end
+        return move() or setattr(self, "_is_taking", False) or end() or batch  # type: ignore[func-returns-value]
 
 
 def refuse_in_fork(process: int, what: str) -> None:

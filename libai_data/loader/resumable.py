@@ -13,6 +13,7 @@ from libai_data.data.samplers.schedule import Ranges, StepSchedule
 from libai_data.data.samplers.walk import UNKNOWN, different_starts
 from libai_data.errors import ConfigError, ContractError, by_rank
 from libai_data.loader.iteration import Pass
+from libai_data.loader.one_thread import OneThread
 from libai_data.loader.same_dataset import restore_stream
 from libai_data.mesh.current import get_data_parallel_size
 from libai_data.mesh.peers.liveness import begin_collective
@@ -30,7 +31,7 @@ class NumpyBatches:
         self.loader = loader
 
     def __iter__(self) -> Pass:
-        begun: Pass = self.loader.new_pass(as_numpy=True).begun()
+        begun: Pass = self.loader.begin_pass(as_numpy=True)
         return begun
 
     def __len__(self) -> int:
@@ -56,6 +57,11 @@ class OfOneProcess:
         size = self.global_batch_size
         return None if size is None else size // get_data_parallel_size()
 
+    @property
+    def one_thread(self) -> OneThread:
+        """For a block that moves the loader."""
+        return self.__dict__.setdefault("_one_thread", OneThread())
+
     def new_pass(self, as_numpy: bool = False) -> Pass:
         """Make a pass from the loader's position in the stream; `begun` begins it. An older pass ends.
 
@@ -64,8 +70,13 @@ class OfOneProcess:
         """
         raise NotImplementedError
 
+    def begin_pass(self, as_numpy: bool = False) -> Pass:
+        """Make a pass, and begin it; see `new_pass`."""
+        with self.one_thread:
+            return self.new_pass(as_numpy).begun()
+
     def __iter__(self) -> Pass:
-        return self.new_pass().begun()
+        return self.begin_pass()
 
     def numpy(self) -> NumpyBatches:
         """The same batches as numpy arrays; a process that is no rank of a job never imports OneFlow for them."""
@@ -177,13 +188,15 @@ class ResumableLoader(OfOneProcess):
         Raises:
             CheckpointError: The state belongs to another dataset or stream; the message shows both values.
         """
-        restore_stream(self.stream, self.fingerprint, state, override)
-        self._break_off("a state was restored, which the next iter(loader) begins with")
+        with self.one_thread:
+            restore_stream(self.stream, self.fingerprint, state, override)
+            self._break_off("a state was restored, which the next iter(loader) begins with")
 
     def set_epoch(self, epoch: int) -> None:
         """Begin the next `iter(loader)` with this epoch, instead of the next one. Call it on all ranks."""
-        self.stream.set_epoch(epoch)
-        self._break_off("an epoch was set, which the next iter(loader) begins with")
+        with self.one_thread:
+            self.stream.set_epoch(epoch)
+            self._break_off("an epoch was set, which the next iter(loader) begins with")
 
 
 def finish(finalizer: weakref.finalize) -> None:

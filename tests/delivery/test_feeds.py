@@ -6,6 +6,7 @@ import gc
 import os
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -203,6 +204,29 @@ def test_a_leader_that_dies_is_named_after_its_last_batch(node: Node) -> None:
         assert follower.next() is not None
         with pytest.raises(PeerError, match="rank 0, which distributes the batches on this node, is gone"):
             follower.next()
+
+
+def test_a_follower_that_another_thread_closes_waits_no_longer(node: Node) -> None:
+    node.begin()
+    follower, errors = node.followers[1], list[PeerError]()
+
+    def wait() -> None:
+        try:
+            follower.next()
+        except PeerError as error:
+            errors.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    wait_until(lambda: is_asleep(waiting), "thread that waits")
+    follower.close()
+    waiting.join(stretched(10))
+    assert not waiting.is_alive()
+    assert len(errors) == 1
+
+
+def is_asleep(thread: threading.Thread) -> bool:
+    return Path(f"/proc/self/task/{thread.native_id}/stat").read_text().split()[2] == "S"
 
 
 def test_followers_are_told_why_reading_failed(node: Node) -> None:

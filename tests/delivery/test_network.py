@@ -301,6 +301,23 @@ def test_closing_waits_for_no_batch_that_nobody_will_take() -> None:
     link.arena.close()
 
 
+def test_a_feed_that_another_thread_closes_waits_no_longer(link: Link) -> None:
+    errors: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            link.feed.next()
+        except PeerError as error:
+            errors.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    wait_until(lambda: bool(link.feed._received.not_empty._waiters), "thread that waits")  # type: ignore[attr-defined]
+    link.feed.close()
+    assert ends_within(10, waiting)
+    assert "this rank has closed the connection" in str(errors[0])
+
+
 def test_a_feed_that_the_garbage_collector_closes_in_its_own_thread_ends(link: Link) -> None:
     acquire = link.feed._slot_list.acquire
 

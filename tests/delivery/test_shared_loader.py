@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from libai_data.config import LazyCall
 from libai_data.delivery.build import build_nlp_train_loader
-from libai_data.errors import CheckpointError, ConfigError
+from libai_data.errors import CheckpointError, ConfigError, PassError
 from tests.deadline import wait_until
 from tests.loader.sample_datasets import Rows
 from tests.loader.streams import descriptors, loader_threads
@@ -26,6 +27,28 @@ def test_a_state_of_another_stream_is_refused() -> None:
         state = other.state_dict()
         with pytest.raises(CheckpointError, match="seed was 1 and is now 0"):
             loader.load_state_dict(state)
+
+
+def test_a_loader_that_another_thread_closes_while_it_reads_says_so() -> None:
+    reads, may_go_on = threading.Event(), threading.Event()
+
+    class Waiting(Rows):
+        def __getitem__(self, index: int) -> Any:
+            reads.set()
+            may_go_on.wait()
+            return super().__getitem__(index)
+
+    def close() -> None:
+        reads.wait()
+        loader.close()
+        may_go_on.set()
+
+    loader = build_nlp_train_loader(Waiting(), 4, num_workers=0, readers="node")[0]
+    closing_thread = threading.Thread(target=close)
+    closing_thread.start()
+    with pytest.raises(PassError, match=r"^the loader was closed$"):
+        next(iter(loader))
+    closing_thread.join()
 
 
 class OwnSampler:

@@ -92,6 +92,11 @@ class Channel:
         with suppress(OSError):  # The other end, or this one, is closed.
             self._end.shutdown(socket.SHUT_WR)
 
+    def stop_receiving(self) -> None:
+        """Let a `receive` that waits in another thread raise EOFError."""
+        with suppress(OSError):
+            self._end.shutdown(socket.SHUT_RD)
+
     def is_closed_there(self) -> bool:
         """Whether no process has the other end open, or this end is closed."""
         if self._end.fileno() < 0:

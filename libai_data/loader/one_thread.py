@@ -1,0 +1,38 @@
+"""A loader is read by one thread at a time."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from libai_data.errors import PassError
+
+_USER = "user"
+
+
+class OneThread:
+    """Raises a PassError if two threads move a loader at the same time: otherwise, a batch could come twice.
+
+    A thread may use it again while it uses it. A thread that has ended, or that a fork does not have, uses nothing.
+    """
+
+    def __init__(self) -> None:
+        self._threads: dict[str, threading.Thread] = {}
+        # In C, so that no interrupt comes while it runs.
+        self.end = self._threads.clear
+
+    def begin(self) -> None:
+        own = threading.current_thread()
+        user = self._threads.setdefault(_USER, own)  # one step, for all threads
+        if user is not own and user.is_alive():
+            raise PassError(
+                f"{user.name} uses this loader now, and {own.name} cannot read, begin, restore or move it meanwhile; "
+                "use a loader in one thread at a time. Only close() and state_dict() may come from other threads"
+            )
+        self._threads[_USER] = own
+
+    def __enter__(self) -> None:
+        self.begin()
+
+    def __exit__(self, *_: Any) -> None:
+        self.end()
