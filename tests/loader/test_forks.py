@@ -125,13 +125,6 @@ def test_threads_that_begin_one_loader_get_its_batches_or_are_told(kind: str) ->
     made.close()
 
 
-def test_two_threads_that_share_an_iterator_are_told() -> None:
-    batches = iter(loader(0).numpy())
-    batches._is_taking = True
-    with pytest.raises(PassError, match="or another thread reads from it"):
-        next(batches)
-
-
 def test_a_fork_finds_a_lock_free_that_another_thread_held() -> None:
     made, held, over = loader(0), threading.Event(), threading.Event()
 
