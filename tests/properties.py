@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 slowly = partial(pytest.param, marks=pytest.mark.slow)
 """Parameters of a test that only the long run tries."""
+
+
+def few_of(values: Iterable[Any], *short: Any) -> list[Any]:
+    """All values as parameters, of which the short run tries only those of `short`."""
+    values = list(values)
+    assert set(short) < set(values)
+    return [value if value in short else slowly(value) for value in values]
+
 
 MANY = 100
 """Examples of a property without a number of its own in the long run; the profile says how many."""

@@ -21,6 +21,7 @@ from tests.data.sources.record_files import texts as records
 from tests.data.sources.record_files import write
 from tests.data.text.corpora import texts, write_json_lines
 from tests.full_disk import fill, resize, small_disk
+from tests.properties import few_of
 
 KILOBYTES = 8  # less than any of the files has
 
@@ -73,7 +74,7 @@ WRITERS: dict[str, Callable[[Path, Path], Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", WRITERS)
+@pytest.mark.parametrize("kind", few_of(WRITERS, "config", "corpus", "webdataset"))
 def test_a_full_disk_is_named_and_leaves_nothing_unfinished(kind: str, tmp_path: Path) -> None:
     if kind == "array_record":
         pytest.importorskip("array_record")

@@ -17,8 +17,8 @@ FAILING = Path(__file__).parent / "scripts" / "fail_in_libai.py"
 NEEDED = ("libai", "flowvision", "boto3", "portalocker", "regex", "requests", "scipy", "sentencepiece", "tabulate")
 MISSING = [name for name in (*NEEDED, "termcolor", "wget") if find_spec(name) is None]
 STEPS, STEPS_BEFORE, SAVED_AFTER = 9, 7, 6
-SHORT = ("node", "no line")
-LONG = ("graph", "every_rank", "rank0", "own loader", "evaluating", "no line, a worker")
+SHORT = ("node",)
+LONG = ("no line", "graph", "every_rank", "rank0", "own loader", "evaluating", "no line, a worker")
 """Ways to train in the short run, and those that the long run adds."""
 OTHERS = (
     "checkpoint without data",

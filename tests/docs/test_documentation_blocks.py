@@ -26,6 +26,7 @@ import pytest
 
 from libai_data.mesh.current import set_mesh
 from tests.deadline import run_to_end
+from tests.properties import slowly
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGES = [
@@ -154,7 +155,15 @@ PYTHON_PAGES = [
     for page in PAGES
     if (blocks := [block for block in ALL if block.page == page and block.language == "python" and is_run(block)])
 ]
-SHELL_BLOCKS = [block for block in ALL if block.language in SHELL and is_run(block)]
+LONG = ("docs/api/launch.md", "docs/conformance.md", "docs/failures.md", "docs/inspecting.md")
+"""Pages whose blocks take seconds, and do what other tests of the short run do."""
+
+
+SHELL_BLOCKS = [
+    slowly(block) if block.name.startswith(LONG) else block
+    for block in ALL
+    if block.language in SHELL and is_run(block)
+]
 TESTED_ELSEWHERE = [block for block in ALL if block.directive is not None and block.directive[0] == "tested by"]
 
 

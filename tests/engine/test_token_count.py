@@ -18,6 +18,7 @@ from libai_data.loader import BatchLoader, PadCollator
 from libai_data.structures import DistTensorData, Instance
 from tests.engine.data_runs import config_of, metric, train
 from tests.engine.tiny import TinyDataset, TinyModel
+from tests.properties import slowly
 
 
 class Sentences(TinyDataset):
@@ -87,8 +88,15 @@ def joined(weights: Any) -> ConcatDataset:
     return ConcatDataset(parts) if weights is None else BlendedDataset(parts, weights, max_epochs=[None, 0.5])
 
 
-@pytest.mark.parametrize("sizes", [{}, {"train_micro_batch_size": 2}])
-@pytest.mark.parametrize("weights", [None, [3, 1]])
+@pytest.mark.parametrize(
+    ("sizes", "weights"),
+    [
+        ({"train_micro_batch_size": 2}, None),
+        ({}, [3, 1]),
+        slowly({}, None),
+        slowly({"train_micro_batch_size": 2}, [3, 1]),
+    ],
+)
 def test_tokens_of_each_of_several_datasets_are_counted_and_a_resume_continues(
     weights: Any, sizes: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -115,7 +123,7 @@ class Lengths:
         return {"input_ids": np.arange(self.lengths[index])}
 
 
-@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("known", [slowly(True), False])
 @pytest.mark.parametrize("lanes", [None, 2])
 @pytest.mark.parametrize("options", [{}, {"cut": False}, {"cut": False, "window": 0}, {"cut": False, "window": 3}])
 def test_tokens_of_each_dataset_of_a_packed_blend_are_counted(

@@ -123,9 +123,9 @@ def test_every_cut_continues_exactly_from_the_states_of_the_shards(
     ("before", "after", "how"),
     [
         ({"num_workers": 2}, {"num_workers": 1}, {"num_shards": 3}),
-        ({}, {"num_workers": 2}, {"num_shards": 3, "shuffle_buffer": 20}),
-        ({"num_workers": 1}, {}, {}),
         ({}, {"num_workers": 1}, {"shuffle_buffer": 20}),
+        slowly({}, {"num_workers": 2}, {"num_shards": 3, "shuffle_buffer": 20}),
+        slowly({"num_workers": 1}, {}, {}),
     ],
 )
 def test_a_resume_reads_no_row_before_the_states_of_the_shards(

@@ -235,10 +235,13 @@ WAYS: list[dict[str, Any]] = [{}, PROCESSES, THREADS]
 IN_BATCHES, BY_TRANSFORM = "ForkingInBatches(7)", "Forking(-1), batch_transform=ForkingTransform()"
 BY_COLLATOR = "Forking(-1), collate_fn=forking_collate"
 FORKING = [
-    *(("Forking(7)", options) for options in WAYS[:2]),
-    *(("ForkingStream(7)", options) for options in ({}, IN_A_SHARD)),
-    *((source, PROCESSES) for source in (IN_BATCHES, BY_COLLATOR)),
-    (BY_TRANSFORM, {}),
+    ("Forking(7)", WAYS[1]),
+    ("ForkingStream(7)", IN_A_SHARD),
+    (IN_BATCHES, PROCESSES),
+    slowly("Forking(7)", WAYS[0]),
+    slowly("ForkingStream(7)", {}),
+    slowly(BY_COLLATOR, PROCESSES),
+    slowly(BY_TRANSFORM, {}),
     *(slowly("Forking(0)", options) for options in WAYS),
     *(slowly("ForkingStream(0)", options) for options in ({}, IN_A_SHARD)),
     *(slowly(source, THREADS) for source in ("Forking(7)", IN_BATCHES)),

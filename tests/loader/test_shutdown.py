@@ -28,7 +28,7 @@ from tests.forks import a_fork_that_lives_on
 from tests.loader.sample_datasets import Numbers, Slow, Tidying
 from tests.loader.streams import WORKER_NAMES, WORKERS, content, descriptors, is_running, loading, stream, worker_pids
 from tests.pipes import next_line
-from tests.properties import slowly
+from tests.properties import few_of, slowly
 
 SCRIPT = Path(__file__).with_name("trainers.py")
 REPOSITORY = Path(__file__).parents[2]
@@ -214,7 +214,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("workers", [FORK, slowly(SPAWN), slowly(THREADS)], ids=["fork", "spawn", "thread"])
-@pytest.mark.parametrize("how", ENDS)
+@pytest.mark.parametrize("how", few_of(ENDS, "raise_in_the_loop", "die_at_once"))
 def test_every_other_end_is_clean(start: Any, workers: dict[str, Any], how: str) -> None:
     trainer = start(how, **workers)
     trainer.wait_until_begun()

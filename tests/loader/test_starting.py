@@ -151,8 +151,8 @@ late.append(lambda: list(batches if sys.argv[2] == "continued" else loader.numpy
 """
 
 
-@pytest.mark.parametrize("pass_", ["continued", "begun"])
-@pytest.mark.parametrize("kind", ["process", "thread", "shards"])
+@pytest.mark.parametrize("pass_", ["continued", slowly("begun")])
+@pytest.mark.parametrize("kind", ["process", slowly("thread"), "shards"])
 def test_a_pass_in_an_exit_handler_after_the_workers_ended_says_so(kind: str, pass_: str) -> None:
     result = run("-c", AT_EXIT, kind, pass_)
     assert re.search(r"the loader (has been|was) closed|any more when the program ends", result.stderr), result.stderr

@@ -55,6 +55,7 @@ def test_the_wheel_holds_every_module_and_the_type_marker(installed: Path) -> No
     assert "py.typed" in files(installed / "libai_data")
 
 
+@pytest.mark.slow
 def test_the_wheel_is_used_from_elsewhere(installed: Path) -> None:
     printed = in_installed(
         installed,

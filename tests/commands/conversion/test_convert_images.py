@@ -15,6 +15,7 @@ from libai_data.commands.conversion.conversion import ConversionError
 from libai_data.data.sources import ImageFolderSource, open_source
 from libai_data.errors import ConfigError
 from tests.data.sources.published_files import cifar_image, write_cifar10
+from tests.properties import slowly
 
 pytest.importorskip("pyarrow")
 
@@ -48,7 +49,7 @@ def assert_same(found: list[tuple[Any, int]], expected: Images) -> None:
         np.testing.assert_array_equal(np.asarray(image), pixels)
 
 
-@pytest.mark.parametrize("kind", sorted(WRITERS))
+@pytest.mark.parametrize("kind", ["image_folder", slowly("cifar10")])
 def test_images_become_shards_that_webdataset_and_pyarrow_decode(tmp_path: Path, kind: str) -> None:
     webdataset = pytest.importorskip("webdataset")
     from pyarrow import parquet

@@ -113,6 +113,7 @@ def test_pairs_report_what_they_cut_off(tmp_path: Path, caplog: pytest.LogCaptur
     assert "an epoch of 1 samples uses 5.0 % of the 2000 tokens" in caplog.text
 
 
+@pytest.mark.slow
 def test_samples_of_a_long_corpus_are_found_in_seconds() -> None:
     for documents in ([[20] * 300_000], [[6_000_000]], [[2000]] * 3000, [[20] * 3] * 100_000):
         start = time.process_time()

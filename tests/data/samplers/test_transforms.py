@@ -304,7 +304,7 @@ def test_a_state_in_lanes_has_a_beginning_for_each_lane() -> None:
         case._replace(lanes=None).sampler(2).load_state_dict({**state, "start": [[0, 0]]})
 
 
-@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("known", [slowly(True), False])
 @pytest.mark.parametrize(
     "options",
     [{}, slowly({"cut": False}), slowly({"keep": [index % 3 > 0 for index in range(160)]}), {"keep": is_even}],

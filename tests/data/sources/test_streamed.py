@@ -134,7 +134,7 @@ def halves_of(numbers: Any) -> BlendedDataset:
 
 @pytest.mark.parametrize(
     ("workers", "of", "room"),
-    [slowly(0, Numbers, 8), (2, Numbers, 8), (0, lambda source: halves_of(Numbers(source)), 15)],
+    [(2, Numbers, 8), slowly(0, Numbers, 8), slowly(0, lambda source: halves_of(Numbers(source)), 15)],
 )
 def test_a_training_streams_the_batches_of_local_files_and_fetches_each_shard_once_an_epoch(
     store: ObjectStore, local: Path, workers: int, of: Any, room: int, monkeypatch: pytest.MonkeyPatch
@@ -491,6 +491,7 @@ def test_a_table_with_wrong_numbers_is_refused(
         open_source(FOLDER, streaming=True)
 
 
+@pytest.mark.slow
 def test_opening_a_million_shards_takes_under_100_mb(tmp_path: Path) -> None:
     shards, random = 10**6, np.random.default_rng(0)
     names = np.char.mod("part-%07d.parquet", np.arange(shards)).astype("S20").tobytes()

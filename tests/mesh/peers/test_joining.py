@@ -228,6 +228,7 @@ def lines_of(ranks: list[subprocess.Popen[str]]) -> list[str]:
     return [rank.stdout.readline() for rank in ranks if rank.stdout is not None]
 
 
+@pytest.mark.slow
 def test_a_rank_is_told_that_rank_0_at_its_port_has_met_all_its_ranks(repository: Path) -> None:
     environment = {**alone_of_two(0, "600"), "PYTHONPATH": str(repository)}
     first = begin_ranks(environment, "01")

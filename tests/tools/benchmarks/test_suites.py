@@ -58,6 +58,7 @@ def test_a_suite_measures_its_rows(suite: Any, names: list[str], packages: list[
             assert keeps_its_limits(measured)
 
 
+@pytest.mark.slow
 def test_restoring_is_measured_at_step_one_million_and_the_state_is_small(tmp_path: Path) -> None:
     _, size = map(measured_once, state.rows(Scale(quick=True, seconds=0.0, folder=tmp_path)))
     assert keeps_its_limits(size)
