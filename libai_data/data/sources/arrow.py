@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
@@ -22,6 +22,7 @@ from libai_data.errors.argument_rules import check, check_types, whole
 # Approximate bytes of the Python objects for one record batch.
 _OBJECTS = 2000
 _FILE_MAGIC = b"ARROW1"
+_MESSAGES_BEGIN, _END_MARK, _TRAILER = 8, 8, 10
 _STATE, _SPLITS = "state.json", "dataset_dict.json"
 
 
@@ -120,6 +121,7 @@ def _open(file: MappedFile) -> tuple[_Batches, int]:
         content = pyarrow.py_buffer(file.array)
         if file.bytes[: len(_FILE_MAGIC)] == _FILE_MAGIC:
             reader = pyarrow.ipc.open_file(content)
+            _check_one_file(content, file)
             return _Batches(reader.schema.names, reader.num_record_batches, reader.get_batch), _OBJECTS
         stream = pyarrow.BufferReader(content)
         messages = list(pyarrow.ipc.MessageReader.open_stream(stream))
@@ -142,6 +144,20 @@ def _open(file: MappedFile) -> tuple[_Batches, int]:
         if stream.tell() < file.size:
             raise ValueError(f"more data follows the end of the stream at {stream.tell()}; write one stream to a file")
         return found, size + _OBJECTS * (1 + found.total)
+
+
+def _check_one_file(content: Any, file: MappedFile) -> None:
+    """Refuse files that were joined by `cat`: the last footer would be used for the batches of the first file."""
+    import pyarrow
+
+    stream, end = pyarrow.BufferReader(content), _MESSAGES_BEGIN
+    stream.seek(end)
+    with suppress(pyarrow.ArrowException):  # If the mark of the end is missing, the footer is parsed as a message.
+        for _ in pyarrow.ipc.MessageReader.open_stream(stream):
+            end = stream.tell()
+    footer = file.size - _TRAILER - int.from_bytes(file.bytes[-_TRAILER : -len(_FILE_MAGIC)], "little")
+    if footer > end + _END_MARK:
+        raise ValueError(f"more data follows its last batch at {end}, such as a second file; write one file to a file")
 
 
 def _own_bytes(batches: Sequence[Any], file: MappedFile) -> int:

@@ -113,9 +113,16 @@ def _open_npz(file: MappedFile) -> dict[str, np.ndarray]:
     member = ""
     try:
         with zipfile.ZipFile(file.path) as archive:
-            for info in archive.infolist():
+            members = archive.infolist()
+            if members and min(info.header_offset for info in members):
+                raise ValueError(
+                    "other data precedes the archive, such as another archive; write one archive to a file"
+                )
+            for info in members:
                 member = info.filename
                 name = member[: -len(".npy")] if member.endswith(".npy") else member
+                if name in arrays:
+                    raise ValueError("the archive has several arrays of this name")
                 if info.compress_type == zipfile.ZIP_STORED:
                     arrays[name] = _mapped_member(file, info)
                 else:

@@ -16,6 +16,8 @@ from libai_data.errors.argument_rules import check, check_types, whole
 
 # Approximate bytes of a parsed footer in memory for each of its bytes in the file.
 _PARSED_FOOTER = 8
+_MAGIC = b"PAR1"
+JOINED = "a second Parquet file follows the first one, as by `cat`; write the rows to one file"
 
 
 class ParquetSource(ShardedSource):
@@ -49,6 +51,8 @@ class _Shard(BatchedShard):
         super().__init__(file, kept)
         opened = self._parquet()
         metadata = opened.metadata
+        if is_joined(metadata, file.bytes, file.size):
+            raise FormatError(f"{file.source}: {JOINED}")
         self._columns = chosen_columns(opened.schema_arrow.names, columns, file.source)
         self._ends = np.cumsum([metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)])
 
@@ -80,6 +84,25 @@ class _Shard(BatchedShard):
     def _parquet(self) -> Any:
         """The file, opened in this process."""
         return self._kept.made(self._file.source, lambda: _open(self._file))
+
+
+def is_joined(metadata: Any, content: Any, size: int) -> bool:
+    """Whether `cat` joined Parquet files. The footer of the last file would then be used for the pages of the first.
+
+    Args:
+        metadata: the footer.
+        content: the bytes of the file, to be sliced.
+        size: of the file, in bytes.
+    """
+    ends = [len(_MAGIC)]
+    if metadata.num_row_groups:
+        group = metadata.row_group(metadata.num_row_groups - 1)
+        for column in map(group.column, range(group.num_columns)):
+            first = min(filter(None, (column.dictionary_page_offset, column.data_page_offset)), default=0)
+            ends.append(first + column.total_compressed_size)
+    # The footer counts from the beginning of its own file, so the bytes before this file are missing in its offsets.
+    missing = size - 2 * len(_MAGIC) - metadata.serialized_size - max(ends)
+    return 2 * _MAGIC in content[: max(missing, 0) + len(_MAGIC)]
 
 
 def _open(file: MappedFile) -> tuple[Any, int]:

@@ -14,7 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
 
+from libai_data.data.files.file_map import FileMap
 from libai_data.data.shard_work.work_folder import LOCK
+from libai_data.data.sources.parquet import JOINED, is_joined
 from libai_data.data.sources.remote import is_remote
 from libai_data.data.sources.storage import listed, patterns_of
 from libai_data.errors import ConfigError, installed
@@ -184,6 +186,9 @@ def open_parquet(path: Path) -> Iterator[Any]:
     parquet = installed("pyarrow.parquet", str(path), "'libai_data[text]'")
     try:
         with parquet.ParquetFile(str(path)) as file:
+            content = FileMap(path)
+            if is_joined(file.metadata, content.bytes, content.status.size):
+                raise Broken(f"{path}: {JOINED}")
             yield file
     except (pyarrow.ArrowException, OSError) as error:
         raise Broken(f"{path} cannot be read as Parquet: {error}") from error

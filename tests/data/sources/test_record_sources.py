@@ -207,6 +207,32 @@ def test_streams_of_arrow_that_were_joined_are_refused(tmp_path: Path) -> None:
         SOURCES["arrow"](tmp_path / "b.arrow")
 
 
+@pytest.mark.parametrize("kind", ["arrow", "parquet", "npz"])
+@pytest.mark.parametrize("sizes", [(9, 9), (9, 5), (5, 9), (9, 0), (9, 9, 9)])
+def test_files_with_a_footer_that_were_joined_are_refused(tmp_path: Path, kind: str, sizes: tuple[int, ...]) -> None:
+    files = [tmp_path / f"{number}.{kind}" for number in range(len(sizes))]
+    for file, size in zip(files, sizes):
+        rows = np.arange(size)
+        if kind == "npz":
+            np.savez(file, x=rows)
+            continue
+        pyarrow = pytest.importorskip("pyarrow")
+        from pyarrow import parquet
+
+        table = pyarrow.table({"x": rows})
+        if kind == "parquet":
+            parquet.write_table(table, file, row_group_size=3, write_page_index=True)
+        else:
+            with pyarrow.OSFile(str(file), "wb") as out, pyarrow.ipc.new_file(out, table.schema) as writer:
+                writer.write_table(table, max_chunksize=3)
+    for file, size in zip(files, sizes):
+        assert len(open_source(file)) == size
+    joined = tmp_path / f"joined.{kind}"
+    joined.write_bytes(b"".join(file.read_bytes() for file in files))
+    with pytest.raises(FormatError, match=rf"joined\.{kind}.*(follows|precedes)"):
+        open_source(joined)
+
+
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
 def test_two_columns_of_one_name_are_refused_with_the_file(tmp_path: Path, kind: str) -> None:
     available(kind)

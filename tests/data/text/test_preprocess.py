@@ -236,6 +236,14 @@ def test_an_input_without_a_document_fails_with_the_reason_and_leaves_no_corpus(
     assert command(["preprocess", *given, "--json-keys", "other", *output]) == 0
 
 
+def test_parquet_files_that_were_joined_are_no_documents(tmp_path: Path, tokenizer: str) -> None:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.table({"text": ["one"]}), tmp_path / "a.parquet")
+    (tmp_path / "a.parquet").write_bytes((tmp_path / "a.parquet").read_bytes() * 2)
+    with pytest.raises(BadLines, match=r"a\.parquet: a second Parquet file follows the first one"):
+        preprocess([str(tmp_path)], str(tmp_path / "out"), Task(TokenizerFiles(tokenizer)), refuse_bad=True)
+
+
 def test_a_column_that_a_parquet_file_does_not_have_is_named_with_the_nearest(tmp_path: Path, tokenizer: str) -> None:
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     parquet.write_table(pyarrow.table({"texts": ["a"] * 100, "id": range(100)}), str(tmp_path / "x.parquet"))
