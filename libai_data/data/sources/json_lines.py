@@ -19,7 +19,7 @@ from libai_data.errors import ConfigError, FormatError
 
 logger = logging.getLogger(__name__)
 
-_KIND = "jsonl 1"
+_KIND = "jsonl 2"
 _SUFFIXES = (".jsonl", ".ndjson", ".json")
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".lz4")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -32,6 +32,8 @@ _NOT_UTF_8 = "; it has zero bytes, as UTF-16 does: convert the file, as by `icon
 
 class JsonLinesSource(ShardedSource):
     """The objects of JSON lines files: one dict per line, parsed when it is read. Blank lines are skipped.
+
+    Lines end with LF, CRLF or CR.
 
     The first process that opens a file finds where its lines begin, and stores this in an index file. If the file's
     size or modification time changes, the index is built again.
@@ -114,11 +116,14 @@ def parsed_object(line: Any) -> dict[str, Any]:
 
 
 def _lines(file: MappedFile) -> list[np.ndarray]:
-    """The offsets at which the lines that are not blank begin and end, int64 [lines] each."""
-    newlines = [
-        np.flatnonzero(file.array[first : first + _SCANNED_AT_ONCE] == ord("\n")) + first
-        for first in range(0, file.size, _SCANNED_AT_ONCE)
-    ]
+    """The offsets at which the lines that are not blank begin and end, int64 [lines] each.
+
+    Lines end with LF, CR or CRLF. Of CRLF, the line ends before CR, and an empty line follows.
+    """
+    newlines = []
+    for first in range(0, file.size, _SCANNED_AT_ONCE):
+        block = file.array[first : first + _SCANNED_AT_ONCE]
+        newlines.append(np.flatnonzero((block == ord("\n")) | (block == ord("\r"))) + first)
     stops = np.concatenate([*newlines, [file.size]]).astype(np.int64)
     begin = len(_BYTE_ORDER_MARK) if file.bytes[: len(_BYTE_ORDER_MARK)] == _BYTE_ORDER_MARK else 0
     starts = np.concatenate([[begin], stops[:-1] + 1]).astype(np.int64)

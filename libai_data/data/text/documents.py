@@ -35,6 +35,8 @@ Record = Union[Document, BadLine]
 def read_piece(piece: Piece, keys: Sequence[str], documents: str) -> Iterator[Record]:
     """The documents and bad lines of a piece, in order; lines of white space alone are neither.
 
+    Lines end with LF, CRLF or CR.
+
     Args:
         keys: the keys of JSON objects, or columns, that hold text. Plain text is the text of each of them.
         documents: what is one document of plain text; see `parts.Cutting`.
@@ -58,27 +60,27 @@ def read_piece(piece: Piece, keys: Sequence[str], documents: str) -> Iterator[Re
 
 def count_lines(piece: Piece) -> int:
     """The number of lines of a piece that is not of Parquet; the lines of the next piece are numbered from there on."""
-    return piece.read().count(b"\n")
+    data = piece.read()
+    return data.count(b"\n") + data.count(b"\r") - data.count(b"\r\n")
 
 
 def _unmarked(data: bytes) -> bytes:
     """Remove byte order marks of UTF-8 from the beginning of lines; files that were joined have one in the middle."""
-    data = data.replace(b"\n" + _BYTE_ORDER_MARK, b"\n")
+    for end in (b"\n", b"\r"):
+        data = data.replace(end + _BYTE_ORDER_MARK, end)
     return data[len(_BYTE_ORDER_MARK) :] if data.startswith(_BYTE_ORDER_MARK) else data
 
 
 def _lines(data: bytes) -> Iterator[tuple[int, bytes]]:
-    for line, content in enumerate(data.split(b"\n"), 1):
+    for line, content in enumerate(data.splitlines(), 1):
         if content and not content.isspace():
             yield line, content
 
 
 def _text_units(data: bytes, documents: str) -> Iterator[tuple[int, bytes]]:
     if documents == LINE:
-        for line, content in _lines(data):
-            yield line, content.rstrip(b"\r")
-        return
-    if documents == PARAGRAPH:
+        yield from _lines(data)
+    elif documents == PARAGRAPH:
         yield from _paragraphs(data)
     elif data and not data.isspace():
         yield 1, data
@@ -87,12 +89,12 @@ def _text_units(data: bytes, documents: str) -> Iterator[tuple[int, bytes]]:
 def _paragraphs(data: bytes) -> Iterator[tuple[int, bytes]]:
     lines: list[bytes] = []
     first = 0
-    for line, content in enumerate([*data.split(b"\n"), b""], 1):
+    for line, content in enumerate([*data.splitlines(keepends=True), b""], 1):
         if content and not content.isspace():
             first = first if lines else line
             lines.append(content)
         elif lines:
-            yield first, b"\n".join(lines).rstrip(b"\r")
+            yield first, b"".join(lines).rstrip(b"\r\n")
             lines = []
 
 

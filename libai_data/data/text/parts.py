@@ -27,8 +27,9 @@ DOCUMENTS = (LINE, PARAGRAPH, WHOLE_FILE)
 # Enough of them to keep many processes busy to the end, and few enough for one folder.
 _PARTS, _LEAST, _MOST = 256, 1 << 20, 64 << 20
 _HEAD_BYTES = 4096
-_BLANK_LINE = re.compile(rb"\n[ \t\r]*\n")
-_END_OF_LINE = re.compile(rb"\n")
+# CR alone ends a line, too. A CR that may be the first half of a CRLF is no place for a cut.
+_END_OF_LINE = re.compile(rb"\n|\r(?=[^\n])")
+_BLANK_LINE = re.compile(rb"(?:\n|\r(?=[^\n]))[ \t]*(?:\r?\n|\r(?=[^\n]))")
 
 
 @dataclass(frozen=True)
@@ -203,6 +204,6 @@ def _last_cut(data: bytes, boundary: Any | None) -> int:
     if boundary is None:
         return 0
     if boundary is _END_OF_LINE:
-        return data.rfind(b"\n") + 1
+        return max(data.rfind(b"\n"), data.rfind(b"\r", 0, len(data) - 1)) + 1
     ends = [match.end() for match in boundary.finditer(data)]
     return int(ends[-1]) if ends else 0

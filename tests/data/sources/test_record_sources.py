@@ -164,6 +164,17 @@ def test_json_that_is_no_object_is_refused_with_record_and_offset(tmp_path: Path
         JsonLinesSource(tmp_path / "a.jsonl.gz")
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_lines_of_json_end_in_each_of_the_three_ways(tmp_path: Path, end: str) -> None:
+    lines = ['{"a": 1}', "", ' {"a": 2} ', " ", '{"a": 3', '{"a": "ü"}']
+    (tmp_path / "a.jsonl").write_bytes(("\ufeff" + end.join(lines) + end).encode())
+    source = JsonLinesSource(tmp_path / "a.jsonl")
+    assert len(source) == 4 and [source[0], source[1], source[3]] == [{"a": 1}, {"a": 2}, {"a": "ü"}]
+    offset = len(("\ufeff" + end.join(lines[:4]) + end).encode())
+    with pytest.raises(FormatError, match=rf"a.jsonl, record 2, offset {offset}: not JSON"):
+        source[2]
+
+
 def test_formats_that_names_do_not_tell_must_be_named(tmp_path: Path) -> None:
     expected = write("jsonl", tmp_path / "records", texts(3))
     with pytest.raises(ConfigError, match="belong to no single format"):

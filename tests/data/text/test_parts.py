@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import io
 import json
 import lzma
 import tempfile
@@ -23,7 +24,12 @@ from libai_data.errors import ConfigError
 from tests.data.text.scripts import SCRIPTS, sentences
 from tests.properties import examples
 
-LINES = st.lists(st.sampled_from(["", " ", "\r", "word", "two words\r", "ü" * 9, " 中文 "]), max_size=30)
+LINES = st.lists(
+    st.tuples(
+        st.sampled_from(["", " ", "word", "two words", "ü" * 9, " 中文 "]), st.sampled_from(["\n", "\r\n", "\r"])
+    ),
+    max_size=30,
+)
 
 
 def zstandard_compress(data: bytes) -> bytes:
@@ -56,22 +62,23 @@ def read_all(paths: list[Path], cutting: Cutting) -> tuple[list[tuple[str, ...]]
 def paragraphs(text: str) -> list[str]:
     """An independent reading of paragraphs."""
     found: list[list[str]] = [[]]
-    for line in text.split("\n"):
+    for line in io.StringIO(text, newline=""):
         if line.strip():
             found[-1].append(line)
         elif found[-1]:
             found.append([])
-    return ["\n".join(lines).rstrip("\r") for lines in found if lines]
+    return ["".join(lines).rstrip("\r\n") for lines in found if lines]
 
 
 @settings(max_examples=examples(60))
 @given(LINES, st.booleans(), st.integers(1, 40), st.sampled_from(DOCUMENTS), st.sampled_from(["", ".gz", ".bz2"]))
 def test_documents_do_not_depend_on_the_size_of_the_parts(
-    lines: list[str], ends: bool, part_bytes: int, documents: str, suffix: str
+    lines: list[tuple[str, str]], ends: bool, part_bytes: int, documents: str, suffix: str
 ) -> None:
-    text = "\n".join(lines) + ("\n" if ends else "")
+    text = "".join(map("".join, lines))
+    text = text if ends else text.rstrip("\r\n")
     expected = {
-        "line": [line.rstrip("\r") for line in text.split("\n") if line.strip()],
+        "line": [line.rstrip("\n") for line in io.StringIO(text, newline=None) if line.strip()],
         "paragraph": paragraphs(text),
         "file": [text] if text.strip() else [],
     }[documents]
