@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -11,6 +10,7 @@ from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
+from libai_data.data.json_text import parsed_json
 from libai_data.data.sources.arrow_columns import BatchedShard, BatchRows, chosen_columns, import_pyarrow
 from libai_data.data.sources.last_used import LastUsed
 from libai_data.data.sources.mapped_file import MappedFile
@@ -62,7 +62,7 @@ def _files_of_dataset(paths: Paths) -> list[str] | None:
     if not is_file(folder / _STATE):
         return None
     try:
-        state = json.loads(text_of(folder / _STATE))
+        state = parsed_json(text_of(folder / _STATE))
         names = [str(folder / file["filename"]) for file in state["_data_files"]]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise FormatError(f"{folder / _STATE} does not name the files of a dataset: {error!r}") from error

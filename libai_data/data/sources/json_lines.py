@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from libai_data.atomic_files import PathLike
+from libai_data.data.json_text import parsed_json
 from libai_data.data.sources.mapped_file import MappedFile
 from libai_data.data.sources.record_index import record_index
 from libai_data.data.sources.sharded import Paths, ShardedSource, opened
@@ -104,8 +104,7 @@ def parsed_object(line: Any) -> dict[str, Any]:
         FormatError: The line is no JSON, or no object.
     """
     try:
-        # Given bytes, `json.loads` detects UTF-16. It would then accept some lines of a UTF-16 file, and refuse others.
-        found = json.loads(str(line, "utf-8-sig") if isinstance(line, bytes) else line)
+        found = parsed_json(line)
     except (ValueError, RecursionError) as error:
         begins = line if isinstance(line, bytes) else line.encode()
         hint = _ONE_A_LINE if begins.strip() in _OPENING else _NOT_UTF_8 if b"\0" in begins else ""

@@ -5,13 +5,13 @@ Formats: github.com/Lightning-AI/litData, `src/litdata/streaming/serializers.py`
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Sequence
 from typing import Any, Callable
 
 import numpy as np
 
+from libai_data.data.json_text import parsed_json
 from libai_data.data.sources.described_source import Decode
 from libai_data.data.sources.mds import image, number, pickled, pieces
 from libai_data.errors import FormatError, nearest
@@ -79,7 +79,7 @@ def _nested(data: bytes) -> Any:
     Raises a ValueError, IndexError or KeyError if the bytes are malformed.
     """
     if data[0] >= _FIRST_OF_JSON:
-        return json.loads(data)
+        return parsed_json(data)
     reader = _Reader(data)
     value = reader.value()
     if reader.place != len(data):
@@ -100,7 +100,7 @@ class _Reader:
             return _SINGLE[kind](self)
         count = self._count()
         if kind == _JSON:
-            return json.loads(self._bytes(count))
+            return parsed_json(self._bytes(count))
         if kind == _TEXT_LIST:
             return [self.text() for _ in range(count)]
         if kind in (_INT_LIST, _FLOAT_LIST):

@@ -5,12 +5,12 @@ Format of the values: github.com/mosaicml/streaming, `streaming/base/format/mds/
 
 from __future__ import annotations
 
-import json
 import re
 from decimal import Decimal
 
 import numpy as np
 
+from libai_data.data.json_text import parsed_json
 from libai_data.data.sources.described_source import Decode, DescribedSource
 from libai_data.errors import FormatError, nearest
 
@@ -97,7 +97,7 @@ _DECODERS: dict[str, Decode] = {
     "str_int": lambda data: int(str(data, "utf-8")),
     "str_float": lambda data: float(str(data, "utf-8")),
     "str_decimal": lambda data: Decimal(str(data, "utf-8")),
-    "json": json.loads,
+    "json": parsed_json,
     "pil": image,
     "jpeg_array": lambda data: pieces(data, 0),
     # The first number of a list is kept for later versions.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from typing import Any, Callable, Optional
 
 import numpy as np
 
+from libai_data.data.json_text import parsed_json
 from libai_data.data.sources.file_formats import format_of_files
 from libai_data.data.sources.local_cache import NO_ROOM
 from libai_data.data.sources.packed_names import PackedNames
@@ -236,6 +236,6 @@ def _entries_in(path: str, key: str, entries: Callable[[Any], _Known], what: str
     except ConfigError:  # There is no such file.
         return {}
     try:
-        return entries(json.loads(content)[key])
+        return entries(parsed_json(content)[key])
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise FormatError(f"{path} is no {what} ({error!r}); remove it") from error

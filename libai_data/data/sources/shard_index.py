@@ -6,12 +6,12 @@ Formats: github.com/mosaicml/streaming, `streaming/base/format/mds`; github.com/
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable, NamedTuple, Optional
 
+from libai_data.data.json_text import parsed_json
 from libai_data.data.sources.decompressed import DecompressedFile, zstd_key
 from libai_data.data.sources.storage import LocalFile, Storage
 from libai_data.errors import ConfigError, FormatError
@@ -141,7 +141,7 @@ def _shards_of(index: str, format: str) -> list[DescribedShard]:
         content = Path(file.path).read_bytes()
     what, read = DESCRIBED[format]
     try:
-        shards = read(json.loads(content))
+        shards = read(parsed_json(content))
         for shard in shards:
             _check(shard)
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
@@ -207,7 +207,7 @@ def _litdata_columns(config: Any) -> tuple[Column, ...]:
     loader = config.get("item_loader")
     if loader not in (None, "PyTreeLoader", "TokensLoader"):
         raise ValueError(f"its chunks are for {loader}; those for PyTreeLoader and TokensLoader are read")
-    names, encodings = _leaves(json.loads(config["data_spec"])[1]), config["data_format"]
+    names, encodings = _leaves(parsed_json(config["data_spec"])[1]), config["data_format"]
     if len(names) != len(encodings) or len(set(names)) != len(names):
         raise ValueError(f"its data_spec has the values {names}, where its data_format has {encodings}")
     return tuple(Column(name, encoding, 0) for name, encoding in zip(names, encodings))
@@ -220,7 +220,7 @@ def _leaves(spec: Any, name: str = "") -> list[str]:
         return [name or "0"]
     if kind not in (*_NAMED, *_NUMBERED):
         raise ValueError(f"its samples have a {kind}; dicts, lists and tuples are read")
-    keys = json.loads(spec["context"]) if kind in _NAMED else range(len(children))
+    keys = parsed_json(spec["context"]) if kind in _NAMED else range(len(children))
     if len(keys) != len(children):
         raise ValueError(f"its data_spec has {len(children)} values for the names {keys}")
     named = [(f"{name}.{key}" if name else str(key), child) for key, child in zip(keys, children)]

@@ -112,6 +112,16 @@ def test_damaged_compressed_shards_are_refused(tmp_path: Path) -> None:
         MDSSource(path)
 
 
+def test_keys_that_json_repeats_are_refused_in_columns_and_in_the_index(tmp_path: Path) -> None:
+    write_mds(tmp_path / "a.mds", {"x": "json"}, [[b'{"a": 1, "a": 2}']])
+    with pytest.raises(FormatError, match=r"a\.mds, record 0, .*column 'x' cannot be read: .* the key 'a' twice"):
+        MDSSource(tmp_path / "a.mds")[0]
+    index = tmp_path / "index.json"
+    index.write_text(index.read_text().replace('"samples":', '"samples": 3, "samples":'))
+    with pytest.raises(FormatError, match=r"index\.json is no index of MDS shards.* the key 'samples' twice"):
+        MDSSource(tmp_path / "a.mds")
+
+
 def test_a_compressed_shard_that_changed_is_not_read_by_workers(tmp_path: Path) -> None:
     path = compressed(tmp_path)
     sent = pickle.dumps(MDSSource(path))

@@ -175,6 +175,14 @@ def test_lines_of_json_end_in_each_of_the_three_ways(tmp_path: Path, end: str) -
         source[2]
 
 
+def test_a_repeated_key_of_an_object_is_refused_with_file_line_and_key(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"a": 1, "b": {"a": 2}}\n{"x": [{"a": 1, "c": 2, "a": 3}]}\n')
+    source = JsonLinesSource(tmp_path / "a.jsonl")
+    assert source[0] == {"a": 1, "b": {"a": 2}}
+    with pytest.raises(FormatError, match=r"a.jsonl, record 1, offset 24: not JSON: an object has the key 'a' twice"):
+        source[1]
+
+
 def test_formats_that_names_do_not_tell_must_be_named(tmp_path: Path) -> None:
     expected = write("jsonl", tmp_path / "records", texts(3))
     with pytest.raises(ConfigError, match="belong to no single format"):

@@ -267,6 +267,12 @@ def test_a_key_that_is_given_twice_or_names_no_file_is_refused(tokenizer: str) -
             Task(TokenizerFiles(tokenizer), (key,))
 
 
+def test_a_line_with_a_repeated_key_is_a_bad_line(tmp_path: Path, tokenizer: str) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"text": "two", "text": "three"}\n')
+    with pytest.raises(BadLines, match=r"a.jsonl, line 2: not JSON: an object has the key 'text' twice"):
+        preprocess([str(tmp_path / "a.jsonl")], str(tmp_path / "out"), Task(TokenizerFiles(tokenizer)), refuse_bad=True)
+
+
 def test_bad_lines_end_the_run_only_if_asked_and_then_leave_no_result(tmp_path: Path, tokenizer: str) -> None:
     corpus = write_json_lines(tmp_path / "corpus.jsonl", texts(5), '{"txt": "misnamed"}\n')
     task = Task(TokenizerFiles(tokenizer))
