@@ -144,6 +144,10 @@ def _shards_of(index: str, format: str) -> list[DescribedShard]:
         shards = read(parsed_json(content))
         for shard in shards:
             _check(shard)
+        names = [shard.name for shard in shards]
+        repeated = next((name for name in names if names.count(name) > 1), "") if len({*names}) < len(names) else ""
+        if repeated:
+            raise ValueError(f"it lists {repeated} twice")
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise FormatError(f"{index} is no index of {what}: {type(error).__name__}: {error}") from error
     return shards

@@ -122,6 +122,16 @@ def test_keys_that_json_repeats_are_refused_in_columns_and_in_the_index(tmp_path
         MDSSource(tmp_path / "a.mds")
 
 
+def test_a_shard_that_an_index_lists_twice_is_refused(tmp_path: Path) -> None:
+    write_mds(tmp_path / "a.mds", {"x": "str"}, [[b"text"]])
+    index = tmp_path / "index.json"
+    content = json.loads(index.read_text())
+    index.write_text(json.dumps({**content, "shards": content["shards"] * 2}))
+    for paths in (tmp_path, tmp_path / "a.mds"):
+        with pytest.raises(FormatError, match=r"index\.json is no index of MDS shards.*lists a\.mds twice"):
+            MDSSource(paths)
+
+
 def test_a_compressed_shard_that_changed_is_not_read_by_workers(tmp_path: Path) -> None:
     path = compressed(tmp_path)
     sent = pickle.dumps(MDSSource(path))
