@@ -113,10 +113,7 @@ class FileMap:
         Raises:
             FormatError: The file was written to.
         """
-        with suppress(OSError):
-            now = FileStatus.of(self.path)
-            if now.inode == self.status.inode:
-                _check_same(self.path, self.status, now)
+        check_not_written(self.path, self.status)
 
     def release(self) -> None:
         """Drop the bytes from this process's resident memory; the system loads them again when they are read."""
@@ -129,6 +126,14 @@ class FileMap:
             return self.status.is_same(FileStatus.of(self.path))
         except OSError:
             return False
+
+
+def check_not_written(path: PathLike, before: FileStatus) -> None:
+    """Raise a FormatError if the file at a path was written to since it had a status; another file is no error."""
+    with suppress(OSError):
+        now = FileStatus.of(path)
+        if now.inode == before.inode:
+            _check_same(path, before, now)
 
 
 def _check_same(path: PathLike, before: FileStatus, now: FileStatus) -> None:

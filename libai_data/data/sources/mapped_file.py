@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from libai_data.atomic_files import PathLike
-from libai_data.data.files.file_map import FileMap
+from libai_data.data.files.file_map import FileMap, check_not_written
 from libai_data.data.files.identity import FileStatus, file_identity
 from libai_data.data.sources.storage import LocalFile
 from libai_data.errors import FormatError
@@ -94,9 +94,14 @@ class MappedFile:
         self._mapped()
 
     def check_not_written(self) -> None:
-        """Raise a FormatError if the file was written to since it was mapped; checked at most every 20 ms."""
+        """Raise a FormatError if the file was written to since it was opened; checked at most every 20 ms.
+
+        This also holds if something else reads or maps the file, such as an array in another process.
+        """
         if self._map is not None:
             self._mapped()
+        elif not self.is_copy and self._is_check_due():
+            check_not_written(self.path, self._status)
 
     def release(self) -> None:
         """Remove the pages that were read from this process's resident memory, if their content is cached elsewhere."""
@@ -104,13 +109,19 @@ class MappedFile:
             self._map.release()
 
     def _mapped(self) -> FileMap:
-        now = time.monotonic()
         if self._map is None:
-            self._map, self._checked = FileMap(self.path, None if self.is_copy else self._status), now
-        elif now - self._checked > _SECONDS_BETWEEN_CHECKS:
+            self._map = FileMap(self.path, None if self.is_copy else self._status)
+            self._checked = time.monotonic()
+        elif self._is_check_due():
             self._map.check_not_written()
-            self._checked = now
         return self._map
+
+    def _is_check_due(self) -> bool:
+        now = time.monotonic()
+        if now - self._checked <= _SECONDS_BETWEEN_CHECKS:
+            return False
+        self._checked = now
+        return True
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_map": None, "_array": None}

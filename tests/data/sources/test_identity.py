@@ -31,7 +31,7 @@ from libai_data.loader.same_dataset import fingerprint_with_samples
 from libai_data.loader.shipping import ship, unship
 from tests.data.datasets.gpt_corpora import write as write_corpus
 from tests.data.sources.published_files import write_mnist
-from tests.data.sources.record_files import ENDINGS, SOURCES, available, texts, write
+from tests.data.sources.record_files import ENDINGS, SOURCES, available, same, texts, write
 
 
 def in_memory(source: Any, name: str = "") -> list[Any]:
@@ -380,6 +380,21 @@ def test_a_file_of_any_format_that_is_written_to_is_refused(tmp_path: Path, monk
             read()
     with pytest.raises(FormatError, match=r"a.npy has changed since it was opened"):
         arrays.read_batch(np.array([1]), {"data": np.zeros((1, 310), np.uint8)})
+
+
+@pytest.mark.parametrize("kind", ["numpy", "array_record"])
+def test_a_worker_refuses_a_file_that_is_written_to_and_that_it_does_not_map_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(mapped_file_module, "_SECONDS_BETWEEN_CHECKS", -1.0)
+    available(kind)
+    path = tmp_path / f"a.{ENDINGS[kind]}"
+    expected = write(kind, path, texts(9))
+    sent = pickle.loads(pickle.dumps(SOURCES[kind](path)))
+    assert same(sent[3], expected[3])
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(FormatError, match=rf"{path.name} has changed since it was opened"):
+        sent[3]
 
 
 def test_a_fingerprint_may_be_an_attribute() -> None:
