@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 
 from libai_data.atomic_files import written_together
-from libai_data.data.files.file_map import FileMap
 from libai_data.data.sources.paths import is_file, text_of, why_missing
 from libai_data.data.sources.published import PublishedImages, downloaded
 from libai_data.errors import ConfigError, FormatError
@@ -105,7 +104,7 @@ class CIFARSource(PublishedImages):
                 f"there is no {path}{why_missing(path)}{found}; give download=True, or unpack "
                 f"{self.kind.url} in {path.parent.parent}"
             )
-        content = FileMap(path).array
+        content = self._mapped(path)
         record, size = self.kind.labels + _PIXELS, len(content)
         if size % record or not size:
             raise FormatError(

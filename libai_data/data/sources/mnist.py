@@ -12,6 +12,7 @@ import struct
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Callable
 
 import numpy as np
 
@@ -98,7 +99,7 @@ class MNISTSource(PublishedImages):
                     f"there is no {path}, nor {path.name}.gz{why_missing(path)}; give download=True, or put the "
                     "file there"
                 )
-        self._images, self._labels = read_idx(self._paths[0], 3), read_idx(self._paths[1], 1)
+        self._images, self._labels = (read_idx(path, dims, self._mapped) for path, dims in zip(self._paths, (3, 1)))
         if len(self._images) != len(self._labels):
             raise FormatError(
                 f"{self._paths[0]} has {len(self._images)} images, and {self._paths[1]} {len(self._labels)} labels"
@@ -112,8 +113,12 @@ class MNISTSource(PublishedImages):
         return f"{self._paths[1]} at offset {_LABELS_BEGIN + row}"
 
 
-def read_idx(path: Path, dims: int) -> np.ndarray:
-    """Read an IDX file of unsigned bytes with `dims` dims, gzipped or not.
+def _map(path: Path) -> np.ndarray:
+    return FileMap(path).array
+
+
+def read_idx(path: Path, dims: int, map_file: Callable[[Path], np.ndarray] = _map) -> np.ndarray:
+    """Read an IDX file of unsigned bytes with `dims` dims, gzipped or not; `map_file` returns the bytes of a file.
 
     Returns:
         uint8 with the shape that the file states, read-only.
@@ -126,7 +131,7 @@ def read_idx(path: Path, dims: int) -> np.ndarray:
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise FormatError(f"{path} cannot be decompressed: {error}") from error
     else:
-        data = FileMap(path).array
+        data = map_file(path)
     head = 4 + 4 * dims
     magic = bytes([0, 0, _BYTES, dims])
     if data[:4].tobytes() != magic:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from libai_data.data.files.identity import file_identity
+from libai_data.data.sources.mapped_file import MappedFile
 from libai_data.data.sources.paths import checked_path
 from libai_data.data.sources.remote import md5_of
 from libai_data.data.sources.sharded import checked_indices, runs_of
@@ -34,6 +35,7 @@ class PublishedImages:
     classes: tuple[str, ...]
     _paths: list[Path]
     """The files; those of images come first."""
+    _mapped_files: list[MappedFile]
 
     def __init__(
         self,
@@ -50,6 +52,7 @@ class PublishedImages:
         self.folder = root / kind.folder
         if download and not self._is_there():
             self._download(source_url)
+        self._mapped_files = []
         self._ends = np.cumsum(self._open(root, train))
 
     def _is_there(self) -> bool:
@@ -79,8 +82,10 @@ class PublishedImages:
         """An image, uint8 [H, W] or [H, W, 3], and its label.
 
         Raises:
-            FormatError: The label is not below the number of classes.
+            FormatError: The label is not below the number of classes, or a file was written to.
         """
+        for mapped in self._mapped_files:
+            mapped.check_not_written()
         file, row = self._place(index)
         image, label = self._read(file, row)
         if label >= len(self.classes):
@@ -99,6 +104,11 @@ class PublishedImages:
         """What a checkpoint stores to identify the data: the names of the files, and their numbers of images."""
         counts = np.diff(self._ends, prepend=0).tolist()
         return {path.name.replace(".gz", ""): count for path, count in zip(self._paths, counts)}
+
+    def _mapped(self, path: Path) -> np.ndarray:
+        """The bytes of a file, uint8 [size], as a memory map."""
+        self._mapped_files.append(MappedFile(path))
+        return self._mapped_files[-1].array
 
     def _place(self, index: int) -> tuple[int, int]:
         """The file of an image, and its number in the file."""

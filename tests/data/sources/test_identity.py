@@ -23,14 +23,24 @@ from libai_data.data.datasets.image_datasets import ImageFolderDataset
 from libai_data.data.files import identity as identity_module
 from libai_data.data.files.identity import file_identity
 from libai_data.data.samplers.single_round import SingleRoundSampler
-from libai_data.data.sources import ImageFolderSource, InMemorySource, JsonLinesSource, NumpySource, open_source
+from libai_data.data.sources import (
+    CIFAR10,
+    MNIST,
+    CIFARSource,
+    ImageFolderSource,
+    InMemorySource,
+    JsonLinesSource,
+    MNISTSource,
+    NumpySource,
+    open_source,
+)
 from libai_data.data.sources import mapped_file as mapped_file_module
 from libai_data.errors import CheckpointError, ConfigError, FormatError
 from libai_data.loader.batch_loader import BatchLoader
 from libai_data.loader.same_dataset import fingerprint_with_samples
 from libai_data.loader.shipping import ship, unship
 from tests.data.datasets.gpt_corpora import write as write_corpus
-from tests.data.sources.published_files import write_mnist
+from tests.data.sources.published_files import write_cifar10, write_mnist
 from tests.data.sources.record_files import ENDINGS, SOURCES, available, same, texts, write
 
 
@@ -373,6 +383,11 @@ def test_a_file_of_any_format_that_is_written_to_is_refused(tmp_path: Path, monk
     out = {"input_ids": np.zeros((1, 2), np.int64)}
     readers[Path(f"{prefix}.bin")] = partial(corpus.read_batch, np.array([1]), out)
     arrays = NumpySource(tmp_path / "numpy" / "a.npy")
+    cifar = CIFARSource(write_cifar10(tmp_path).parent, CIFAR10)
+    readers[cifar.folder / "data_batch_2.bin"] = partial(cifar.read, 2)
+    for name in ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"):
+        mnist = MNISTSource(write_mnist(tmp_path / name / "MNIST/raw").parents[1], MNIST)
+        readers[mnist.folder / name] = partial(mnist.read, 2)
     for path, read in readers.items():
         read()
         os.utime(path, ns=(1, 1))
