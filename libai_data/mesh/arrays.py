@@ -68,6 +68,25 @@ def as_array(value: Any, field_name: str = "") -> np.ndarray:
     return _native(array)
 
 
+def check_fits(name: str, value: Any, row: Any, whose: str = "") -> None:
+    """Refuse a value that numpy would round, or repeat, to write it into a row of a batch.
+
+    Args:
+        name: of the field.
+        value: numpy array or scalar.
+        row: the row, a numpy array or scalar.
+        whose: words for the message, behind the name of the field.
+
+    Raises:
+        SchemaError: The shapes differ, or the row's dtype cannot hold all values of the other dtype.
+    """
+    if value.shape != row.shape or not np.can_cast(value.dtype, row.dtype):
+        raise SchemaError(
+            f"field '{name}'{whose} is {value.dtype} {list(value.shape)}, in the samples before it {row.dtype} "
+            f"{list(row.shape)}; give all samples the same shape and dtype"
+        )
+
+
 def as_dict(value: Any) -> str:
     """Python code that turns an attrs or pydantic object, or a pandas row, into a dict; "" for other values."""
     if callable(getattr(value, "to_dict", None)):

@@ -15,9 +15,9 @@ from libai_data.data.transforms.decode import MODES, EncodedImage
 from libai_data.data.transforms.image import ImageToFloat
 from libai_data.data.transforms.pipeline import transform_into, transform_stages
 from libai_data.data.transforms.timing import transform_time
-from libai_data.errors import FormatError, SampleError, SchemaError
+from libai_data.errors import FormatError, SampleError
 from libai_data.errors.argument_rules import FUNCTION, check, one_of, or_none
-from libai_data.mesh.arrays import as_array
+from libai_data.mesh.arrays import as_array, check_fits
 from libai_data.structures import DistTensorData, Instance
 
 Transform = Callable[[Any], Any]
@@ -127,12 +127,7 @@ class LabelledImages:
 
     def _put_label(self, label: int, out: np.ndarray) -> None:
         array = as_array(self._label(label), "labels")
-        # numpy would round numbers, and repeat them if the shape is smaller.
-        if array.shape != out.shape or not np.can_cast(array.dtype, out.dtype):
-            raise SchemaError(
-                f"field 'labels' is {array.dtype} {list(array.shape)}, in the samples before it {out.dtype} "
-                f"{list(out.shape)}; let target_transform return the same shape and dtype for all classes"
-            )
+        check_fits("labels", array, out, " (from target_transform)" * (self.target_transform is not None))
         out[...] = array
 
     def _read(self, index: int) -> tuple[bytes | np.ndarray, int]:

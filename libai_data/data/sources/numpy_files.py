@@ -12,6 +12,7 @@ from libai_data.data.files.file_map import npy_array
 from libai_data.data.sources.mapped_file import MappedFile
 from libai_data.data.sources.sharded import Paths, ShardedSource, opened
 from libai_data.errors import ConfigError, FormatError, SchemaError
+from libai_data.mesh.arrays import check_fits
 
 _LOCAL_HEADER = 30
 FIELD = "data"
@@ -63,14 +64,8 @@ class NumpySource(ShardedSource):
             for file in self.files_of(number):
                 file.check_not_written()
             for name, array in self._shards[number].arrays.items():
-                target = out[name]
-                # numpy would round numbers, and repeat them if the shape is smaller.
-                if array.shape[1:] != target.shape[1:] or not np.can_cast(array.dtype, target.dtype):
-                    raise SchemaError(
-                        f"field '{name}' of {self.files_of(number)[0].source} is {array.dtype} "
-                        f"{list(array.shape[1:])}, in the samples before it {target.dtype} {list(target.shape[1:])}"
-                    )
-                target[places] = array[rows]
+                check_fits(name, array[0], out[name][0], f" of {self.files_of(number)[0].source}")
+                out[name][places] = array[rows]
 
 
 class _Shard:
