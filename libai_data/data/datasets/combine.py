@@ -45,7 +45,7 @@ class ConcatDataset:
         datasets: at least one; all must have the same fields.
 
     Raises:
-        ConfigError: There is no dataset, or one has no length or no indices.
+        ConfigError: There is no dataset, or one has no length or no indices; or, by `len`, one has another length now.
     """
 
     def __init__(self, datasets: Sequence[Any]) -> None:
@@ -53,14 +53,21 @@ class ConcatDataset:
         self.datasets = list(datasets)
         if not self.datasets:
             raise ConfigError("ConcatDataset got no datasets; give it at least one")
-        self._ends: list[int] = list(accumulate(map(indexed_length, self.datasets)))
+        self._lengths = [*map(indexed_length, self.datasets)]
+        self._ends: list[int] = list(accumulate(self._lengths))
         length_of(self)
 
     def __len__(self) -> int:
+        for number, (dataset, before) in enumerate(zip(self.datasets, self._lengths)):
+            if len(dataset) != before:
+                raise ConfigError(
+                    f"dataset {number} of a {type(self).__name__}, a {type(dataset).__name__}, has {len(dataset)} "
+                    f"samples, but had {before} when the datasets were joined; join them again"
+                )
         return self._ends[-1]
 
     def __getitem__(self, index: int) -> Any:
-        check_index(index, len(self))
+        check_index(index, self._ends[-1])
         number, own_index = self.locate(index)
         return self.datasets[number][own_index]
 
@@ -232,6 +239,8 @@ def length_of(dataset: Any) -> int:
         )
     try:
         return len(dataset)
+    except ConfigError:
+        raise
     except Exception as error:
         raise ConfigError(
             f"dataset is a {name}, whose len() raises {error_text(error)}; give it a __len__ that returns an int, 0 to "

@@ -39,6 +39,18 @@ def test_datasets_come_one_behind_the_other(sizes: list[int]) -> None:
     assert [whole[index] for index in range(len(whole))] == [sample for part in parts for sample in part]
 
 
+@pytest.mark.parametrize("join", [ConcatDataset, lambda parts: BlendedDataset(parts, [1, 1])])
+def test_a_join_refuses_a_dataset_that_has_grown_since(join: Any) -> None:
+    rows = [{"x": 1.0}, {"x": 2.0}]
+    whole = join([[{"x": 0.0}], rows])
+    assert len(whole) == 3
+    rows.append({"x": 3.0})
+    message = r"dataset 1 of a (Concat|Blended)Dataset, a list, has 3 samples, but had 2 when the datasets were joined"
+    for use in (lambda: len(whole), lambda: DataLoader(whole), lambda: CyclicSampler(whole, 1), lambda: join([whole])):
+        with pytest.raises(ConfigError, match=message):
+            use()
+
+
 @given(st.integers(0, 20), st.data())
 def test_a_part_is_a_contiguous_piece(size: int, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, size))
