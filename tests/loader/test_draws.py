@@ -330,6 +330,27 @@ def test_a_training_loop_that_draws_does_not_keep_threads_from_reading(caplog: p
     assert "draws from global random generators while threads read ReadWhileOthersDraw" in caplog.text
 
 
+def test_two_threads_that_read_what_draws_at_the_same_time_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    both, known = threading.Barrier(2), set()
+
+    class Meeting(Draws):
+        def __getitem__(self, index: int) -> Any:
+            if threading.get_ident() not in known:
+                known.add(threading.get_ident())
+                both.wait(60)
+            return super().__getitem__(index)
+
+    samples(Draws(["python"]))
+    with ThreadPoolExecutor(1) as one:
+        one.submit(samples, Draws(["numpy"])).result()
+    assert "while another thread read" not in caplog.text
+    with ThreadPoolExecutor(2) as pool:
+        for each in [pool.submit(samples, Meeting(["python", "numpy"])) for _ in range(2)]:
+            each.result()
+    assert "Meeting was read while another thread read by another loader" in caplog.text
+    assert "So samples may get other numbers in each run; draw from libai_data.data.random" in caplog.text
+
+
 @pytest.mark.watchdog(120)
 @pytest.mark.parametrize("inner", [{"num_workers": 0}, {"num_workers": 1, "worker_type": "thread"}])
 def test_a_loader_within_a_sample_leaves_the_samples_draws_as_they_are(inner: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ only in the first, second, fourth, eighth reading, and so on.
 from __future__ import annotations
 
 import logging
+import os
 import random
 import re
 import sys
@@ -64,6 +65,8 @@ _thread = _Thread()
 _have_shared = False
 """Whether any thread of this process has ever shared the generators."""
 _seeding_lock = ForkLock()
+_watching: set[int] = set()
+"""The threads that restore generators after what they read now."""
 
 
 class GlobalDraws:
@@ -95,6 +98,7 @@ class GlobalDraws:
             return self._around_beside_others(read)
         is_within, _thread.is_watched = _thread.is_watched, True
         is_first = True
+        _watching.add(threading.get_ident())
         try:
             while True:
                 watch = _Watch(self, key)
@@ -112,6 +116,8 @@ class GlobalDraws:
                 is_first = False
         finally:
             _thread.is_watched = is_within
+            if not is_within:
+                _watching.discard(threading.get_ident())
             if is_within and self.needs_one_thread:
                 # The enclosing reading finds the generators unchanged, so only this flag shows the draws.
                 _thread.has_seeded = True
@@ -135,6 +141,16 @@ class GlobalDraws:
         """Whether draws from OneFlow's generator are watched in this reading."""
         self._readings += 1
         return not self._readings & (self._readings - 1) and "oneflow" not in self.found
+
+    def warn_of_threads(self) -> None:
+        """Warn once that a generator moved while another thread watched and restored the generators, too."""
+        warn_once(
+            "%s was read while another thread read by another loader, and one of them drew from a global random "
+            "generator, which all threads share. So samples may get other numbers in each run; %s, or read in one "
+            "thread at a time",
+            self._whose,
+            HOW_TO_DRAW,
+        )
 
     def learn(self, drawn: set[str], is_first: bool) -> bool:
         """Note which generators a reading drew from; returns whether to read again.
@@ -172,6 +188,8 @@ class _Watch:
         self._generators = generators = watched()
         self._marks, self._states = marks_and_states(generators, _have_shared)
         self._modules = len(sys.modules)
+        # Of two threads, the one that begins later sees the other one here, or the one that ends later sees its draws.
+        self._is_beside_others = len(_watching) > 1
         self._was_ambiguous = set_ambiguity(False)
         if key is not None and draws.found:
             self._seed(draws.found, combine64(*key))
@@ -216,6 +234,8 @@ class _Watch:
                 drawn.add(generator.name)
         if self._flow_state is not None:
             flow_generator().restore(self._flow_state)
+        if drawn - {_AMBIGUOUS} and (self._is_beside_others or len(_watching) > 1):
+            self._draws.warn_of_threads()
         # Libraries that the reading itself has imported were not watched.
         imported = watched() is not self._generators or (not self._has_flow and has_flow())
         return self._draws.learn(drawn, is_first) or imported
@@ -312,3 +332,6 @@ def warn_of_own_generators(dataset: Any) -> None:
 def warn_once(message: str, *arguments: Any) -> None:
     """Log a warning, once in this process."""
     logger.warning(message, *arguments)
+
+
+os.register_at_fork(after_in_child=_watching.clear)
