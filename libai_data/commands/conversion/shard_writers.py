@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import json
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Callable, NamedTuple, Union
 
@@ -107,25 +107,33 @@ class _Parquet:
         self._writer = ParquetWriter(str(path), schema, write_page_checksum=True)
         self._schema = schema
         self._rows: list[Any] = []
+        self._nested = [field.name for field in schema if "struct<" in str(field.type)]
 
     def write(self, records: Sequence[Any], first: int) -> list[Any]:
         rows = [as_row(record) for record in records]
-        # Arrow would drop unknown fields silently.
-        unknown = sorted({name for row in rows for name in row} - set(self._schema.names))
-        if unknown:
-            raise SchemaError(
-                f"they have the fields {unknown}, which the first records do not have; these have {self._schema.names}"
-            )
+        self._check_fields({name for row in rows for name in row} - set(self._schema.names))
         try:
             table = self._pyarrow.Table.from_pylist(rows, schema=self._schema)
         except (self._pyarrow.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise SchemaError(
                 f"they do not fit the columns {self._schema.names} of the first records: {error}"
             ) from error
+        written = table.to_pylist()
+        for name in self._nested:
+            for row, kept in zip(rows, written):
+                self._check_fields(_left_out(row.get(name), kept[name], name))
         self._rows.append(table)
         if sum(map(len, self._rows)) >= _ROW_GROUP:
             self._flush()
-        return list(table.to_pylist())
+        return list(written)
+
+    def _check_fields(self, unknown: Collection[str]) -> None:
+        """Refuse fields that the columns do not have, because Arrow would leave them out silently."""
+        if unknown:
+            raise SchemaError(
+                f"they have the fields {sorted(unknown)}, which the first records do not have; these have "
+                f"{self._schema.names}. Write all fields in each record, or convert to another format"
+            )
 
     def _flush(self) -> None:
         if self._rows:
@@ -135,6 +143,16 @@ class _Parquet:
     def close(self) -> None:
         self._flush()
         self._writer.close()
+
+
+def _left_out(value: Any, kept: Any, path: str) -> list[str]:
+    """The paths of keys of nested dicts that Arrow did not keep."""
+    if isinstance(value, dict):
+        lost = [f"{path}.{name}" for name in value if name not in kept]
+        return lost or [each for name in value for each in _left_out(value[name], kept[name], f"{path}.{name}")]
+    if isinstance(value, list):
+        return [each for one, other in zip(value, kept) for each in _left_out(one, other, path)]
+    return []
 
 
 def as_row(record: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 from typing import Any, Callable
 
@@ -87,4 +88,23 @@ def test_a_field_that_the_first_records_do_not_have_is_not_left_out_of_parquet(t
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "a"}\n' * 2000 + '{"text": "b", "late": 1}\n')
     with pytest.raises(ConversionError, match=r"fields \['late'\]"):
+        convert(Conversion([str(path)], "parquet", tmp_path / "out"))
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "lost"),
+    [
+        ({"x": {"a": 1}}, {"x": {"a": 1, "late": 2}}, r"\['x\.late'\]"),
+        ({"x": [{"a": {"b": 1}}, None]}, {"x": [None, {"a": {"b": 1, "late": 2}}]}, r"\['x\.a\.late'\]"),
+    ],
+)
+def test_a_nested_field_that_the_first_records_do_not_have_is_not_left_out_of_parquet(
+    tmp_path: Path, first: Any, later: Any, lost: str
+) -> None:
+    path = tmp_path / "a.jsonl"
+    lines = [json.dumps(each) + "\n" for each in (first, later)]
+    path.write_text(lines[0] * 2000)
+    convert(Conversion([str(path)], "parquet", tmp_path / "same"))
+    path.write_text(lines[0] * 2000 + lines[1])
+    with pytest.raises(ConversionError, match=f"fields {lost}, which the first records do not have"):
         convert(Conversion([str(path)], "parquet", tmp_path / "out"))
