@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -274,8 +273,8 @@ class PackedDataset(StreamTransform):
                 )
             if room:
                 padding = self._padding.get(name, 0)
-                if isinstance(padding, Real):
-                    check_padding(name, parts[0].dtype, padding)
+                for value_of_token in np.ravel(padding).tolist():
+                    check_padding(name, parts[0].dtype, value_of_token)
                 parts.append(np.full((room, *parts[0].shape[1:]), padding, parts[0].dtype))
             packed.set(name, laid_out_like(np.concatenate(parts), value))
         lengths = [_length_of(piece) for piece in pieces]

@@ -408,6 +408,14 @@ def test_layouts_dtypes_and_padding_are_as_told(layout: str) -> None:
     assert pack.position_ids.tensor.tolist() == [0, 1, 2, 0, 1, 2, 0, 0]
 
 
+@pytest.mark.parametrize("padding", [0.5, [0.5], np.array(0.5), np.array([2**40]), "x"])
+def test_a_padding_that_the_dtype_of_a_packed_field_cannot_hold_is_refused(padding: Any) -> None:
+    dataset = PackedDataset([{"x": np.arange(3, dtype=np.int32)}], 8, cut=False, padding={"x": padding})
+    start = CyclicSampler(dataset, 1).batch_at(0).indices[0]  # type: ignore[union-attr]
+    with pytest.raises(SchemaError, match=r"field 'x' is padded with .*, which its dtype int32 cannot hold"):
+        dataset[start]
+
+
 def test_segments_become_their_bounds() -> None:
     assert cu_seqlens(np.array([1, 1, 2, 0])).tolist() == [0, 2, 3, 4]
     assert cu_seqlens(np.array([[1, 1, 2], [2, 2, 2]])).tolist() == [0, 2, 3, 6]
