@@ -103,7 +103,7 @@ class DefaultTrainer(RunsStages, TrainerBase):
         folder.recover()
         resume = try_get_key(cfg, "train.resume", default=False)
         self._resumed_from = folder.checkpoint_to_resume() if resume else ""
-        saved = folder.peek(self._resumed_from) if self._resumed_from else {}
+        saved = folder.read(self._resumed_from) if self._resumed_from else {}
         self._saved_states: dict[str, Any] = saved.get("stateful", {})
         self.start_iter = saved["iteration"] + 1 if saved else 0
         require(cfg, "train.start_iter", self.start_iter, "the checkpoint that it resumes from", default=0)

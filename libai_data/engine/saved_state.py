@@ -14,7 +14,7 @@ import numpy as np
 from libai_data.data.samplers.schedule import LeftOut, StepSchedule, left_out_by
 from libai_data.data.samplers.stream_state import StreamState
 from libai_data.engine.checkpoint.directory import MANIFEST, PendingDirectory, verify
-from libai_data.engine.checkpoint.folder import LAST, STATE, read_last
+from libai_data.engine.checkpoint.folder import LAST, STATE, read_last, read_state
 from libai_data.errors import CheckpointError, ConfigError
 from libai_data.errors.argument_rules import check, whole
 
@@ -40,8 +40,8 @@ class SavedState:
         if (directory / LAST).is_file():
             directory = directory / read_last(directory)
         verify(directory)
-        content: dict[str, Any] = json.loads((directory / STATE).read_text())
-        data = content.get("stateful", {}).get("train_loader")
+        content = read_state(directory)
+        data = content["stateful"].get("train_loader")
         if not isinstance(data, dict) or "order_version" not in data:
             raise CheckpointError(f"{directory} has no data state of libai_data's endless stream, but {data}")
         return SavedState(directory, content, StreamState.from_json(data))

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from libai_data.config import instantiate
+from libai_data.data.samplers.stream_state import Keys, check_state
 from libai_data.errors import ConfigError
 from libai_data.errors.argument_rules import INT, check, one_of, real, whole
 
@@ -140,5 +141,6 @@ class ScheduleState:
         return {"last_step": self._scheduler.last_step}
 
     def load_state_dict(self, state: dict) -> None:
+        check_state(state, Keys({"last_step": whole(0)}, others=True), "a schedule", "lr_scheduler", "the checkpoint")
         self._scheduler.last_step = state["last_step"] - 1
         self._scheduler.step()

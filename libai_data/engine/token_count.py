@@ -13,9 +13,10 @@ from libai_data.data.datasets.blend_table import name_of
 from libai_data.data.datasets.combine import ConcatDataset
 from libai_data.data.datasets.packing import PackedDataset
 from libai_data.data.datasets.stream_transform import StreamTransform
-from libai_data.data.samplers.stream_state import StreamState
+from libai_data.data.samplers.stream_state import Keys, StreamState, check_state
 from libai_data.engine.data_state import stream_state_of
 from libai_data.engine.losses import number_on_rank0
+from libai_data.errors.argument_rules import Rule, whole
 from libai_data.iterables.iterable_loader import indexed_dataset_of
 from libai_data.mesh.current import broadcast_py_object, get_data_parallel_size, is_main_process, tensor_to_rank0
 
@@ -24,8 +25,12 @@ _TOKEN_FIELDS = ("input_ids", "tokens", "token_ids", "encoder_input_ids")
 # sample; the row of the first token is first, and this token sees all tokens.
 _MASKS = ("attention_mask", "segment_ids", "encoder_attn_mask")
 
-
 _NONE = np.empty(0, np.int64)
+_COUNTS = Rule(
+    "a mapping from datasets to numbers of tokens",
+    lambda value: isinstance(value, Mapping) and all(map(whole(0).accepts, value.values())),
+)
+_KEYS = Keys({"tokens": whole(0)}, {"sources": _COUNTS})
 
 
 class TokenCounter:
@@ -96,6 +101,7 @@ class TokenCounter:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue to count from a state of `state_dict`."""
+        check_state(state, _KEYS, "a training", "tokens", "the checkpoint")
         self._counted, self._new, self._unread = int(state["tokens"]), 0, None
         self.sources, self._counted_until, self._rows = dict(state.get("sources", {})), None, []
 

@@ -176,21 +176,22 @@ def order_in_words(stream: Any) -> str:
     return ", ".join(found)
 
 
-def check_state(state: Any, keys: Keys, saved_by: str, name: str = "") -> None:
-    """Check that a state has the keys and values that its loader saves.
+def check_state(state: Any, keys: Keys, saved_by: str, name: str = "", subject: str = "the data state") -> None:
+    """Check that a state has the keys and values that were saved.
 
     Args:
         state: anything.
         keys: the keys that it must and may have.
         saved_by: who saves such states, in words for the message.
-        name: path of this part in the data state; "" for all of it.
+        name: path of this part in the whole state; "" for all of it.
+        subject: the whole state, in words for the message.
 
     Raises:
         CheckpointError: `state` is no mapping, a key is missing or unknown, or a value breaks its rule.
     """
-    what = f"the data state's {name}" if name else "the data state"
+    what = f"{subject}'s {name}" if name else subject
     if not isinstance(state, Mapping):
-        raise CheckpointError(f"{what} is {state!r:.200}; it must be a mapping, as state_dict() of {saved_by} returns")
+        raise CheckpointError(f"{what} is {state!r:.200}; it must be a mapping, as {saved_by} saves it")
     rules = {**keys.required, **keys.optional}
     missing = sorted(set(keys.required) - set(state))
     unknown = [] if keys.others else [key for key in state if key not in rules]
@@ -202,6 +203,6 @@ def check_state(state: Any, keys: Keys, saved_by: str, name: str = "") -> None:
             continue
         path = f"{name}.{key}" if name else key
         if isinstance(rule, Keys):
-            check_state(state[key], rule, saved_by, path)
+            check_state(state[key], rule, saved_by, path, subject)
         elif not rule.accepts(state[key]):
-            raise CheckpointError(f"the data state's {rule.problem(path, state[key])}")
+            raise CheckpointError(f"{subject}'s {rule.problem(path, state[key])}")

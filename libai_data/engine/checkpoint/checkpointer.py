@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import Any, Callable
 
 from libai_data.engine.checkpoint import optimizer_state
 from libai_data.engine.checkpoint.directory import CheckedFile, PendingDirectory
-from libai_data.engine.checkpoint.folder import STATE, CheckpointFolder, check_name
+from libai_data.engine.checkpoint.folder import STATE, CheckpointFolder, check_name, read_json
 from libai_data.engine.checkpoint.placement import fill, whole_on_rank0
 from libai_data.engine.checkpoint.random_state import RandomStates
 from libai_data.engine.checkpoint.tensor_file import TensorFile, tensor_header, write_tensor
@@ -134,9 +133,7 @@ class Checkpointer(CheckpointFolder):
         Raises:
             CheckpointError: It is missing, damaged, or of another model or optimizer.
         """
-        directory = Path(path)
-        self.check(directory)
-        state: dict[str, Any] = json.loads((directory / STATE).read_text())
+        directory, state = Path(path), self.read(path)
         if self.optimizer is not None:
             self._check_optimizer(directory, state)
         self._load_model(directory)
@@ -152,7 +149,7 @@ class Checkpointer(CheckpointFolder):
                     f"{directory} has no state of '{key}'; it has the states of {sorted(state['stateful'])}"
                 )
             value.load_state_dict(state["stateful"][key])
-        self._random.restore(json.loads((directory / _RANDOM).read_text()), state["iteration"])
+        self._random.restore(read_json(directory / _RANDOM), state["iteration"], directory / _RANDOM)
         logger.info("Restored checkpoint %s.", directory)
         return state
 

@@ -7,11 +7,12 @@ import logging
 import re
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
+from libai_data.data.samplers.stream_state import Keys, check_state
 from libai_data.engine.checkpoint.directory import OWN_ENDINGS, recover, verify, write_small_file
-from libai_data.errors import CheckpointError
-from libai_data.errors.argument_rules import OUTPUT, check
+from libai_data.errors import CheckpointError, error_text
+from libai_data.errors.argument_rules import MAPPING, OUTPUT, TEXT, check, whole
 from libai_data.mesh.current import broadcast_py_object, is_main_process
 
 logger = logging.getLogger(__name__)
@@ -19,6 +20,16 @@ logger = logging.getLogger(__name__)
 LAST = "last_checkpoint"
 STATE = "state.json"
 
+_KEYS = Keys(
+    {
+        "iteration": whole(-1),
+        "optimizer_step": whole(0),
+        "mesh": Keys(dict.fromkeys(("data", "tensor", "pipeline"), whole(1))),
+        "stateful": MAPPING,
+        "extra": MAPPING,
+    },
+    {"optimizer": TEXT},
+)
 
 # Names cannot begin with ".": "." is the folder of all checkpoints, and ".." is the folder above.
 _NAME = re.compile(r"[\w-][\w.-]*")
@@ -88,28 +99,26 @@ class CheckpointFolder:
         return broadcast_py_object(names)
 
     def peek(self, path: str) -> dict[str, Any]:
-        """The `state.json` of a checkpoint (iteration, mesh, extra, ...), without its tensors; {} if it is damaged."""
-        state: dict[str, Any] = {}
-        directory = Path(path)
-        if is_main_process() and directory.is_dir():
-            try:
-                self._verify(directory)
-                state = json.loads((directory / STATE).read_text())
-            except CheckpointError as error:
+        """As `read`; {} if there is no checkpoint, or it is damaged."""
+        try:
+            return self.read(path)
+        except CheckpointError as error:
+            if is_main_process() and Path(path).is_dir():
                 logger.warning("%s", error)
-        return broadcast_py_object(state)
+            return {}
+
+    def read(self, path: str) -> dict[str, Any]:
+        """The `state.json` of a checkpoint (iteration, mesh, extra, ...), without its tensors.
+
+        Raises:
+            CheckpointError: On all ranks: the checkpoint is not intact, or its `state.json` has impossible values.
+        """
+        self.check(Path(path))
+        return _of_rank0(lambda: read_state(Path(path)))
 
     def check(self, directory: Path) -> None:
         """Verify all files of a checkpoint; raises CheckpointError on all ranks if it is not intact."""
-        problem = ""
-        if is_main_process():
-            try:
-                self._verify(directory)
-            except CheckpointError as error:
-                problem = str(error)
-        problem = broadcast_py_object(problem)
-        if problem:
-            raise CheckpointError(problem)
+        _of_rank0(lambda: self._verify(directory))
 
     def _newest_sound(self) -> Path | None:
         folder = Path(self.save_dir)
@@ -134,6 +143,35 @@ class CheckpointFolder:
         if path not in self.sound:
             verify(path)
             self.sound.add(path)
+
+
+def _of_rank0(read: Callable[[], Any]) -> Any:
+    """What a function returns on rank 0, or its CheckpointError, on all ranks."""
+    found, problem = None, ""
+    if is_main_process():
+        try:
+            found = read()
+        except CheckpointError as error:
+            problem = str(error)
+    found, problem = broadcast_py_object((found, problem))
+    if problem:
+        raise CheckpointError(problem)
+    return found
+
+
+def read_state(directory: Path) -> dict[str, Any]:
+    """The `state.json` of an intact checkpoint; raises CheckpointError for what no training has written there."""
+    state: dict[str, Any] = read_json(directory / STATE)
+    check_state(state, _KEYS, "a training", subject=str(directory / STATE))
+    return state
+
+
+def read_json(path: Path) -> Any:
+    """The contents of a JSON file of a checkpoint; raises CheckpointError if it cannot be read."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error_text(error)}") from error
 
 
 def check_name(name: str) -> None:

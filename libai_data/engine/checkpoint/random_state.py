@@ -11,12 +11,14 @@ import base64
 import logging
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
 from libai_data.data.random.generator_states import generators_in_turn
 from libai_data.delivery.gather import digest_of
+from libai_data.errors import CheckpointError, error_text
 from libai_data.mesh.current import broadcast_py_object, get_rank, get_world_size
 
 logger = logging.getLogger(__name__)
@@ -38,14 +40,19 @@ class RandomStates:
         self._reseed(iteration)
         return [broadcast_py_object(own, src=rank) for rank in range(get_world_size())]
 
-    def restore(self, states: list[dict[str, Any]], iteration: int) -> None:
+    def restore(self, states: Any, iteration: int, path: Path) -> None:
         """Restore the saved states if the number of ranks is the same as before; else keep the present states.
 
         The generators of a compiled graph cannot be restored, so its dropout masks restart.
 
         Draws per sample do not depend on these generators (`libai_data.data.random`), but draws of a model do, such as
         dropout.
+
+        Raises:
+            CheckpointError: The states, which were read from the file `path`, are broken.
         """
+        if not isinstance(states, list):
+            raise CheckpointError(f"{path} is {states!r:.200}; it must be a list with the state of each rank")
         if len(states) != get_world_size():
             logger.info(
                 "The checkpoint was written by %d ranks, but %d run now: the random generators of the ranks start "
@@ -54,10 +61,15 @@ class RandomStates:
                 get_world_size(),
             )
             return
-        own = states[get_rank()]
-        _set_python_and_numpy(own)
-        self._first_seeds = own["oneflow"]
-        self._reseed(iteration)
+        try:
+            own = states[get_rank()]
+            _set_python_and_numpy(own)
+            self._first_seeds = dict(own["oneflow"])
+            self._reseed(iteration)
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"the state of rank {get_rank()} in {path} cannot be restored: {error_text(error)}"
+            ) from error
 
     def _reseed(self, iteration: int) -> None:
         """Seed OneFlow's generators.

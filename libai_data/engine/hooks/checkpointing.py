@@ -8,11 +8,12 @@ import os
 from collections.abc import Mapping
 from typing import Any, Callable
 
+from libai_data.data.samplers.stream_state import Keys, check_state
 from libai_data.engine.checkpoint import Checkpointer
 from libai_data.engine.evaluation.evaluator import flatten_results_dict
 from libai_data.engine.train_loop import HookBase
 from libai_data.errors import CheckpointError, ConfigError, nearest
-from libai_data.errors.argument_rules import check, one_of, or_none, real, whole
+from libai_data.errors.argument_rules import TEXT, check, one_of, or_none, real, whole
 from libai_data.mesh.current import broadcast_py_object, synchronize
 
 logger = logging.getLogger(__name__)
@@ -140,6 +141,9 @@ class EvalHook(_OnEvaluations):
         synchronize()
 
 
+_BEST = Keys({"metric": TEXT, "value": real(-1e308, 1e308), "iteration": whole(-1)})
+
+
 class BestCheckpointer(_OnEvaluations):
     """Keeps the checkpoint with the best value of an evaluation metric, across resumes. Register it after `EvalHook`.
 
@@ -173,12 +177,12 @@ class BestCheckpointer(_OnEvaluations):
 
     def before_train(self) -> None:
         if self.trainer.start_iter > 0:
-            kept = self._checkpointer.peek(os.path.join(self._checkpointer.save_dir, self._name))
-            best = kept.get("extra", {}).get("best", {})
-            if (
-                validation_name(best.get("metric", "")) == self._metric
-                and best.get("iteration", 0) < self.trainer.start_iter
-            ):
+            path = os.path.join(self._checkpointer.save_dir, self._name)
+            best = self._checkpointer.peek(path).get("extra", {}).get("best")
+            if best is None:
+                return
+            check_state(best, _BEST, "a training", "extra.best", path)
+            if validation_name(best["metric"]) == self._metric and best["iteration"] < self.trainer.start_iter:
                 self.best_metric, self.best_iter = best["value"], best["iteration"]
 
     def _act(self) -> None:
@@ -212,6 +216,15 @@ class BestCheckpointer(_OnEvaluations):
 
 
 _RULES = {"eval_period": whole(1), "patience": whole(1), "min_delta": real(0, 1e300), "mode": one_of("max", "min")}
+_SAVED = Keys(
+    {
+        "metric": TEXT,
+        "mode": _RULES["mode"],
+        "best": or_none(real(-1e308, 1e308)),
+        "best_iter": whole(-1),
+        "evaluations_since_best": whole(0),
+    }
+)
 
 
 class EarlyStopping(_OnEvaluations):
@@ -255,6 +268,7 @@ class EarlyStopping(_OnEvaluations):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state; a state of another metric is ignored."""
+        check_state(state, _SAVED, "a training", "EarlyStopping", "the checkpoint")
         if (state["metric"], state["mode"]) == (self._metric, self._mode):
             self.best, self.best_iter = state["best"], state["best_iter"]
             self.evaluations_since_best = state["evaluations_since_best"]
