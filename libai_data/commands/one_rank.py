@@ -9,7 +9,8 @@ from libai_data.config import check_values, try_get_key
 from libai_data.config.signatures import parameters_of, target_of
 from libai_data.data.attributes import attribute_of, call_if_there
 from libai_data.data.samplers.sampler import StreamSampler
-from libai_data.engine.loaders import as_three_loaders, build_configured_test_loaders, build_configured_train_loader
+from libai_data.engine.built_parts import as_three_loaders
+from libai_data.engine.loaders import build_configured_test_loaders, build_configured_train_loader
 from libai_data.engine.running_stages import stages_of
 from libai_data.engine.setup import complete_train_config, set_key
 from libai_data.engine.step_plan import BatchSizes, StepPlan, step_plan

@@ -12,10 +12,10 @@ from typing import Any
 from libai_data.config import default_argument_parser, try_get_key
 from libai_data.config.lazy_config import load_config
 from libai_data.config.values import check_values, given
+from libai_data.engine.built_parts import as_test_loaders, built_by
 from libai_data.engine.checkpoint import Checkpointer
 from libai_data.engine.default_trainer import DefaultTrainer
 from libai_data.engine.failure import end_job_on_failure
-from libai_data.engine.loaders import as_test_loaders
 from libai_data.engine.output_folder import clear_trial
 from libai_data.engine.running_stages import stages_of
 from libai_data.engine.setup import default_setup, seed_all, set_key
@@ -98,8 +98,8 @@ def evaluate(cfg: Any, trainer_class: type[DefaultTrainer], resume: bool) -> dic
         CheckpointError: There is no checkpoint to resume.
         ConfigError: There is neither a checkpoint nor `train.load_weight`, or there is nothing to evaluate on.
     """
-    tokenizer = trainer_class.build_tokenizer(cfg)
-    model = trainer_class.build_model(cfg)
+    tokenizer = built_by(trainer_class, "build_tokenizer", cfg)
+    model = built_by(trainer_class, "build_model", cfg)
     checkpointer = Checkpointer(model, cfg.train.output_dir)
     path = checkpointer.checkpoint_to_resume() if resume else cfg.train.load_weight
     if not path:
@@ -111,8 +111,10 @@ def evaluate(cfg: Any, trainer_class: type[DefaultTrainer], resume: bool) -> dic
     data = stages_of(cfg)
     if data is not None:
         data.enter("test")
-    built = trainer_class.build_test_loader(cfg, tokenizer) if data is None else data.loaders("test")
-    loaders = as_test_loaders(built)
+    if data is None:
+        loaders = as_test_loaders(built_by(trainer_class, "build_test_loader", cfg, tokenizer))
+    else:
+        loaders = data.loaders("test")
     if not loaders:
         raise ConfigError(
             "--eval-only has nothing to evaluate on: the config has "
@@ -120,11 +122,11 @@ def evaluate(cfg: Any, trainer_class: type[DefaultTrainer], resume: bool) -> dic
         )
     model.eval()
     if try_get_key(cfg, "graph.enabled", default=False):
-        model = trainer_class.build_graph(cfg, model, is_train=False)
-    if data is None:
-        return trainer_class.test(cfg, loaders, model)
-    results = trainer_class.test(cfg, loaders, model, data=data)
-    data.leave("test")
+        model = built_by(trainer_class, "build_graph", cfg, model, is_train=False)
+    given = {} if data is None else {"data": data}
+    results: dict[str, Any] = built_by(trainer_class, "test", cfg, loaders, model, **given)
+    if data is not None:
+        data.leave("test")
     return results
 
 

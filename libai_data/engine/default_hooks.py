@@ -8,6 +8,7 @@ from typing import Any
 
 from libai_data.config import try_get_key
 from libai_data.engine import hooks
+from libai_data.engine.built_parts import built_by
 from libai_data.engine.data_state import schedule_of
 from libai_data.engine.hooks.checkpointing import DEFAULT_METRIC
 from libai_data.engine.train_loop import HookBase
@@ -45,7 +46,7 @@ def default_hooks(owner: Any) -> list[HookBase | None]:
     # checkpoint comes first, because an evaluation may fail.
     built += [checkpoints, *evaluations] if early_stopping is None else [*evaluations, early_stopping, checkpoints]
     if is_main_process():
-        built.append(hooks.PeriodicWriter(owner.build_writers(), train.log_period))
+        built.append(hooks.PeriodicWriter(built_by(owner, "build_writers"), train.log_period))
         wants_bar = try_get_key(cfg, "train.progress_bar")
         if sys.stderr.isatty() if wants_bar is None else wants_bar:
             built.append(hooks.ProgressBar())

@@ -16,6 +16,7 @@ from libai_data.config.values import require
 from libai_data.data.attributes import call_if_there
 from libai_data.delivery import check_forward_fields, to_global
 from libai_data.engine.batches import mixed_up
+from libai_data.engine.built_parts import as_test_loaders, as_three_loaders, built_by, built_evaluator, check_fit
 from libai_data.engine.checkpoint import Checkpointer
 from libai_data.engine.checkpoint.folder import CheckpointFolder
 from libai_data.engine.data_state import (
@@ -32,8 +33,6 @@ from libai_data.engine.default_hooks import default_hooks
 from libai_data.engine.evaluation import inference_on_dataset, print_csv_format
 from libai_data.engine.evaluation.inference import Evaluators
 from libai_data.engine.loaders import (
-    as_test_loaders,
-    as_three_loaders,
     build_configured_test_loaders,
     build_configured_train_loader,
     scale_to_epochs,
@@ -94,7 +93,7 @@ class DefaultTrainer(RunsStages, TrainerBase):
         if not logging.getLogger("libai_data").handlers:
             setup_logger(rank=get_rank())
         complete_train_config(cfg)
-        self.tokenizer = self.build_tokenizer(cfg)
+        self.tokenizer = built_by(self, "build_tokenizer", cfg)
         self.data = stages_of(cfg, datamodule)
         if self.data is None:
             self._check_loaders_are_known(cfg)
@@ -114,9 +113,9 @@ class DefaultTrainer(RunsStages, TrainerBase):
 
         self.test_loader: list[Any] = []
         if self.data is None:
-            self.train_loader, *others = as_three_loaders(self.build_train_loader(cfg, self.tokenizer))
+            self.train_loader, *others = as_three_loaders(built_by(self, "build_train_loader", cfg, self.tokenizer))
             self.test_loader += [loader for loader in others if loader is not None]
-            self.test_loader += as_test_loaders(self.build_test_loader(cfg, self.tokenizer))
+            self.test_loader += as_test_loaders(built_by(self, "build_test_loader", cfg, self.tokenizer))
         else:
             self.data.datamodule.trainer = weakref.proxy(self)
             self.data.enter("fit")
@@ -135,20 +134,22 @@ class DefaultTrainer(RunsStages, TrainerBase):
         self.global_batch_size = cfg.train.global_batch_size
 
         synchronize()
-        self.model = self.build_model(cfg)
-        self.optimizer = self.build_optimizer(cfg, self.model)
-        self.lr_scheduler = self.build_lr_scheduler(cfg, self.optimizer)
+        self.model = built_by(self, "build_model", cfg)
+        self.optimizer = built_by(self, "build_optimizer", cfg, self.model)
+        self.lr_scheduler = built_by(self, "build_lr_scheduler", cfg, self.optimizer)
+        check_fit(self.model, self.optimizer, self.lr_scheduler)
         self.tokens = TokenCounter(self.train_loader)
         self.graph_train: Any = None
         self.graph_eval: Any = None
         if try_get_key(cfg, "graph.enabled", default=False):
-            self.graph_train = self.build_graph(cfg, self.model, self.optimizer, self.lr_scheduler, is_train=True)
-            self.graph_eval = self.build_graph(cfg, self.model, is_train=False)
+            train_parts = (self.optimizer, self.lr_scheduler)
+            self.graph_train = built_by(self, "build_graph", cfg, self.model, *train_parts, is_train=True)
+            self.graph_eval = built_by(self, "build_graph", cfg, self.model, is_train=False)
         self._trainer = self._build_step_trainer()
         self.checkpointer = self._build_checkpointer()
         self.checkpointer.sound.update(folder.sound)
         self.resume_or_load(resume)
-        self.register_hooks(self.build_hooks())
+        self.register_hooks(built_by(self, "build_hooks"))
 
     def resume_or_load(self, resume: bool = True) -> None:
         """Continue from the last checkpoint in `train.output_dir`, or start with the weights of `train.load_weight`."""
@@ -190,10 +191,8 @@ class DefaultTrainer(RunsStages, TrainerBase):
         """Add hooks. Checkpoints store the state of hooks with `state_dict` and `load_state_dict`, under their class.
 
         Raises:
-            TypeError: There is no list, an item is not a hook, or a checkpoint cannot store its state.
+            TypeError: An item is not a hook, or a checkpoint cannot store its state.
         """
-        if hooks is None:
-            raise TypeError("the hooks are None instead of a list (is a `return` missing in build_hooks?)")
         hooks = list(hooks)
         super().register_hooks(hooks)
         for hook in filter(has_state, hooks):
@@ -322,7 +321,8 @@ class DefaultTrainer(RunsStages, TrainerBase):
         """
         if next(iter(inspect.signature(cls.get_batch).parameters), "") == "self":
             raise ConfigError(f"evaluations call {cls.__name__}.get_batch on the class; write @classmethod before it")
-        evaluator = cls.build_evaluator(cfg) if evaluator is None else evaluator
+        if evaluator is None:
+            evaluator = built_evaluator(cls, cfg)
         forward = _module_of(model).forward
         results: dict[str, Any] = OrderedDict()
         for number, loader in enumerate(test_loaders):

@@ -73,34 +73,6 @@ def build_configured_test_loaders(cfg: Any, tokenizer: Any = None) -> list[Any]:
     return [instantiate(section, _recursive_=False) for section in sections]
 
 
-def as_three_loaders(built: Any) -> tuple[Any, Any, Any]:
-    """The result of `build_train_loader` as (train, validation, test); None if it returned only a train loader.
-
-    Raises:
-        ConfigError: It returned a tuple of another length, or no train loader.
-    """
-    is_three = isinstance(built, (tuple, list)) and len(built) == 3
-    if isinstance(built, tuple) and not is_three:
-        raise ConfigError(
-            f"build_train_loader returned a tuple of {len(built)}; return a train loader, or a tuple of train, "
-            "validation and test loader, of which the last two may be None"
-        )
-    train, validation, test = built if is_three else (built, None, None)
-    if train is None:
-        raise ConfigError("build_train_loader returned no train loader, but None (is a `return` missing?)")
-    return train, validation, test
-
-
-def as_test_loaders(built: Any) -> list[Any]:
-    """The result of `build_test_loader` as a list; raises ConfigError if it is neither a list of loaders nor None."""
-    if built is None:
-        return []
-    if not isinstance(built, (tuple, list)) or any(loader is None for loader in built):
-        found = "a list with None" if isinstance(built, (tuple, list)) else f"a {type(built).__name__}"
-        raise ConfigError(f"build_test_loader returned {found}; return a list of loaders, such as [loader]")
-    return list(built)
-
-
 def scale_to_epochs(cfg: Any, data_loader: Any) -> None:
     """Convert the epochs and ratios of the config into steps, as LiBai's automatic scaling does.
 

@@ -9,6 +9,7 @@ from omegaconf import DictConfig, ListConfig
 
 from libai_data.config import check_keys, instantiate, try_get_key
 from libai_data.config.signatures import check_is_call
+from libai_data.engine.built_parts import check_part
 from libai_data.engine.setup import set_key
 from libai_data.errors import ConfigError
 from libai_data.mesh.current import convert_to_distributed_default_setting, get_tensor_parallel_size
@@ -54,6 +55,7 @@ def build_configured_model(cfg: Any) -> Any:
             set_key(cfg, key, bool(amp))
             break
     model = instantiate(section)
+    check_part(model, "build_model")
     model._apply(convert_to_distributed_default_setting)
     logger.info("%s with %s parameters.", type(model).__name__, f"{sum(p.numel() for p in model.parameters()):,}")
     return model

@@ -12,6 +12,7 @@ import numpy as np
 from libai_data.config import instantiate, try_get_key
 from libai_data.config.signatures import target_of
 from libai_data.engine.batches import mixed_up
+from libai_data.engine.built_parts import built_by
 from libai_data.engine.datamodule.data_stages import DataStages
 from libai_data.engine.evaluation.evaluator import DatasetEvaluator
 from libai_data.engine.evaluation.inference import inference_on_dataset
@@ -112,7 +113,8 @@ class RunsStages:
     def _test_on(self, loaders: list[Any]) -> dict[str, Any]:
         # Without a data module, only the arguments of LiBai's `test`, because a subclass may override it.
         given: dict[str, Any] = {} if self.data is None else {"data": self.data}
-        return self.test(self.cfg, loaders, self.eval_model(), **given)
+        results: dict[str, Any] = built_by(self, "test", self.cfg, loaders, self.eval_model(), **given)
+        return results
 
     def evaluate(self, stage: str = "validate") -> dict[str, Any]:
         """Evaluate on the validation or test loaders of the data module; returns the results of `test`.

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import importlib
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 _Value = TypeVar("_Value")
@@ -113,6 +114,21 @@ def comes_from_signal_handler(error: BaseException) -> bool:
         ):
             return True
     return False
+
+
+@contextmanager
+def refusing_exit(what: str) -> Iterator[None]:
+    """Make a ConfigError of a SystemExit in the block, which is `what`, unless a signal handler raised it.
+
+    After `sys.exit(0)` in a user's code that prepares data, for example, a program without training would look
+    successful.
+    """
+    try:
+        yield
+    except SystemExit as error:
+        if comes_from_signal_handler(error):
+            raise
+        raise ConfigError(f"{what} called sys.exit({error.code!r}); let it return, or raise an error") from error
 
 
 def nearest(name: object, known: Iterable[object]) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import oneflow as flow
 import pytest
+from omegaconf import OmegaConf
 
 from libai_data.commands.train import evaluate, shorten
 from libai_data.config import LazyCall
@@ -16,58 +18,122 @@ from libai_data.config.values import check_values
 from libai_data.delivery import to_global
 from libai_data.engine import DefaultTrainer, HookBase
 from libai_data.errors import ConfigError
+from libai_data.loader.batch_loader import BatchLoader
 from libai_data.mesh.current import set_mesh
+from libai_data.structures import DistTensorData, Instance
 from tests.engine.data_runs import metric
 from tests.engine.test_datamodule_stages import TinyModule, config, with_module
-from tests.engine.test_default_trainer import built, command
-from tests.engine.tiny import tiny_config
+from tests.engine.test_default_trainer import GuidesTrainer, built, command
+from tests.engine.tiny import TinyDataset, tiny_config
 
 
-class NoTrainLoader(DefaultTrainer):
-    @classmethod
-    def build_train_loader(cls, cfg: Any, tokenizer: Any = None) -> Any:
-        super().build_train_loader(cfg, tokenizer)
+def returning(method: str, part: Any) -> Any:
+    """A trainer class in which a method returns this part."""
+    return type("Odd", (DefaultTrainer,), {method: lambda *arguments, **named: part})
 
 
-class OneTestLoader(DefaultTrainer):
-    @classmethod
-    def build_test_loader(cls, cfg: Any, tokenizer: Any = None) -> Any:
-        return super().build_test_loader(cfg, tokenizer)[0]
-
-
-class ATestLoaderIsMissing(DefaultTrainer):
-    @classmethod
-    def build_test_loader(cls, cfg: Any, tokenizer: Any = None) -> Any:
-        return [*super().build_test_loader(cfg, tokenizer), None]
-
-
-class NoTestLoaders(DefaultTrainer):
-    @classmethod
-    def build_test_loader(cls, cfg: Any, tokenizer: Any = None) -> Any:
-        return None
-
-
-class NoHooks(DefaultTrainer):
-    def build_hooks(self) -> Any:
-        super().build_hooks()
+POINTS = np.zeros((8, 6), np.float32)
+BATCH = Instance(points=DistTensorData(POINTS))
+MISSING = r"None \(is a `return` missing\?\)"
 
 
 @pytest.mark.parametrize(
-    ("kind", "message"),
+    ("method", "part", "message"),
     [
-        (NoTrainLoader, r"build_train_loader returned no train loader, but None \(is a `return` missing\?\)"),
-        (OneTestLoader, r"build_test_loader returned a BatchLoader; return a list of loaders, such as \[loader\]"),
-        (ATestLoaderIsMissing, "build_test_loader returned a list with None; return a list of loaders"),
-        (NoHooks, r"the hooks are None instead of a list \(is a `return` missing in build_hooks\?\)"),
+        ("build_train_loader", None, f"returned no train loader, but {MISSING}"),
+        ("build_train_loader", 5, "returned a int; return an iterable of batches"),
+        ("build_train_loader", (BATCH, BATCH, BATCH), "returned a tuple of three, in which a Instance may be a batch"),
+        (
+            "build_train_loader",
+            [[POINTS, POINTS]] * 3,
+            r"three, in which a list may .* \(batches, None, None\)",
+        ),
+        ("build_test_loader", [BATCH], r"returned a list with a Instance; return a list of loaders"),
+        ("build_test_loader", [[BATCH], None], "returned a list with None; return a list of loaders"),
+        ("build_test_loader", BatchLoader, r"returned the class BatchLoader; return a list of loaders, such as"),
+        ("build_model", None, f"by default the call at model in the config, returned {MISSING}; it must return the"),
+        ("build_model", TinyDataset, "returned the class TinyDataset; it must return the model"),
+        ("build_optimizer", None, f"call at optim in the config, returned {MISSING}; it must return an optimizer of"),
+        ("build_lr_scheduler", None, f"call at train.scheduler in the config, returned {MISSING}"),
+        ("build_graph", None, f"build_graph returned {MISSING}; it must return the graph, an oneflow.nn.Graph"),
+        ("build_hooks", None, f"build_hooks returned {MISSING}; it must return a list of hooks"),
+        ("build_hooks", HookBase(), "build_hooks returned a HookBase; it must return a list of hooks"),
+        ("build_writers", None, f"build_writers returned {MISSING}; it must return a list of EventWriters"),
+        ("build_writers", [3], "build_writers returned a list; it must return a list of EventWriters"),
     ],
 )
-def test_a_method_that_returns_no_loader_or_hook_is_named(tmp_path: Path, kind: Any, message: str) -> None:
-    with pytest.raises((ConfigError, TypeError), match=message):
-        built(tiny_config(str(tmp_path)), kind=kind)
-    if "test_loader" in message:
+def test_a_method_that_does_not_return_its_part_is_named(tmp_path: Path, method: str, part: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        built(tiny_config(str(tmp_path), graph=method == "build_graph"), kind=returning(method, part))
+    if method in ("build_test_loader", "build_model"):
         cfg = tiny_config(str(tmp_path), load_weight=str(saved(tmp_path / "saved")))
         with pytest.raises(ConfigError, match=message):
-            evaluate(cfg, kind, resume=False)
+            evaluate(cfg, returning(method, part), resume=False)
+
+
+@pytest.mark.parametrize(
+    ("method", "part", "message"),
+    [
+        ("test", None, f"test returned {MISSING}; it must return a dict of results"),
+        ("test", [0.5], "test returned a list; it must return a dict of results"),
+        ("build_evaluator", None, f"build_evaluator returned {MISSING}, but the config has train.evaluation.evaluator"),
+    ],
+)
+def test_an_evaluation_without_results_names_the_method(tmp_path: Path, method: str, part: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        built(tiny_config(str(tmp_path), train_iter=1), kind=returning(method, part)).train()
+
+
+@pytest.mark.parametrize("key", ["model", "optim", "train.scheduler"])
+def test_a_call_of_the_config_that_returns_nothing_is_named(tmp_path: Path, key: str) -> None:
+    cfg = tiny_config(str(tmp_path))
+    OmegaConf.update(cfg, f"{key}._target_", nothing)
+    with pytest.raises(ConfigError, match=rf"by default the call at {key} in the config, returned {MISSING}"):
+        built(cfg)
+
+
+def nothing(**arguments: Any) -> None:
+    """Has forgotten to return what it makes."""
+    locals()
+
+
+def test_a_list_of_three_batches_is_one_train_loader(tmp_path: Path) -> None:
+    dataset = TinyDataset(24)
+    batches = [(dataset.points[first : first + 8], dataset.labels[first : first + 8]) for first in (0, 8, 16)]
+
+    class ThreeBatches(GuidesTrainer):
+        @classmethod
+        def build_train_loader(cls, cfg: Any, tokenizer: Any = None) -> Any:
+            return batches
+
+    trainer = built(tiny_config(str(tmp_path), train_iter=4, train_micro_batch_size=8), kind=ThreeBatches)
+    assert trainer.train_loader is batches and len(trainer.test_loader) == 1
+    trainer.train()
+    assert len(metric(tmp_path)) == 4
+
+
+def test_an_optimizer_or_schedule_of_another_model_is_refused(tmp_path: Path) -> None:
+    class OtherModel(DefaultTrainer):
+        @classmethod
+        def build_optimizer(cls, cfg: Any, model: Any) -> Any:
+            return super().build_optimizer(cfg, cls.build_model(cfg))
+
+    class OtherOptimizer(DefaultTrainer):
+        @classmethod
+        def build_lr_scheduler(cls, cfg: Any, optimizer: Any) -> Any:
+            return super().build_lr_scheduler(cfg, cls.build_optimizer(cfg, cls.build_model(cfg)))
+
+    with pytest.raises(ConfigError, match=r"optimizer of 4 tensor\(s\) that are no parameters of the model"):
+        built(tiny_config(str(tmp_path)), kind=OtherModel)
+    with pytest.raises(ConfigError, match="build_lr_scheduler returned a schedule of another optimizer"):
+        built(tiny_config(str(tmp_path)), kind=OtherOptimizer)
+
+
+@pytest.mark.parametrize("method", ["build_model", "build_train_loader", "build_hooks"])
+def test_a_method_that_ends_the_process_is_named(tmp_path: Path, method: str) -> None:
+    kind = type("Ends", (DefaultTrainer,), {method: lambda *arguments: sys.exit(0)})
+    with pytest.raises(ConfigError, match=rf"{method} of Ends called sys.exit\(0\); let it return, or raise an error"):
+        built(tiny_config(str(tmp_path)), kind=kind)
 
 
 def saved(folder: Path) -> Path:
@@ -78,7 +144,7 @@ def saved(folder: Path) -> Path:
 
 
 def test_a_trainer_needs_no_test_loader(tmp_path: Path) -> None:
-    assert built(tiny_config(str(tmp_path), train_iter=1), kind=NoTestLoaders).train() == {}
+    assert built(tiny_config(str(tmp_path), train_iter=1), kind=returning("build_test_loader", None)).train() == {}
 
 
 class OnTheTrainer(DefaultTrainer):

@@ -1,0 +1,163 @@
+"""What the methods that build a trainer's parts must return. Subclasses override these methods."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from libai_data.config import try_get_key
+from libai_data.data.attributes import has_attribute
+from libai_data.engine.writers import EventWriter
+from libai_data.errors import ConfigError, refusing_exit
+from libai_data.errors.argument_rules import Rule
+from libai_data.structures import Instance
+
+
+def _is_module(value: Any) -> bool:
+    import oneflow as flow
+
+    return isinstance(value, flow.nn.Module)
+
+
+def _is_graph(value: Any) -> bool:
+    import oneflow as flow
+
+    return isinstance(value, flow.nn.Graph)
+
+
+def _are_writers(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and all(isinstance(each, EventWriter) for each in value)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Iterable) and not isinstance(value, (str, Mapping))
+
+
+def _object_with(words: str, *names: str) -> Rule:
+    return Rule(words, lambda value: not isinstance(value, type) and all(has_attribute(value, name) for name in names))
+
+
+_RULES = {
+    "build_model": Rule("the model, an oneflow.nn.Module", _is_module),
+    "build_graph": Rule("the graph, an oneflow.nn.Graph", _is_graph),
+    "build_optimizer": _object_with("an optimizer of OneFlow", "param_groups", "step", "zero_grad"),
+    "build_lr_scheduler": _object_with("a schedule of OneFlow's lr_scheduler", "get_last_lr", "step", "last_step"),
+    "build_hooks": Rule("a list of hooks", _is_list),
+    "build_writers": Rule("a list of EventWriters ([] for none)", _are_writers),
+    "test": Rule("a dict of results ({} for none)", lambda value: isinstance(value, Mapping)),
+}
+_SECTIONS = {"build_model": "model", "build_optimizer": "optim", "build_lr_scheduler": "train.scheduler"}
+
+
+def built_by(owner: Any, method: str, *arguments: Any, **named: Any) -> Any:
+    """Call a method that builds a part of a trainer; returns the part.
+
+    Args:
+        owner: the trainer or its class.
+        method: name of the method.
+
+    Raises:
+        ConfigError: The method returned something else, or called `sys.exit`.
+    """
+    with refusing_exit(f"{method} of {getattr(owner, '__name__', type(owner).__name__)}"):
+        part = getattr(owner, method)(*arguments, **named)
+    check_part(part, method)
+    return part
+
+
+def built_evaluator(owner: Any, cfg: Any) -> Any:
+    """What `build_evaluator` returns; raises ConfigError if it is None although the config has an evaluator."""
+    evaluator = built_by(owner, "build_evaluator", cfg)
+    if evaluator is None and try_get_key(cfg, "train.evaluation.evaluator") is not None:
+        raise ConfigError(
+            f"build_evaluator returned {_described(None)}, but the config has train.evaluation.evaluator; return an "
+            "evaluator, or a list of them ([] for none)"
+        )
+    return evaluator
+
+
+def check_part(part: Any, method: str) -> None:
+    """Raise ConfigError if a method that builds a part of a trainer may not return this."""
+    rule = _RULES.get(method)
+    if rule is not None and not rule.accepts(part):
+        section = f", by default the call at {_SECTIONS[method]} in the config," if method in _SECTIONS else ""
+        raise ConfigError(f"{method}{section} returned {_described(part)}; it must return {rule.allowed}")
+
+
+def check_fit(model: Any, optimizer: Any, schedule: Any) -> None:
+    """Raise ConfigError if an optimizer does not train the model, or a schedule belongs to another optimizer."""
+    own = set(model.parameters())
+    others = sum(parameter not in own for group in optimizer.param_groups for parameter in group.parameters)
+    if others:
+        raise ConfigError(
+            f"build_optimizer returned an optimizer of {others} tensor(s) that are no parameters of the model, so it "
+            "would not train the model; build it from the argument `model`"
+        )
+    if getattr(schedule, "optimizer", optimizer) is not optimizer:
+        raise ConfigError(
+            "build_lr_scheduler returned a schedule of another optimizer; build it from the argument `optimizer`"
+        )
+
+
+def as_three_loaders(built: Any) -> tuple[Any, Any, Any]:
+    """The result of `build_train_loader` as (train, validation, test); None if it returned only a train loader.
+
+    Raises:
+        ConfigError: It returned a tuple of another length, no train loader, or what may be three loaders or batches.
+    """
+    is_three = isinstance(built, (tuple, list)) and len(built) == 3
+    if isinstance(built, tuple) and not is_three:
+        raise ConfigError(
+            f"build_train_loader returned a tuple of {len(built)}; return a train loader, or a tuple of train, "
+            "validation and test loader, of which the last two may be None"
+        )
+    if is_three and isinstance(built, list) and all(map(_is_batch, built)):
+        is_three = False  # a train loader with three batches
+    for each in built if is_three else ():
+        if _is_batch(each) or (isinstance(built, list) and _may_be_batch(each)):
+            raise ConfigError(
+                f"build_train_loader returned a {type(built).__name__} of three, in which {_described(each)} may be a "
+                "batch. To give three loaders, return a tuple (train, validation, test) of iterables of batches; to "
+                "train on a list of batches, return (batches, None, None)"
+            )
+    train, validation, test = built if is_three else (built, None, None)
+    if train is None:
+        raise ConfigError("build_train_loader returned no train loader, but None (is a `return` missing?)")
+    if not _is_iterable(train):
+        raise ConfigError(f"build_train_loader returned {_described(train)}; return an iterable of batches")
+    return train, validation, test
+
+
+def as_test_loaders(built: Any) -> list[Any]:
+    """The result of `build_test_loader` as a list; raises ConfigError if it is neither a list of loaders nor None."""
+    if built is None:
+        return []
+    found = "" if isinstance(built, (tuple, list)) else _described(built)
+    for each in () if found else built:
+        if each is None or _is_batch(each):
+            found = f"a list with {'None' if each is None else _described(each)}"
+    if found:
+        raise ConfigError(f"build_test_loader returned {found}; return a list of loaders, such as [loader]")
+    return list(built)
+
+
+def _is_batch(part: Any) -> bool:
+    """Whether a part of a list of loaders or batches is surely no loader; None is not a batch."""
+    is_values = isinstance(part, tuple) and _may_be_batch(part)
+    return part is not None and (is_values or has_attribute(part, "shape") or not _is_iterable(part))
+
+
+def _may_be_batch(part: Any) -> bool:
+    """Whether a part is a list of tensors: a batch, or a loader whose batches are bare tensors."""
+    return isinstance(part, (list, tuple)) and bool(part) and all(has_attribute(each, "shape") for each in part)
+
+
+def _is_iterable(loader: Any) -> bool:
+    is_other = isinstance(loader, (str, bytes, type, Mapping, Instance))
+    return not is_other and (has_attribute(loader, "__iter__") or has_attribute(loader, "__getitem__"))
+
+
+def _described(value: Any) -> str:
+    if value is None:
+        return "None (is a `return` missing?)"
+    return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
