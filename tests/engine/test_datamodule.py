@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -108,6 +109,16 @@ def test_what_cannot_be_is_refused() -> None:
         stages.enter("fitt")
     with pytest.raises(NotImplementedError, match="DataModule has no train_dataloader"):
         DataStages(DataModule()).loaders("train")
+
+
+@pytest.mark.parametrize("method", ["prepare_data", "setup", "train_dataloader"])
+def test_a_method_that_ends_the_process_is_named(method: str) -> None:
+    """Otherwise, a program would look successful, without any training."""
+    module = type("Ends", (Recorded,), {method: lambda *arguments, **named: sys.exit(0)})(3)
+    with pytest.raises(ConfigError, match=rf"{method} of Ends called sys.exit\(0\); let it return, or raise an error"):
+        stages = DataStages(module)
+        stages.enter("fit")
+        stages.loaders("train")
 
 
 def with_names(*names: Any, ignore: Any = None) -> DataModule:

@@ -17,7 +17,7 @@ from libai_data.delivery import to_global
 from libai_data.delivery.gather import gather_words
 from libai_data.delivery.read_plan import ReadPlan
 from libai_data.delivery.shared_loader import SharedLoader
-from libai_data.errors import CheckpointError, ConfigError, PeerError, error_text
+from libai_data.errors import CheckpointError, ConfigError, PeerError, error_text, refusing_exit
 from libai_data.errors.argument_rules import BATCH_SIZE, TEXT, check, list_of, one_of, or_none
 from libai_data.iterables.combined import CombinedLoader
 from libai_data.iterables.from_iterable import from_iterable
@@ -98,7 +98,8 @@ class DataStages:
             self._prepare()
             self._is_prepared = True
         if stage not in self._entered:
-            self.datamodule.setup(stage=stage)
+            with refusing_exit(f"setup of {type(self.datamodule).__name__}"):
+                self.datamodule.setup(stage=stage)
             self._entered.add(stage)
 
     def _prepare(self) -> None:
@@ -108,7 +109,8 @@ class DataStages:
         failure: Exception | None = None
         if preparing == mesh.rank:
             try:
-                self.datamodule.prepare_data()
+                with refusing_exit(f"prepare_data of {type(self.datamodule).__name__}"):
+                    self.datamodule.prepare_data()
             except Exception as error:
                 failure = error
         # The other ranks wait here, without a time limit.
@@ -182,7 +184,8 @@ class DataStages:
             )
         if defined is None or (is_lightnings_own(defined.__module__) and defined.__module__.endswith(".hooks")):
             return None
-        return getattr(self.datamodule, method)()
+        with refusing_exit(f"{method} of {type(self.datamodule).__name__}"):
+            return getattr(self.datamodule, method)()
 
     def _wrapped(self, loader: Any, kind: str) -> Any:
         if isinstance(loader, _OURS):

@@ -11,7 +11,7 @@ import oneflow as flow
 
 from libai_data.engine.datamodule.data_stages import DataStages
 from libai_data.engine.datamodule.datamodule import DataModule
-from libai_data.errors import PeerError
+from libai_data.errors import ConfigError, PeerError
 from libai_data.iterables import default_collate
 from libai_data.mesh.current import ParallelMesh, set_mesh
 from tests.iterables.rows import rows_of, sample
@@ -23,14 +23,16 @@ RANK = flow.env.get_rank()
 class Module(DataModule):
     """Notes who prepares, and finds what was prepared."""
 
-    def __init__(self, name: str, per_node: bool, fails: bool = False) -> None:
+    def __init__(self, name: str, per_node: bool, fault: str = "") -> None:
         self.save_hyperparameters()
         self.prepare_data_per_node = per_node
 
     def prepare_data(self) -> None:
         with open(FOLDER / self.hparams.name, "a") as file:
             file.write(f"{RANK}\n")
-        if self.hparams.fails:
+        if self.hparams.fault == "exits":
+            sys.exit(0)
+        if self.hparams.fault:
             raise OSError("no space left")
 
     def setup(self, stage: str) -> None:
@@ -44,7 +46,7 @@ def outcome(module: Module) -> Any:
     stages = DataStages(module)
     try:
         stages.enter("fit")
-    except (OSError, PeerError) as error:
+    except (ConfigError, OSError, PeerError) as error:
         return f"{type(error).__name__}: {error}"
     found: list[Any] = []
     for batch, _ in zip(stages.loaders("train")[0], range(3)):
@@ -58,7 +60,8 @@ def main() -> None:
     found: dict[str, Any] = {
         "once a node": outcome(Module("node", True)),
         "once": outcome(Module("job", False)),
-        "fails": outcome(Module("failing", True, fails=True)),
+        "fails": outcome(Module("failing", True, "raises")),
+        "exits": outcome(Module("exiting", True, "exits")),
     }
     (FOLDER / f"{RANK}.json").write_text(json.dumps(found))
 
