@@ -23,10 +23,12 @@ from libai_data.delivery.gather import digest_of, gather_words
 from libai_data.delivery.read_plan import ReadPlan
 from libai_data.delivery.same_values import differences, flat_text
 from libai_data.errors import ConfigError, nearest
-from libai_data.mesh.current import broadcast_py_object, get_mesh
+from libai_data.mesh.current import broadcast_py_object, get_mesh, is_main_process
 from libai_data.mesh.parallel_mesh import ParallelMesh
+from libai_data.mesh.peers.same_job import hash_of_text, warn_of_hash_seeds
 
 _ABSENT = "absent"
+_LOW = 0xFFFFFFFF
 
 
 def needed_versions() -> dict[str, str]:
@@ -93,7 +95,10 @@ def check_same_start(cfg: Any) -> None:
     if world_size > 1:
         own = {"version": needed_versions(), "config": config_values(cfg)}
         digest = digest_of(json.dumps(own, sort_keys=True).encode())
-        if len(np.unique(gather_words(np.array([digest])))) > 1:
+        words = gather_words(np.array([digest, hash_of_text() & _LOW]))
+        if is_main_process():  # On the console, the other ranks show only errors.
+            warn_of_hash_seeds(np.flatnonzero(words[:, 1] != words[0, 1]).tolist())
+        if len(np.unique(words[:, 0])) > 1:
             raise ConfigError(_problem([broadcast_py_object(own, src=rank) for rank in range(world_size)]))
 
 

@@ -30,6 +30,7 @@ from libai_data.launch.output import OutputPipes, quoted, say, write_to_stderr
 from libai_data.launch.parent_pipe import die_with_main_thread
 from libai_data.launch.ranks import FAILURE_GRACE_SECONDS, FORWARDED, STOPPING
 from libai_data.launch.restarts import Training
+from libai_data.launch.same_interpreter import environment
 
 
 def read_hostfile(path: str, ranks_per_node: int) -> list[str]:
@@ -75,7 +76,7 @@ _SECONDS_TO_ANSWER = 20.0
 _FAILED = re.compile(rb"libai_data\.launch: local rank [\d, -]+ (ended with|waits in) ")
 NODE_PROGRAM = "libai_data.launch.node"
 TAKEN_ALONG = ("ONEFLOW_", "LIBAI_DATA_", "NCCL_", "CUDA_", "OMP_")
-TAKEN_ALONG_WHOLE = ("PYTHONPATH", "LD_LIBRARY_PATH")
+TAKEN_ALONG_WHOLE = ("PYTHONPATH", "LD_LIBRARY_PATH", "PYTHONHASHSEED")
 SSH_OPTIONS = {
     # Keys only, because nobody can type a password for every machine.
     "BatchMode": "yes",
@@ -168,7 +169,7 @@ class Hosts:
                 arguments.append(f"--{flag}")
         return {
             "job": self._job,
-            "environment": {**taken_along(os.environ, args.env), SECRET_VARIABLE: self._secret},
+            "environment": {**taken_along(environment(), args.env), SECRET_VARIABLE: self._secret},
             "arguments": [*map(str, arguments), args.training_script, *script_args],
         }
 

@@ -108,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         metavar="NAME",
         help="a variable to send to the machines of --hostfile, in addition to ONEFLOW_*, LIBAI_DATA_*, NCCL_*, "
-        "CUDA_*, OMP_*, PYTHONPATH and LD_LIBRARY_PATH; may be given again",
+        "CUDA_*, OMP_*, PYTHONPATH, PYTHONHASHSEED and LD_LIBRARY_PATH; may be given again",
     )
     parser.add_argument(
         "--max-restarts",

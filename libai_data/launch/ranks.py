@@ -26,6 +26,7 @@ from libai_data.launch.joining_pipe import GRACE_SECONDS, JoiningRanks
 from libai_data.launch.output import OutputPipes, last_lines, quoted, say
 from libai_data.launch.parent_pipe import die_with_main_thread
 from libai_data.launch.ports import free_port, machines_connected_to, refuse_one_machine, reserve_port
+from libai_data.launch.same_interpreter import environment
 from libai_data.launch.signals import signals_blocked
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -47,10 +48,9 @@ Output = Union[None, int, IO[bytes]]
 
 def rank_environment(args: argparse.Namespace, local_rank: int, library_path: str | None) -> dict[str, str]:
     """Return the environment of one rank, as `oneflow.distributed.launch` sets it, with a shorter time-out."""
-    env = dict(os.environ)
+    # All ranks and workers iterate over sets of strings in the same order, in every run.
+    env = environment()
     env.setdefault("ONEFLOW_TIMEOUT_SECONDS", str(ONEFLOW_TIMEOUT_SECONDS))
-    # All ranks and workers then iterate over sets of strings in the same order, in every run.
-    env.setdefault("PYTHONHASHSEED", "0")
     if args.nproc_per_node > 1:
         env.setdefault("OMP_NUM_THREADS", "1")
     if library_path is not None:

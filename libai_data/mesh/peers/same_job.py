@@ -21,15 +21,16 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from libai_data.errors import ConfigError, MeshError
-from libai_data.launch.job_environment import SECRET_VARIABLE, job_id
+from libai_data.errors import ConfigError, MeshError, numbers_in_words
+from libai_data.launch.job_environment import SECRET_VARIABLE, job_id, machine
 from libai_data.launch.parent_pipe import keep_from_forks
 from libai_data.launch.ports import bound, check_host, is_listened_on, is_this_machine, process_with_port
+from libai_data.launch.same_interpreter import arguments
 
 logger = logging.getLogger(__name__)
 
@@ -166,6 +167,22 @@ def warn_of_another_program(own: dict[str, Any], theirs: dict[str, Any], rank: i
         )
 
 
+def hash_of_text() -> int:
+    """The hash of a text, which is the same in processes with the same hash seed."""
+    return hash("libai_data")
+
+
+def warn_of_hash_seeds(ranks: Sequence[int]) -> None:
+    """Log a warning if there are ranks that have another `hash_of_text` than rank 0."""
+    if ranks:
+        logger.warning(
+            "Rank %s has another hash seed than rank 0, so a set of texts has another order there. If such a set "
+            "decides samples or labels, the ranks train on different data. Start the ranks by libai-data launch, or "
+            "set PYTHONHASHSEED=0 for all of them.",
+            numbers_in_words(ranks),
+        )
+
+
 def _is_of_another_job(rank0: int) -> bool:
     """Whether the job of process `rank0` has another number of ranks, or already a rank with this process's number.
 
@@ -211,6 +228,11 @@ def _children_of(process: int) -> Iterator[int]:
             yield from map(int, children.read_text().split())
 
 
+def facts_of_rank(**others: Any) -> dict[str, Any]:
+    """What this rank compares with rank 0 when they meet, and `others`."""
+    return {"job": job_id(), "machine": machine(), "program": arguments(), "hash": hash_of_text(), **others}
+
+
 def told_by_rank0(facts: dict[str, Any]) -> dict[str, Any]:
     """Broadcast `facts` of rank 0 over OneFlow's own connections. Collective."""
     import oneflow as flow
@@ -221,7 +243,7 @@ def told_by_rank0(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_same_job(own: dict[str, Any], theirs: dict[str, Any], rank: int, world_size: int, nodes: int) -> None:
-    """Compare `job` and `machine` of this rank (`own`) with those of rank 0 (`theirs`).
+    """Compare the `facts_of_rank` of this rank (`own`) with those of rank 0 (`theirs`); warn of suspicious differences.
 
     Raises:
         MeshError: The ranks belong to two jobs, two nodes are on one machine, or one node is on two machines.
@@ -248,3 +270,5 @@ def check_same_job(own: dict[str, Any], theirs: dict[str, Any], rank: int, world
             f"{per_node} rank(s) at {where}. Two nodes need two machines, each with an "
             "address of its own: OneFlow computes wrong sums when both run on one"
         )
+    warn_of_another_program(own, theirs, rank)
+    warn_of_hash_seeds([rank] if own["hash"] != theirs["hash"] else [])

@@ -40,8 +40,7 @@ from functools import partial
 from typing import Any, NoReturn, cast
 
 from libai_data.errors import ContractError, MeshError, PeerError, by_rank
-from libai_data.launch.job_environment import job_id, job_key, machine, proof
-from libai_data.launch.same_interpreter import arguments
+from libai_data.launch.job_environment import job_key, proof
 from libai_data.mesh.peers.batch_notes import BatchNotes, BatchPlace, different_batches, shared_memory
 from libai_data.mesh.peers.main_thread import SECONDS_IDLE, MainThread
 from libai_data.mesh.peers.network_link import (
@@ -55,7 +54,7 @@ from libai_data.mesh.peers.network_link import (
     send_word,
 )
 from libai_data.mesh.peers.node_link import connect_to_leader, let_in, open_node_link, seconds_to_meet
-from libai_data.mesh.peers.same_job import check_same_job, told_by_rank0, warn_of_another_program
+from libai_data.mesh.peers.same_job import check_same_job, facts_of_rank, told_by_rank0
 from libai_data.mesh.peers.standstill import (
     COLLECTIVE,
     FIRST_MEETING,
@@ -227,11 +226,9 @@ class Liveness:
             return
         self._met = True
         listener, port = open_network_link() if self._rank == 0 and self._nodes > 1 else (None, 0)
-        key = secrets.token_hex(16)
-        own = {"job": job_id(), "machine": machine(), "program": arguments(), "key": key, "port": port}
+        own = facts_of_rank(key=secrets.token_hex(16), port=port)
         theirs = told_by_rank0(own)
         check_same_job(own, theirs, self._rank, self._world_size, self._nodes)
-        warn_of_another_program(own, theirs, self._rank)
         with self._changed:
             seconds, expected = seconds_to_meet(), len(self._followers) if self._rank == self._leader else 1
             if not self._changed.wait_for(lambda: len(self._connections) >= expected, seconds):
