@@ -24,6 +24,7 @@ from libai_data.iterables.kinds import (
     is_own_loader,
     knows_its_rounds,
     short_batch,
+    without_bar,
     without_node_splitting,
     yields_batches,
 )
@@ -49,7 +50,7 @@ class Source:
 
     def __init__(self, thing: Any, batches: bool | None = None, skips: bool = False) -> None:
         self._skips = skips
-        self.name = attribute_of(thing, "__qualname__", type(thing).__name__)
+        self.name = attribute_of(thing, "__qualname__", type(without_bar(thing)).__name__)
         if is_own_loader(thing):
             raise ConfigError(f"a {self.name} of libai_data is a loader already; use it as it is")
         self._is_told = batches is not None

@@ -16,7 +16,9 @@ _OWN_LOADERS = ("BatchLoader", "SharedLoader", "IterableLoader", "CombinedLoader
 
 def yields_batches(thing: Any) -> bool:
     """Whether `thing` is known to yield batches: a DataLoader of torch or OneFlow (or a subclass, as torchdata's), or
-    its iterator, a pipeline of WebDataset or Grain that ends with a batching stage, or a loader of DALI or FFCV."""
+    its iterator, a pipeline of WebDataset or Grain that ends with a batching stage, or a loader of DALI or FFCV; also
+    below a progress bar of tqdm."""
+    thing = without_bar(thing)
     if is_loader(thing):
         return thing.batch_sampler is not None
     if any(derives_from(thing, package, "_BaseDataLoaderIter") for package in _DATA):
@@ -54,7 +56,7 @@ def short_batch(thing: Any) -> int:
 
 def dataset_name(thing: Any) -> str:
     """The name of a function, or of the class of the innermost dataset, such as the dataset of a torch DataLoader."""
-    seen = 0
+    thing, seen = without_bar(thing), 0
     while has_attribute(thing, "dataset") and seen < _MOST_WRAPPERS:
         thing, seen = thing.dataset, seen + 1
     return str(attribute_of(thing, "__name__", type(thing).__name__))
@@ -69,7 +71,14 @@ def knows_its_rounds(thing: Any) -> bool:
 
 def is_own_loader(thing: Any) -> bool:
     """Whether `thing` is a loader of this package."""
-    return any(derives_from(thing, "libai_data", name) for name in _OWN_LOADERS)
+    return any(derives_from(without_bar(thing), "libai_data", name) for name in _OWN_LOADERS)
+
+
+def without_bar(thing: Any) -> Any:
+    """What a progress bar of tqdm goes through; anything else unchanged."""
+    while derives_from(thing, "tqdm") and attribute_of(thing, "iterable") is not None:
+        thing = thing.iterable
+    return thing
 
 
 def is_map_style(thing: Any) -> bool:

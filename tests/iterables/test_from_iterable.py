@@ -21,6 +21,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tqdm import tqdm
 
 from libai_data.data.random.global_generators import warn_once
 from libai_data.delivery import to_global
@@ -730,6 +731,19 @@ def test_batches_of_a_loader_are_no_samples_where_a_function_returns_it_or_it_is
     for loader in loaders:
         assert [rows for _, rows in taken(loader)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
         loader.close()
+
+
+@pytest.mark.parametrize("bars", [1, 2])
+def test_batches_below_a_progress_bar_are_no_samples(bars: int) -> None:
+    loader = torch.utils.data.DataLoader([sample(row) for row in range(8)], batch_size=4)  # type: ignore[arg-type]
+    shown: Any = loader
+    for _ in range(bars):
+        shown = tqdm(shown, disable=True)
+    expected = [rows_of(batch) for batch in from_iterable(loader, 2)]
+    for _ in range(2):  # also in the second epoch
+        assert [rows_of(batch) for batch in from_iterable(shown, 2)] == expected
+    with pytest.raises(ConfigError, match="IterableLoader of libai_data is a loader already"):
+        from_iterable(tqdm(from_iterable(loader, 2), disable=True), 2)
 
 
 def test_loaders_of_ours_are_no_iterables_of_samples() -> None:
