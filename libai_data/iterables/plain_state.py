@@ -59,8 +59,10 @@ def _packed(value: Any, where: str) -> Any:
         items = [[_packed(key, where), _packed(item, f"{where}[{key!r}]")] for key, item in value.items()]
         return {_TAG: "dict", "items": items}
     if isinstance(value, (tuple, set, frozenset)):
-        kind = "tuple" if isinstance(value, tuple) else "set"
-        return {_TAG: kind, "items": [_packed(item, where) for item in value]}
+        items = [_packed(item, where) for item in value]
+        if isinstance(value, tuple):
+            return {_TAG: "tuple", "items": items}
+        return {_TAG: "set", "items": sorted(items, key=json.dumps)}  # as in every process, whatever its hash seed
     if isinstance(value, (bytes, bytearray)):
         return {_TAG: "bytes", "base64": _text_of(bytes(value))}
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufc":
