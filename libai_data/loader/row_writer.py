@@ -138,6 +138,8 @@ def _checked(spec: FieldSpec, value: Any) -> np.ndarray:
 
 
 _MARKS = 0xA5, 0x5A
+_ONES = {size: int.from_bytes(b"\1" * size, "little") for size in (1, 2, 4, 8)}
+"""Size of an end in bytes -> the number that, times a mark, has this mark in each byte."""
 _BYTES_OF_SURE_MARKS = 4
 
 
@@ -175,13 +177,12 @@ class BatchFiller:
 
     def _rows_not_filled(self, mark: int, indices: np.ndarray, out: Rows) -> set[tuple[str, int]]:
         ends = out.last_ends if self._has_filled else out.ends
-        marks = [int.from_bytes(bytes([mark]) * words.itemsize, "little") for _, words in ends]
-        for (_, words), marked in zip(ends, marks):
-            words.fill(marked)
+        for _, words in ends:
+            words.fill(mark * _ONES[words.itemsize])
         self._fill(indices, out)
         left: set[tuple[str, int]] = set()
-        for (name, words), marked in zip(ends, marks):
-            rows = words.tolist()  # A list is searched faster than a small array.
+        for name, words in ends:
+            rows, marked = words.tolist(), mark * _ONES[words.itemsize]  # A list is searched faster than a small array.
             if marked in rows:
                 left.update((name, row) for row, word in enumerate(rows) if word == marked)
         return left
