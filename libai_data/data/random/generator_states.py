@@ -11,6 +11,7 @@ import random
 import sys
 from contextlib import AbstractContextManager
 from functools import cache
+from operator import methodcaller
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ _generator_lock = ForkLock()
 """For the generators of PyTorch and OneFlow. Both acquire a lock of their own while they hold the GIL, and make objects
 under it. If this starts the garbage collection, a finalizer may let another thread run, which would hold the GIL and
 wait for that lock forever. With this lock of Python, the other thread waits earlier, without the GIL."""
+_mark = methodcaller("mark")
 _last: list[tuple[list[Any], list[Any]]] = [([], [])]
 """Marks of the generators, and their states, which are valid as long as the marks do not change."""
 
@@ -39,12 +41,12 @@ class _Python:
         # CPython stores the place and then the words. The place and the first word change with each draw, the last word
         # with each seed.
         *state, place = random.getstate()[1]
-        self._place = ctypes.c_uint64.from_address(address) if list(words) == [place, *state] else None
+        if list(words) != [place, *state]:
+            self.mark = random.getstate  # type: ignore[method-assign]
+        self._place = ctypes.c_uint64.from_address(address)
         self._last = ctypes.c_uint32.from_address(address + 4 * _WORDS)
 
     def mark(self) -> Any:
-        if self._place is None:
-            return random.getstate()
         return self._place.value, self._last.value, self._instance.gauss_next
 
     def save(self) -> Any:
@@ -63,12 +65,15 @@ class _Numpy:
     def __init__(self) -> None:
         self._rand: Any = np.random.mtrand._rand
         self._bits: Any = None
+        self._shown_by_words: Any = None
+        """The same, if its words show each draw. If numpy keeps a normal number, drawing it changes no word."""
         self._place: Any = None
         self._address = 0
-        self._keeps_number = False
 
     def mark(self) -> Any:
         bits = self._rand._bit_generator
+        if bits is self._shown_by_words:
+            return self._place.value
         if bits is not self._bits:
             self._bits, self._place = bits, None
             if isinstance(bits, np.random.MT19937):
@@ -77,14 +82,13 @@ class _Numpy:
                 self._place = ctypes.c_uint64.from_address(self._address + 4 * (_WORDS - 1))
         if self._place is None:
             return str(np.random.get_state(legacy=False))
-        # Numpy may keep a normal number for the next call. Drawing this number does not change the words.
-        return self._place.value, self._keeps_number and np.random.get_state(legacy=False)["has_gauss"]
+        return self._place.value, np.random.get_state(legacy=False)["has_gauss"]
 
     def save(self) -> Any:
         with _generator_lock:
-            # Under the lock, so that no other thread overwrites `_keeps_number` with an older value.
+            # Under the lock, so that no other thread overwrites `_shown_by_words` with an older value.
             state = np.random.get_state(legacy=False)
-            self._keeps_number = bool(state["has_gauss"])
+            self._shown_by_words = None if state["has_gauss"] or self._place is None else self._bits
         return state, None if self._place is None else ctypes.string_at(self._address, 4 * _WORDS + 4)
 
     def restore(self, saved: Any) -> None:
@@ -175,9 +179,7 @@ def generators_in_turn() -> AbstractContextManager[Any]:
 
 def marks_of(generators: tuple[Any, ...]) -> list[Any]:
     """The mark of each generator."""
-    python, numpy, *others = generators
-    marks = [python.mark(), numpy.mark()]
-    return marks + [generator.mark() for generator in others] if others else marks
+    return [*map(_mark, generators)]
 
 
 def marks_and_states(generators: tuple[Any, ...], beside_others: bool) -> tuple[list[Any], list[Any]]:
