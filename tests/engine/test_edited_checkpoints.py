@@ -63,7 +63,8 @@ def edit(folder: Path, name: str, content: Any) -> None:
 
 def test_an_odd_value_in_state_json_is_named_or_accepted(tmp_path: Path) -> None:
     refused = 0
-    for key, state in [("state.json", each) for each in ([], 3, None)] + changes_of(STATE_OF_A_RUN):
+    odd: list[tuple[str, Any]] = [("state.json", []), ("state.json", 3), ("state.json", None)]
+    for key, state in odd + changes_of(STATE_OF_A_RUN):
         (tmp_path / STATE).write_text(json.dumps(state))
         try:
             read_state(tmp_path)

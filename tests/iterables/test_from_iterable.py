@@ -735,7 +735,7 @@ def test_batches_of_a_loader_are_no_samples_where_a_function_returns_it_or_it_is
 
 @pytest.mark.parametrize("bars", [1, 2])
 def test_batches_below_a_progress_bar_are_no_samples(bars: int) -> None:
-    loader = torch.utils.data.DataLoader([sample(row) for row in range(8)], batch_size=4)  # type: ignore[arg-type]
+    loader = torch.utils.data.DataLoader([sample(row) for row in range(8)], batch_size=4)
     shown: Any = loader
     for _ in range(bars):
         shown = tqdm(shown, disable=True)

@@ -109,10 +109,8 @@ def _open_npz(file: MappedFile) -> dict[str, np.ndarray]:
     try:
         with zipfile.ZipFile(file.path) as archive:
             members = archive.infolist()
-            if members and min(info.header_offset for info in members):
-                raise ValueError(
-                    "other data precedes the archive, such as another archive; write one archive to a file"
-                )
+            if min((info.header_offset for info in members), default=0) > 0:
+                raise ValueError("other data precedes the archive, such as another archive; write one to a file")
             for info in members:
                 member = info.filename
                 name = member[: -len(".npy")] if member.endswith(".npy") else member
