@@ -9,7 +9,8 @@ from __future__ import annotations
 import io
 import json
 import tarfile
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Callable, NamedTuple, Union
 
@@ -23,6 +24,7 @@ from libai_data.data.sources.webdataset import WebDatasetSource
 from libai_data.errors import SchemaError
 
 _ROW_GROUP = 4096
+_MISSING = object()
 # WebDataset decodes files with these endings as integers.
 _WHOLE_NUMBERS = ("cls", "cls2", "class", "count", "index", "inx", "id")
 
@@ -107,11 +109,15 @@ class _Parquet:
         self._writer = ParquetWriter(str(path), schema, write_page_checksum=True)
         self._schema = schema
         self._rows: list[Any] = []
-        self._nested = [field.name for field in schema if "struct<" in str(field.type)]
 
     def write(self, records: Sequence[Any], first: int) -> list[Any]:
         rows = [as_row(record) for record in records]
-        self._check_fields({name for row in rows for name in row} - set(self._schema.names))
+        # Arrow would drop unknown fields silently.
+        unknown = sorted({name for row in rows for name in row} - set(self._schema.names))
+        if unknown:
+            raise SchemaError(
+                f"they have the fields {unknown}, which the first records do not have; these have {self._schema.names}"
+            )
         try:
             table = self._pyarrow.Table.from_pylist(rows, schema=self._schema)
         except (self._pyarrow.ArrowException, TypeError, ValueError, OverflowError) as error:
@@ -119,21 +125,17 @@ class _Parquet:
                 f"they do not fit the columns {self._schema.names} of the first records: {error}"
             ) from error
         written = table.to_pylist()
-        for name in self._nested:
-            for row, kept in zip(rows, written):
-                self._check_fields(_left_out(row.get(name), kept[name], name))
+        # Arrow also drops unknown fields of nested dicts, and rounds floats in a column of ints.
+        for index, (row, kept) in enumerate(zip(rows, written), first):
+            if changed := _changed(row, kept, ""):
+                raise SchemaError(
+                    f"record {index} {changed}, by the columns of the first records; write all records in one form, or "
+                    "convert to another format"
+                )
         self._rows.append(table)
         if sum(map(len, self._rows)) >= _ROW_GROUP:
             self._flush()
         return list(written)
-
-    def _check_fields(self, unknown: Collection[str]) -> None:
-        """Refuse fields that the columns do not have, because Arrow would leave them out silently."""
-        if unknown:
-            raise SchemaError(
-                f"they have the fields {sorted(unknown)}, which the first records do not have; these have "
-                f"{self._schema.names}. Write all fields in each record, or convert to another format"
-            )
 
     def _flush(self) -> None:
         if self._rows:
@@ -145,14 +147,23 @@ class _Parquet:
         self._writer.close()
 
 
-def _left_out(value: Any, kept: Any, path: str) -> list[str]:
-    """The paths of keys of nested dicts that Arrow did not keep."""
-    if isinstance(value, dict):
-        lost = [f"{path}.{name}" for name in value if name not in kept]
-        return lost or [each for name in value for each in _left_out(value[name], kept[name], f"{path}.{name}")]
-    if isinstance(value, list):
-        return [each for one, other in zip(value, kept) for each in _left_out(one, other, path)]
-    return []
+def _changed(value: Any, kept: Any, path: str) -> str:
+    """What Arrow changed of a value when it stored `kept`, in words; "" if only fields without a value were added."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    with suppress(ValueError):  # Lists of numpy arrays cannot be compared.
+        if value == kept:
+            return ""
+    if isinstance(value, dict) and isinstance(kept, dict):
+        pairs = [(f"{path}.{name}" if path else name, each, kept.get(name, _MISSING)) for name, each in value.items()]
+    elif isinstance(value, (list, tuple)) and isinstance(kept, list) and len(value) == len(kept):
+        pairs = [(path, each, other) for each, other in zip(value, kept)]
+    elif kept is _MISSING:
+        return "" if value is None else f"would lose its field {path!r}"
+    elif value != value and kept != kept:  # NaN
+        return ""
+    else:
+        return f"would have {kept!r:.100} instead of {value!r:.100} in its field {path!r}"
+    return next(filter(None, (_changed(each, other, name) for name, each, other in pairs)), "")
 
 
 def as_row(record: Any) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-import json
+import math
 from pathlib import Path
 from typing import Any, Callable
 
@@ -13,8 +13,9 @@ from PIL import Image
 
 from libai_data.commands.conversion import Conversion, convert
 from libai_data.commands.conversion.conversion import ConversionError
+from libai_data.commands.conversion.shard_writers import FORMATS, schema_of
 from libai_data.data.sources import ImageFolderSource, open_source
-from libai_data.errors import ConfigError
+from libai_data.errors import ConfigError, SchemaError
 from tests.data.sources.published_files import cifar_image, write_cifar10
 from tests.properties import slowly
 
@@ -92,19 +93,22 @@ def test_a_field_that_the_first_records_do_not_have_is_not_left_out_of_parquet(t
 
 
 @pytest.mark.parametrize(
-    ("first", "later", "lost"),
+    ("first", "later", "changed"),
     [
-        ({"x": {"a": 1}}, {"x": {"a": 1, "late": 2}}, r"\['x\.late'\]"),
-        ({"x": [{"a": {"b": 1}}, None]}, {"x": [None, {"a": {"b": 1, "late": 2}}]}, r"\['x\.a\.late'\]"),
+        ({"x": {"a": 1}}, {"x": {"a": 1, "late": 2}}, r"would lose its field 'x\.late'"),
+        ({"x": [{"a": {"b": 1}}, None]}, {"x": [None, {"a": {"b": 1, "late": 2}}]}, r"lose its field 'x\.a\.late'"),
+        ({"x": 1, "y": 1.5}, {"x": 2.5, "y": 1}, r"would have 2 instead of 2\.5 in its field 'x'"),
+        ({"x": {"a": [[1]]}}, {"x": {"a": [[1, 2], [3, 0.5]]}}, r"would have 0 instead of 0\.5 in its field 'x\.a'"),
+        ({"x": ["a"]}, {"x": "a"}, r"would have \['a'\] instead of 'a' in its field 'x'"),
     ],
 )
-def test_a_nested_field_that_the_first_records_do_not_have_is_not_left_out_of_parquet(
-    tmp_path: Path, first: Any, later: Any, lost: str
+def test_a_record_that_the_columns_of_parquet_would_change_is_refused(
+    tmp_path: Path, first: Any, later: Any, changed: str
 ) -> None:
-    path = tmp_path / "a.jsonl"
-    lines = [json.dumps(each) + "\n" for each in (first, later)]
-    path.write_text(lines[0] * 2000)
-    convert(Conversion([str(path)], "parquet", tmp_path / "same"))
-    path.write_text(lines[0] * 2000 + lines[1])
-    with pytest.raises(ConversionError, match=f"fields {lost}, which the first records do not have"):
-        convert(Conversion([str(path)], "parquet", tmp_path / "out"))
+    form = FORMATS["parquet"]
+    writer = form.writer(tmp_path / "a.parquet", schema_of("parquet", lambda: [first]))
+    writer.write([first, {"x": None, **({"y": math.nan} if "y" in first else {})}, {}], 0)
+    with pytest.raises(SchemaError, match=f"record 4 .*{changed}, by the columns of the first records"):
+        writer.write([first, later], 3)
+    writer.close()
+    assert form.source(tmp_path / "a.parquet")[0] == first
