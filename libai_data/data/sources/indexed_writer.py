@@ -195,13 +195,17 @@ def merge_indexed(prefixes: Sequence[str | Path], target: str | Path) -> None:
         target: prefix of the pair to write.
 
     Raises:
-        ConfigError: `prefixes` is empty, a file is missing, or dtypes differ.
+        ConfigError: `prefixes` is empty or has the target, a file is missing, or dtypes differ.
         FormatError: A file is broken.
     """
     check({"prefixes": _PREFIXES}, prefixes=prefixes)
     if not prefixes:
         raise ConfigError(f"nothing to merge into {target}: give at least one prefix")
     sources = [IndexedSource(prefix) for prefix in prefixes]
+    if os.path.realpath(f"{target}.bin") in [os.path.realpath(f"{source.prefix}.bin") for source in sources]:
+        raise ConfigError(
+            f"target is {target}, which is one of the prefixes, and would be overwritten; give another path"
+        )
     with IndexedWriter(target, sources[0].dtype) as writer:
         for source in sources:
             writer.add_source(source)

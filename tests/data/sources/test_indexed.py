@@ -155,6 +155,11 @@ def test_shards_of_another_dtype_are_not_merged(tmp_path: Path) -> None:
         merge_indexed([tmp_path / "a", tmp_path / "b"], tmp_path / "c")
     with pytest.raises(ConfigError, match="nothing to merge"):
         merge_indexed([], tmp_path / "c")
+    before = (tmp_path / "a.bin").read_bytes()
+    (tmp_path / "link").symlink_to(tmp_path)
+    with pytest.raises(ConfigError, match="is one of the prefixes, and would be overwritten"):
+        merge_indexed([tmp_path / "a", tmp_path / "a"], tmp_path / "link" / "a")
+    assert (tmp_path / "a.bin").read_bytes() == before
     assert not list(tmp_path.glob("c*"))
 
 
