@@ -14,6 +14,7 @@ from libai_data.data.sources.sharded import runs_of
 from libai_data.errors import ConfigError, FormatError, installed, nearest
 
 Values = Callable[[np.ndarray], list[Any]]
+_OF_VIEWS = {"string_view": "large_string", "binary_view": "large_binary"}
 
 
 def import_pyarrow(whom: str) -> Any:
@@ -71,6 +72,8 @@ def _values_of(column: Any) -> Values:
     """
     import pyarrow as pa
 
+    # Arrow cannot select rows of views, which Polars writes.
+    column = column.cast(_OF_VIEWS[str(column.type)]) if str(column.type) in _OF_VIEWS else column
     kind = column.type
     if not column.null_count and len(column):
         if pa.types.is_binary(kind) or pa.types.is_string(kind):
