@@ -15,7 +15,10 @@ import sys
 import weakref
 from typing import Any, Callable
 
+from libai_data.errors import ConfigError
+
 _PR_SET_PDEATHSIG = 1
+_DESCRIPTORS = "/proc/self/fd"
 # Look the function up before any fork, because a forked child must not need the dynamic loader's lock.
 _prctl = ctypes.CDLL(None).prctl
 
@@ -49,6 +52,11 @@ class ParentPipe:
     descriptor = _parents_end = _process = -1
 
     def __init__(self) -> None:
+        if not os.path.isdir(_DESCRIPTORS):
+            raise ConfigError(
+                f"processes cannot be started to read data, because this system has no {_DESCRIPTORS}; mount /proc "
+                "(mount -t proc proc /proc), or read without processes: num_workers=0, or worker_type='thread'"
+            )
         self._process = os.getpid()
         self.descriptor, self._parents_end = os.pipe2(os.O_CLOEXEC)
         keep_from_forks(self, "close_parents_end")
@@ -73,7 +81,7 @@ class ParentPipe:
 def die_with_parent(descriptor: int) -> None:
     """Have the system kill this process when the parent's end closes; if the end is closed already, exit now."""
     # Open the pipe again: the process to signal is a property of the open file, which all workers would share.
-    own = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+    own = os.open(f"{_DESCRIPTORS}/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
     fcntl.fcntl(own, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(own, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(own, fcntl.F_SETFL, os.O_ASYNC)

@@ -26,6 +26,7 @@ import pytest
 from libai_data import DataLoader, from_iterable
 from libai_data.data.datasets.combine import Subset
 from libai_data.errors import ConfigError, DataPipelineError, SampleError, StorageError
+from libai_data.launch import parent_pipe
 from libai_data.loader import shipping
 from libai_data.loader.failures import ErrorPolicy
 from libai_data.loader.shipping import ship, unship
@@ -91,6 +92,17 @@ def test_workers_share_one_hash_seed_and_the_trainers_where_it_has_one(seed: str
     expected = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=of_seed).stdout
     dataset = WithFunction(lambda index: hash(f"sample {index}"))
     assert values(dataset, "value", start_method="spawn") == [int(text) for text in expected.split(",")]
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: DataLoader([1, 2], num_workers=1), lambda: from_iterable(lambda: [1], 1, num_workers=1)]
+)
+def test_processes_without_proc_are_refused_with_the_remedy(make: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(parent_pipe, "_DESCRIPTORS", "/nowhere/fd")
+    with pytest.raises(
+        (ConfigError, SampleError), match=r"this system has no /nowhere/fd; mount /proc .*, or read without processes"
+    ):
+        next(iter(make()))
 
 
 @pytest.mark.parametrize("change", ["path", "argv", "executable"])

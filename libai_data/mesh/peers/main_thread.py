@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import resource
 import sys
 import sysconfig
 import threading
 import time
+
+logger = logging.getLogger(__name__)
 
 _IDLE = 0.1  # cores; a process that uses less counts as idle
 _YIELDING, _TIMES_THE_OWN = 0.02, 2.0
@@ -40,6 +43,15 @@ class MainThread:
         self._switches, self._used, self._at = "", (0.0, 0.0), 0.0
         self._oneflow = self._packages + "oneflow" + os.sep
         self.is_idle = self.is_in_oneflow = False
+
+    def check_visible(self) -> None:
+        """Log a warning if this system does not show what a thread waits for."""
+        if not self._context_switches() or not os.path.exists(f"{self._folder}/wchan"):
+            logger.warning(
+                "%s/wchan or status cannot be read, so it is not noticed if this rank waits in OneFlow for a rank that "
+                "has left: it ends after ONEFLOW_TIMEOUT_SECONDS.",
+                self._folder,
+            )
 
     def seconds_to_wait(self, has_left: bool) -> float:
         """Seconds for which the main thread must continue to wait to count as hanging; 0 if it does not wait.

@@ -116,6 +116,7 @@ class Liveness:
             self._notes_memory = shared_memory(per_node)
             self._notes = BatchNotes(self._notes_memory, 0, per_node)
         if world_size > 1:
+            self._main.check_visible()
             self._heard, self._ask = os.pipe()
             threading.Thread(target=self._watch, name="liveness of other ranks", daemon=True).start()
 

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
+from libai_data.mesh.peers.main_thread import MainThread
 from libai_data.mesh.peers.standstill import BATCH, COLLECTIVE, ONEFLOW, OwnPlace, Report, Standstill
+
+
+def test_a_system_that_does_not_show_what_a_thread_waits_for_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    thread = MainThread(has_gpus=False)
+    with caplog.at_level(logging.WARNING, logger="libai_data"):
+        thread.check_visible()
+        assert not caplog.messages
+        thread._folder = "/nowhere"
+        thread.check_visible()
+    assert "/nowhere/wchan or status cannot be read, so it is not noticed" in caplog.messages[0]
 
 
 def report(kind: str, number: int, what: str, seconds: float, is_idle: bool = True) -> Report:
