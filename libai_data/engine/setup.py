@@ -21,6 +21,7 @@ from libai_data.engine.logging_setup import setup_logger
 from libai_data.engine.output_folder import CONFIG, FAST_DEV_RUN, save_config, take_output_folder, user_resumes
 from libai_data.engine.step_plan import step_plan
 from libai_data.errors import ConfigError
+from libai_data.launch.job_environment import mistyped_variables
 from libai_data.mesh.current import get_rank, get_world_size, is_main_process, setup_dist_util
 from libai_data.mesh.peers.liveness import watch_over_ranks
 
@@ -79,7 +80,7 @@ def default_setup(cfg: Any, args: Any = None) -> None:
     logger.info("Mesh: data %d x tensor %d x pipeline %d, %d rank(s) on %d node(s), %s.", *_described(mesh))
     if mesh.world_size > 1:
         logger.info("All ranks have the same versions and config.")
-    for warning in mesh_warnings(mesh):
+    for warning in (*mesh_warnings(mesh), *mistyped_variables()):
         logger.warning(warning)
     if args is not None:
         logger.info("Command line: %s", args)

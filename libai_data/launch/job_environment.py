@@ -7,7 +7,14 @@ import hmac
 import os
 from collections.abc import Mapping
 
-from libai_data.errors import ConfigError
+from libai_data.errors import ConfigError, nearest
+
+_PREFIX = "LIBAI_DATA_"
+VARIABLES = (
+    *("CACHE_DIR", "CACHE_SIZE", "FILE_IDENTITY", "STORAGE_ATTEMPTS", "SECONDS_TO_JOIN", "SECONDS_TO_MEET"),
+    *("JOB", "JOB_SECRET", "JOINING_PIPE", "RESTARTED"),
+)
+"""The environment variables that this package reads, without their prefix."""
 
 SECRET_VARIABLE = "LIBAI_DATA_JOB_SECRET"
 """A secret that only the ranks of one job know. The launcher chooses it, also for all machines of a hostfile. If you
@@ -38,6 +45,16 @@ def machine() -> str:
         return f"{booted} {os.readlink('/proc/self/ns/net')}"
     except OSError:
         return os.uname().nodename
+
+
+def mistyped_variables(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """What to say of variables that nothing reads, and whose names are nearly those of variables of this package."""
+    found = {name: nearest(name[len(_PREFIX) :], VARIABLES) for name in environment if name.startswith(_PREFIX)}
+    return [
+        f"The environment has {name}, which nothing reads.{hint.replace(chr(39), chr(39) + _PREFIX, 1)}"
+        for name, hint in found.items()
+        if hint and name[len(_PREFIX) :] not in VARIABLES
+    ]
 
 
 def seconds_from_environment(variable: str, default: float) -> float:

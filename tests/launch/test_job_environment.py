@@ -1,0 +1,24 @@
+"""Environment variables of this package: all are known, so that a mistyped one is noticed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import libai_data
+from libai_data.launch.job_environment import VARIABLES, mistyped_variables
+
+
+def test_all_variables_that_the_package_reads_are_known() -> None:
+    found = set()
+    for path in Path(libai_data.__file__).parent.rglob("*.py"):
+        found |= set(re.findall(r"\bLIBAI_DATA_([A-Z_]*[A-Z])\b", path.read_text()))
+    assert found == set(VARIABLES)
+
+
+def test_a_mistyped_variable_is_named_with_the_nearest() -> None:
+    environment = {f"LIBAI_DATA_{name}": "1" for name in (*VARIABLES, "ROOT", "TEST_END_ON_ERROR")}
+    assert mistyped_variables(environment) == []
+    assert mistyped_variables({"LIBAI_DATA_CACHE_SZIE": "1GB"}) == [
+        "The environment has LIBAI_DATA_CACHE_SZIE, which nothing reads. Did you mean 'LIBAI_DATA_CACHE_SIZE'?"
+    ]
