@@ -198,7 +198,7 @@ def merge_indexed(prefixes: Sequence[str | Path], target: str | Path) -> None:
         ConfigError: `prefixes` is empty or has the target, a file is missing, or dtypes differ.
         FormatError: A file is broken.
     """
-    check({"prefixes": _PREFIXES}, prefixes=prefixes)
+    check({"prefixes": _PREFIXES, "prefix": OUTPUT}, prefixes=prefixes, prefix=target)
     if not prefixes:
         raise ConfigError(f"nothing to merge into {target}: give at least one prefix")
     sources = [IndexedSource(prefix) for prefix in prefixes]
