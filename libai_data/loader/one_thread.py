@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from threading import get_ident
 from typing import Any
 
 from libai_data.errors import PassError
@@ -17,19 +18,22 @@ class OneThread:
     """
 
     def __init__(self) -> None:
-        self._threads: dict[str, threading.Thread] = {}
+        self._threads: dict[str, int] = {}
         # In C, so that no interrupt comes while it runs.
         self.end = self._threads.clear
 
     def begin(self) -> None:
-        own = threading.current_thread()
+        own = get_ident()
         user = self._threads.setdefault(_USER, own)  # one step, for all threads
-        if user is not own and user.is_alive():
-            raise PassError(
-                f"{user.name} uses this loader now, and {own.name} cannot read, begin, restore or move it meanwhile; "
-                "use a loader in one thread at a time. Only close() and state_dict() may come from other threads"
-            )
-        self._threads[_USER] = own
+        if user != own:
+            for thread in threading.enumerate():
+                if thread.ident == user:
+                    raise PassError(
+                        f"{thread.name} uses this loader now, and {threading.current_thread().name} cannot read, "
+                        "begin, restore or move it meanwhile; use a loader in one thread at a time. Only close() and "
+                        "state_dict() may come from other threads"
+                    )
+            self._threads[_USER] = own
 
     def __enter__(self) -> None:
         self.begin()
