@@ -15,6 +15,7 @@ from libai_data.data.sources.image_folder import ImageFolderSource
 from libai_data.data.sources.imagenet_tar import ImageNetTarSource
 from libai_data.data.sources.mnist import FASHION_MNIST, MNIST, MNISTSource
 from libai_data.data.sources.paths import checked_path
+from libai_data.errors import ConfigError
 from libai_data.errors.argument_rules import FLAG, check
 
 
@@ -64,7 +65,7 @@ class ImageNetDataset(LabelledImages):
         cache_dir: folder for the list of the images; see `ImageFolderSource`.
 
     Raises:
-        ConfigError: There are neither folders nor archives.
+        ConfigError: There are neither folders nor archives, or the folders `train` and `val` have different classes.
         FormatError: An archive is broken.
     """
 
@@ -81,9 +82,26 @@ class ImageNetDataset(LabelledImages):
         source: ImageSource
         if os.path.isdir(folder):
             source = ImageFolderSource(folder, cache_dir=cache_dir)
+            _check_same_classes(source, checked_path("root", root) / ("val" if train else "train"))
         else:
             source = ImageNetTarSource(root, train, val_labels, cache_dir)
         super().__init__(source, transform)
+
+
+def _check_same_classes(source: ImageFolderSource, other: Path) -> None:
+    """Refuse two folders of which one lacks a class, because the same class would have two numbers."""
+    if not os.path.isdir(other):
+        return
+    with os.scandir(other) as entries:
+        there = {each.name for each in entries if not each.name.startswith(".") and each.is_dir()}
+    differing = sorted(there ^ set(source.classes))
+    if differing:
+        name = differing[0]
+        has, lacks = (other, source.root) if name in there else (source.root, other)
+        raise ConfigError(
+            f"{has} has the class {name!r}, but {lacks} does not ({len(differing)} such classes), so the same class "
+            "would have two numbers; make an empty folder for each missing class, or remove what is no class"
+        )
 
 
 class PublishedImages(LabelledImages):

@@ -50,6 +50,7 @@ def folders(tmp_path: Path) -> Path:
         path = tmp_path / "folders" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
+    (tmp_path / "folders/val/n02").mkdir()
     return tmp_path / "folders"
 
 
@@ -67,8 +68,16 @@ def test_archives_and_folders_give_the_same_images_and_labels(archives: Path, fo
             round(float(dataset[index].images.tensor.mean()) * 255): int(dataset[index].labels.tensor)
             for index in range(len(dataset))
         }
-        # Without a folder, n02 has no number there.
-        assert found == ({50: 0, 60: 2} if root == archives else {50: 0, 60: 1})
+        assert found == {50: 0, 60: 2}
+
+
+@pytest.mark.parametrize(("lacks", "train"), [("val", True), ("val", False), ("train", False)])
+def test_folders_of_which_one_lacks_a_class_are_refused(folders: Path, lacks: str, train: bool) -> None:
+    for path in (folders / lacks / "n02").glob("*"):
+        path.unlink()
+    (folders / lacks / "n02").rmdir()
+    with pytest.raises(ConfigError, match=rf"/\w+ has the class 'n02', but .*/{lacks} does not \(1 such classes\)"):
+        ImageNetDataset(folders, train=train)
 
 
 def test_the_places_of_images_are_found_once(archives: Path, cache: Path) -> None:
