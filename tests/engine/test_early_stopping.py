@@ -51,6 +51,13 @@ def test_a_metric_that_the_evaluation_has_not_is_refused_with_the_nearest() -> N
         trainer.train(0, 10)
 
 
+def test_a_result_of_an_earlier_evaluation_does_not_count_again() -> None:
+    trainer, evaluated = CountingTrainer([]), iter([{"loss": 1.0}, {"other": 1.0}])
+    trainer.register_hooks([hooks.EvalHook(2, lambda: next(evaluated)), hooks.EarlyStopping(2, "loss", patience=1)])
+    with pytest.raises(ConfigError, match=r"metric is 'val_loss', but the evaluation has no such result; .*'other'"):
+        trainer.train(0, 10)
+
+
 def config(folder: Path, patience: int = 2) -> Any:
     """A training that learns nothing: evaluations after 2, 4, 6, ... steps have the same result."""
     cfg = config_of(folder, early_stopping={"patience": patience}, log_period=5)

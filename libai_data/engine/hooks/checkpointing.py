@@ -113,7 +113,7 @@ class _OnEvaluations(HookBase):
 
     def _no_result(self, key: str, metric: str) -> str:
         """The message that the evaluation has no such metric as the config names with this key."""
-        latest = self.trainer.storage.latest()
+        latest = [name for name, (_, at) in self.trainer.storage.latest().items() if at == self.trainer.storage.iter]
         return (
             f"{key} is {metric!r}, but the evaluation has no such result; there are {sorted(latest)}."
             f"{nearest(metric, latest)}"
@@ -282,11 +282,11 @@ class EarlyStopping(_OnEvaluations):
         """Do nothing, because the training has ended anyway."""
 
     def _act(self) -> None:
-        latest = self.trainer.storage.latest()
-        if self._metric not in latest:
+        found, evaluated_at = self.trainer.storage.latest().get(self._metric, (0.0, -1))
+        if evaluated_at != self.trainer.storage.iter:  # An earlier evaluation may have had the result.
             raise ConfigError(self._no_result("train.early_stopping.metric", self._metric))
         # Rank 0 decides, so that all ranks end, or none.
-        value = broadcast_py_object(float(latest[self._metric][0]))
+        value = broadcast_py_object(float(found))
         sign = 1.0 if self._mode == "max" else -1.0
         if math.isfinite(value) and (self.best is None or sign * (value - self.best) > self._min_delta):
             self.best, self.best_iter, self.evaluations_since_best = value, self.trainer.iter, 0
