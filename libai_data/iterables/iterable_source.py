@@ -23,6 +23,7 @@ from libai_data.iterables.kinds import (
     is_loader,
     is_own_loader,
     knows_its_rounds,
+    refuse_part_of_rank,
     short_batch,
     without_bar,
     without_node_splitting,
@@ -53,6 +54,7 @@ class Source:
         self.name = attribute_of(thing, "__qualname__", type(without_bar(thing)).__name__)
         if is_own_loader(thing):
             raise ConfigError(f"a {self.name} of libai_data is a loader already; use it as it is")
+        refuse_part_of_rank(thing)
         self._is_told = batches is not None
         self.batches = yields_batches(thing) if batches is None else batches
         self.short_batch = short_batch(thing) if self.batches else 0

@@ -74,6 +74,22 @@ def is_own_loader(thing: Any) -> bool:
     return any(derives_from(without_bar(thing), "libai_data", name) for name in _OWN_LOADERS)
 
 
+def refuse_part_of_rank(thing: Any) -> None:
+    """Refuse a torch or OneFlow loader, or a dataset of Hugging Face, that reads only the part of one rank."""
+    thing = without_bar(thing)
+    samplers = attribute_of(thing, "sampler"), attribute_of(attribute_of(thing, "batch_sampler"), "sampler")
+    parts = [attribute_of(each, "num_replicas") for each in samplers]
+    parts.append(attribute_of(attribute_of(thing, "_distributed"), "world_size"))
+    for count in parts:
+        if isinstance(count, int) and count > 1:
+            raise ConfigError(
+                f"{type(thing).__name__} reads one of {count} parts, that of a rank, but the loader splits the rows "
+                "over the ranks, so the other parts would be lost. Remove the DistributedSampler or "
+                "split_dataset_by_node; or pass a function with the parameters shard and num_shards, which splits the "
+                "rows itself"
+            )
+
+
 def without_bar(thing: Any) -> Any:
     """What a progress bar of tqdm goes through; anything else unchanged."""
     while derives_from(thing, "tqdm") and attribute_of(thing, "iterable") is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
 import sys
@@ -733,9 +734,31 @@ def test_batches_of_a_loader_are_no_samples_where_a_function_returns_it_or_it_is
         loader.close()
 
 
+def of_one_rank(kind: str) -> Any:
+    """A loader or dataset of the samples of rank 0 of 2."""
+    data = torch.utils.data
+    rows: Any = [sample(row) for row in range(8)]
+    sampler = data.DistributedSampler(rows, 2, 0, shuffle=False)
+    if kind == "batch_sampler":
+        return data.DataLoader(rows, batch_sampler=data.BatchSampler(sampler, 4, False))
+    if kind == "datasets":
+        datasets = pytest.importorskip("datasets")
+        stream = datasets.Dataset.from_list([{"x": [row]} for row in range(8)]).to_iterable_dataset(2)
+        return importlib.import_module("datasets.distributed").split_dataset_by_node(stream, 0, 2)
+    loader = data.DataLoader(rows, batch_size=4, sampler=sampler)
+    return tqdm(loader, disable=True) if kind == "bar" else loader
+
+
+@pytest.mark.parametrize("kind", ["sampler", "batch_sampler", "bar", "datasets"])
+def test_what_reads_the_part_of_a_rank_is_refused_because_the_other_parts_would_be_lost(kind: str) -> None:
+    with pytest.raises(ConfigError, match=r"reads one of 2 parts, that of a rank, .* Remove the DistributedSampler or"):
+        from_iterable(of_one_rank(kind), 2)
+
+
 @pytest.mark.parametrize("bars", [1, 2])
 def test_batches_below_a_progress_bar_are_no_samples(bars: int) -> None:
-    loader = torch.utils.data.DataLoader([sample(row) for row in range(8)], batch_size=4)
+    rows: Any = [sample(row) for row in range(8)]
+    loader = torch.utils.data.DataLoader(rows, batch_size=4)
     shown: Any = loader
     for _ in range(bars):
         shown = tqdm(shown, disable=True)
