@@ -263,6 +263,9 @@ SECTIONS: dict[str, Key] = {
 }
 """The top-level keys whose values are LazyCalls; their own keys are arguments of the call's target."""
 
+SECTION_NAMES = ("train", "dataloader", "datamodule", "model", "optim", "graph", "tokenization")
+"""The sections of a config that code reads."""
+
 WRITTEN_TRAIN_KEYS = tuple(name for name, key in _TRAIN.items() if key.is_computed)
 """Keys that a run adds to `train`. A saved config contains them, so they are allowed, though no user sets them."""
 

@@ -17,12 +17,12 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
 
+from libai_data.config.defaults import SECTION_NAMES
 from libai_data.config.keys import every_key, join_path
 from libai_data.config.naming import describe, locate
 from libai_data.config.signatures import SPECIAL_KEYS, TARGET, Parameters, parameters_of, target_of
 from libai_data.errors import ConfigError, ConfigKeyError, nearest
 
-_SECTIONS = ("train", "dataloader", "datamodule", "model", "optim", "graph", "tokenization")
 _HAS_OVERRIDES = "has_overrides"
 _INDEX = re.compile(r"\[(\d+)\]")
 _NO_PARAMETERS = Parameters(frozenset(), takes_any=False)
@@ -165,7 +165,7 @@ def _check_kind(place: _Place, present: Any, value: Any, is_quoted: bool) -> Non
 def _reject_mistyped_section(cfg: DictConfig, name: str) -> None:
     """Rejects a new section whose name is similar to an existing section, because no code would read it."""
     sections = [key for key, value in every_key(cfg) if "." not in key and isinstance(value, DictConfig)]
-    hint = "" if name in (*cfg, *_SECTIONS) else nearest(name, sections)
+    hint = "" if name in (*cfg, *SECTION_NAMES) else nearest(name, sections)
     if hint:
         raise ConfigKeyError(f"there is no section {name!r}.{hint} To add it anyway, write ++{name}...")
 

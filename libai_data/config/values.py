@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from functools import cache
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from libai_data.config.defaults import KEYS, WRITTEN_TRAIN_KEYS, default_graph, default_train
+from libai_data.config.defaults import KEYS, SECTION_NAMES, WRITTEN_TRAIN_KEYS, default_graph, default_train
 from libai_data.config.keys import check_keys, join_path, try_get_key
 from libai_data.config.signatures import TARGET
 from libai_data.errors import ConfigError
@@ -39,6 +40,7 @@ def check_values(cfg: Any) -> None:
         raise ConfigError(
             "the config has no 'train' section; it begins with train = get_config('common/train.py').train"
         )
+    _refuse_mistyped_sections(cfg)
     for section in ("train", "graph"):
         _check_given(_value_of(cfg, section), section)
     defaults = _default_train()
@@ -64,6 +66,17 @@ def check_values(cfg: Any) -> None:
                     f"{key} is True, but graph.enabled is not: it works in graph mode only. Set graph.enabled=True, or "
                     f"{key}=False."
                 )
+
+
+def _refuse_mistyped_sections(cfg: Any) -> None:
+    """Refuse a section whose name is nearly that of a section which the config lacks, because nothing would read it."""
+    for name in cfg:
+        close = get_close_matches(str(name), [each for each in SECTION_NAMES if each not in cfg], 1, 0.8)
+        if name not in SECTION_NAMES and close:
+            raise ConfigError(
+                f"The config has a section {name!r}, which nothing reads. Did you mean {close[0]!r}? If a config file "
+                f"needs it for itself, call it _{name}."
+            )
 
 
 def check_device(cfg: Any, device_type: str) -> None:

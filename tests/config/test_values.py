@@ -47,6 +47,19 @@ def test_the_defaults_are_accepted_and_stay() -> None:
     assert cfg == config()
 
 
+@pytest.mark.parametrize(("name", "meant"), [("grpah", "graph"), ("tokenizaton", "tokenization"), ("modle", "model")])
+def test_a_section_that_is_nearly_one_that_is_missing_is_refused(name: str, meant: str) -> None:
+    cfg = DictConfig({"train": default_train(), name: {"enabled": True}})
+    with pytest.raises(ConfigError, match=rf"has a section '{name}', which nothing reads. Did you mean '{meant}'"):
+        check_values(cfg)
+
+
+def test_other_sections_of_a_config_are_its_own() -> None:
+    cfg = config()
+    cfg.tokenizer, cfg.graphs, cfg.dataset, cfg.trainer = {}, {}, {}, {}
+    check_values(cfg)
+
+
 def test_every_default_key_has_a_rule() -> None:
     refused, cfg = set(), config()
     for key in KEYS:
