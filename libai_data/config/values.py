@@ -22,6 +22,19 @@ _GRAPH_ONLY = (
     "graph.auto_parallel.enabled",
     "graph.global_mode.enabled",
 )
+_EARLY, _AUTO, _ZERO = "train.early_stopping", "graph.auto_parallel", "train.zero_optimization"
+_NEEDS = {
+    **dict.fromkeys((f"{_EARLY}.metric", f"{_EARLY}.mode", f"{_EARLY}.min_delta"), (f"{_EARLY}.patience",)),
+    "train.load_weight_may_differ": ("train.load_weight", "train.resume"),
+    "graph.debug": ("graph.enabled",),
+}
+"""Keys that have an effect only with another key, and the keys of which one must be set."""
+_SWITCHED = {
+    f"{_ZERO}.stage": f"{_ZERO}.enabled",
+    f"{_AUTO}.enable_auto_parallel_ignore_user_sbp_config": f"{_AUTO}.enabled",
+    f"{_AUTO}.trunk_algo": f"{_AUTO}.enabled",
+    f"{_AUTO}.sbp_collector": f"{_AUTO}.enabled",
+}
 _ABSENT = object()
 # It is compared with and copied, never changed.
 _default_train = cache(default_train)
@@ -77,6 +90,32 @@ def _refuse_mistyped_sections(cfg: Any) -> None:
                 f"The config has a section {name!r}, which nothing reads. Did you mean {close[0]!r}? If a config file "
                 f"needs it for itself, call it _{name}."
             )
+
+
+def check_lone_keys(cfg: Any) -> None:
+    """Raise a ConfigError if a config sets a key that has no effect, because a key that it needs is not set."""
+    for key, needed in _NEEDS.items():
+        if _is_set(cfg, key) and not any(try_get_key(cfg, each) for each in needed):
+            value, other = try_get_key(cfg, key), try_get_key(cfg, needed[0])
+            raise ConfigError(
+                f"{key} is {value!r}, but {needed[0]} is {other!r}, and without it the key has no effect. Set "
+                f"{needed[0]}, or delete {key}."
+            )
+
+
+def keys_switched_off(cfg: Any) -> list[str]:
+    """What to say of keys of features that the config does not enable."""
+    return [
+        f"{key} is {try_get_key(cfg, key)!r}, but {switch} is not True, so it has no effect."
+        for key, switch in _SWITCHED.items()
+        if _is_set(cfg, key) and not try_get_key(cfg, switch)
+    ]
+
+
+def _is_set(cfg: Any, key: str) -> bool:
+    """Whether a config sets a key to another value than the default."""
+    default = KEYS[key].default
+    return bool(try_get_key(cfg, key, default=default) != default)
 
 
 def check_device(cfg: Any, device_type: str) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import weakref
 from typing import Any
 
 from libai_data.config import try_get_key
+from libai_data.config.defaults import KEYS
 from libai_data.engine import hooks
 from libai_data.engine.built_parts import built_by
 from libai_data.engine.data_state import schedule_of
@@ -14,6 +16,8 @@ from libai_data.engine.hooks.checkpointing import DEFAULT_METRIC
 from libai_data.engine.train_loop import HookBase
 from libai_data.errors import ConfigError
 from libai_data.mesh.current import is_main_process
+
+logger = logging.getLogger(__name__)
 
 _STOP_SIGNALS = ("SIGTERM", "SIGUSR1")
 
@@ -41,6 +45,8 @@ def default_hooks(owner: Any) -> list[HookBase | None]:
         owner.checkpointer, train.checkpointer.period, max_to_keep=train.checkpointer.max_to_keep
     )
     evaluations = _evaluation_hooks(owner, trainer) if train.evaluation.enabled and owner.test_loader else []
+    if train.evaluation.enabled and not owner.test_loader:
+        _warn_without_test_loader(train)
     early_stopping = _early_stopping(train, has_evaluations=bool(evaluations))
     # If an evaluation may end the training, the checkpoint of the same step must store its result. Otherwise the
     # checkpoint comes first, because an evaluation may fail.
@@ -63,6 +69,16 @@ def _evaluation_hooks(owner: Any, trainer: Any) -> list[HookBase]:
         hooks.EvalHook(evaluation.eval_period, lambda: trainer._evaluate()),
         hooks.BestCheckpointer(evaluation.eval_period, owner.checkpointer, val_metric=metric, mode=mode),
     ]
+
+
+def _warn_without_test_loader(train: Any) -> None:
+    keys = {name: f"train.evaluation.{name}" for name in train.evaluation if name not in ("enabled", "evaluator")}
+    idle = [key for name, key in keys.items() if train.evaluation[name] != KEYS[key].default]
+    if idle:
+        logger.warning(
+            "There is no test loader (dataloader.test), so the training has no evaluation, and %s no effect.",
+            f"{', '.join(idle)} {'has' if len(idle) == 1 else 'have'}",
+        )
 
 
 def _early_stopping(train: Any, has_evaluations: bool) -> HookBase | None:

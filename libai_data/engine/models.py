@@ -8,6 +8,7 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig
 
 from libai_data.config import check_keys, instantiate, try_get_key
+from libai_data.config.defaults import KEYS
 from libai_data.config.signatures import check_is_call
 from libai_data.engine.built_parts import check_part
 from libai_data.engine.setup import set_key
@@ -16,6 +17,7 @@ from libai_data.mesh.current import convert_to_distributed_default_setting, get_
 
 logger = logging.getLogger(__name__)
 
+_DIVISOR = "tokenization.make_vocab_size_divisible_by"
 _TOKENIZATION_KEYS = ("tokenizer", "append_eod", "make_vocab_size_divisible_by")
 
 
@@ -39,10 +41,15 @@ def build_configured_tokenizer(cfg: Any) -> Any:
     if isinstance(described, (str, int, float, DictConfig, ListConfig)):
         check_is_call(described, "tokenization.tokenizer")
     tokenizer = instantiate(described)
+    divisor = try_get_key(cfg, _DIVISOR, default=KEYS[_DIVISOR].default)
     if try_get_key(cfg, "model.cfg.vocab_size") is not None and hasattr(tokenizer, "padded_vocab_size"):
-        divisor = try_get_key(section, "make_vocab_size_divisible_by", default=128)
         multiple = divisor * get_tensor_parallel_size()
         cfg.model.cfg.vocab_size = tokenizer.padded_vocab_size(multiple)
+    elif divisor != KEYS[_DIVISOR].default:
+        raise ConfigError(
+            f"{_DIVISOR} is {divisor}, but it has no effect: it needs the key model.cfg.vocab_size, and a tokenizer "
+            f"with the method padded_vocab_size (it is a {type(tokenizer).__name__}). Delete {_DIVISOR}."
+        )
     return tokenizer
 
 

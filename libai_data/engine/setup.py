@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from libai_data.config import LazyConfig, check_targets, check_values, try_get_key
 from libai_data.config.overrides import has_overrides
-from libai_data.config.values import check_device, fill_in, given, require
+from libai_data.config.values import check_device, check_lone_keys, fill_in, given, keys_switched_off, require
 from libai_data.data.random.generator_states import generators_in_turn
 from libai_data.data.samplers.resuming import RESTART_DATA, check_overrides
 from libai_data.engine.agreement import check_same_start, mesh_warnings
@@ -80,7 +80,7 @@ def default_setup(cfg: Any, args: Any = None) -> None:
     logger.info("Mesh: data %d x tensor %d x pipeline %d, %d rank(s) on %d node(s), %s.", *_described(mesh))
     if mesh.world_size > 1:
         logger.info("All ranks have the same versions and config.")
-    for warning in (*mesh_warnings(mesh), *mistyped_variables()):
+    for warning in (*mesh_warnings(mesh), *keys_switched_off(cfg), *mistyped_variables()):
         logger.warning(warning)
     if args is not None:
         logger.info("Command line: %s", args)
@@ -115,6 +115,7 @@ def default_setup(cfg: Any, args: Any = None) -> None:
 def complete_train_config(cfg: Any) -> None:
     """Write missing batch sizes and the number of samples into `cfg.train`; raises ConfigError if they contradict."""
     check_values(cfg)
+    check_lone_keys(cfg)
     check_overrides(try_get_key(cfg, OVERRIDE_KEY) or (), (RESTART_DATA,))
     plan = step_plan(cfg)
     sizes = list(plan.sizes.values())

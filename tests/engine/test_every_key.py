@@ -287,6 +287,16 @@ def test_a_training_runs_with_odd_values_that_are_allowed(tmp_path: Path, change
         ({"skip_steps": 5}, r"train.skip_steps is 5"),
         ({"batch_size_schedule": [[0, 0]]}, r"train.batch_size_schedule is"),
         ({"resume_override": ["sed"]}, r"resume_override names 'sed'.* Did you mean 'seed'"),
+        (
+            {"early_stopping.metric": "loss"},
+            r"metric is 'loss', but train.early_stopping.patience is None",
+        ),
+        ({"early_stopping.mode": "min"}, r"early_stopping.mode is 'min', but train.early_stopping.patience is None"),
+        ({"early_stopping.min_delta": 0.5}, r"early_stopping.min_delta is 0.5, but train.early_stopping.patience is"),
+        (
+            {"load_weight_may_differ": ["head.*"]},
+            r"_may_differ is \['head.\*'\], but train.load_weight is ''",
+        ),
         ({"checkpointer.stop_signals": ["SIGTREM"]}, r"train.checkpointer.stop_signals has 'SIGTREM'"),
     ],
 )
@@ -300,6 +310,35 @@ def test_values_that_cannot_work_are_refused_by_name(
         assert built(cfg).max_iter == 5 * 10**9
         return
     with pytest.raises(ConfigError, match=message):
+        built(cfg)
+
+
+def test_a_key_of_a_graph_that_is_not_enabled_is_refused(tmp_path: Path) -> None:
+    cfg = tiny_config(str(tmp_path))
+    cfg.graph.debug = 0
+    with pytest.raises(ConfigError, match=r"graph.debug is 0, but graph.enabled is False, and without it the key has"):
+        built(cfg)
+
+
+def test_keys_without_effect_are_warned_of(tmp_path: Path) -> None:
+    cfg = tiny_config(str(tmp_path))
+    cfg.train.zero_optimization.stage, cfg.graph.auto_parallel.sbp_collector = 2, True
+    cfg.train.evaluation.eval_metric = "loss"
+    del cfg.dataloader["test"]
+    built(cfg)
+    log = (tmp_path / "log.txt").read_text()
+    for said in (
+        "train.zero_optimization.stage is 2, but train.zero_optimization.enabled is not True, so it has no effect.",
+        "graph.auto_parallel.sbp_collector is True, but graph.auto_parallel.enabled is not True, so it has no effect.",
+        "no evaluation, and train.evaluation.eval_period, train.evaluation.eval_metric have no effect.",
+    ):
+        assert log.count(said) == 1, said
+
+
+def test_a_divisor_of_the_vocabulary_that_nothing_uses_is_refused(tmp_path: Path) -> None:
+    cfg = tiny_config(str(tmp_path))
+    cfg.tokenization = {"tokenizer": LazyCall(new_tokenizer)(name="upper"), "make_vocab_size_divisible_by": 64}
+    with pytest.raises(ConfigError, match=r"divisible_by is 64, but it has no effect: it needs the key model.cfg"):
         built(cfg)
 
 
