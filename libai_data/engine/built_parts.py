@@ -10,7 +10,7 @@ from libai_data.data.attributes import has_attribute
 from libai_data.engine.writers import EventWriter
 from libai_data.errors import ConfigError, refusing_exit
 from libai_data.errors.argument_rules import Rule
-from libai_data.structures import Instance
+from libai_data.structures import DistTensorData, Instance
 
 
 def _is_module(value: Any) -> bool:
@@ -111,10 +111,10 @@ def as_three_loaders(built: Any) -> tuple[Any, Any, Any]:
             f"build_train_loader returned a tuple of {len(built)}; return a train loader, or a tuple of train, "
             "validation and test loader, of which the last two may be None"
         )
-    if is_three and isinstance(built, list) and all(map(_is_batch, built)):
+    if is_three and isinstance(built, list) and all(map(_is_no_loader, built)):
         is_three = False  # a train loader with three batches
     for each in built if is_three else ():
-        if _is_batch(each) or (isinstance(built, list) and _may_be_batch(each)):
+        if _is_no_loader(each) or (isinstance(built, list) and _are_arrays(each)):
             raise ConfigError(
                 f"build_train_loader returned a {type(built).__name__} of three, in which {_described(each)} may be a "
                 "batch. To give three loaders, return a tuple (train, validation, test) of iterables of batches; to "
@@ -134,22 +134,32 @@ def as_test_loaders(built: Any) -> list[Any]:
         return []
     found = "" if isinstance(built, (tuple, list)) else _described(built)
     for each in () if found else built:
-        if each is None or _is_batch(each):
+        if each is None or _is_no_loader(each):
             found = f"a list with {'None' if each is None else _described(each)}"
     if found:
         raise ConfigError(f"build_test_loader returned {found}; return a list of loaders, such as [loader]")
     return list(built)
 
 
-def _is_batch(part: Any) -> bool:
-    """Whether a part of a list of loaders or batches is surely no loader; None is not a batch."""
-    is_values = isinstance(part, tuple) and _may_be_batch(part)
-    return part is not None and (is_values or has_attribute(part, "shape") or not _is_iterable(part))
+def is_batch(part: Any) -> bool:
+    """Whether an object is surely a batch, and no loader: a mapping, an Instance, an array, or a tuple of arrays."""
+    is_values = isinstance(part, tuple) and _are_arrays(part)
+    return is_values or _is_array(part) or isinstance(part, (Mapping, Instance))
 
 
-def _may_be_batch(part: Any) -> bool:
-    """Whether a part is a list of tensors: a batch, or a loader whose batches are bare tensors."""
-    return isinstance(part, (list, tuple)) and bool(part) and all(has_attribute(each, "shape") for each in part)
+def _is_no_loader(part: Any) -> bool:
+    return part is not None and (is_batch(part) or not _is_iterable(part))
+
+
+def _are_arrays(part: Any) -> bool:
+    """Whether a part is a list of arrays: a batch, or a loader whose batches are bare arrays."""
+    return isinstance(part, (list, tuple)) and bool(part) and all(map(_is_array, part))
+
+
+def _is_array(value: Any) -> bool:
+    # A dataset may have a shape, too.
+    has_both = has_attribute(value, "shape") and has_attribute(value, "dtype")
+    return has_both or isinstance(value, DistTensorData)
 
 
 def _is_iterable(loader: Any) -> bool:

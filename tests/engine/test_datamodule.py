@@ -111,6 +111,15 @@ def test_what_cannot_be_is_refused() -> None:
         DataStages(DataModule()).loaders("train")
 
 
+@pytest.mark.parametrize("kind", ["train", "val"])
+@pytest.mark.parametrize("batch", [(np.zeros((2, 3)), np.zeros(2)), {"x": np.zeros(2)}, np.zeros(2)])
+def test_batches_in_the_place_of_loaders_are_refused(kind: str, batch: Any) -> None:
+    module = type("Listing", (Recorded,), {f"{kind}_dataloader": lambda self: [batch, batch]})(3)
+    stages = DataStages(module, 2, 2, ["x", "y"])
+    with pytest.raises(ConfigError, match=rf"{kind}_dataloader of Listing returned a list with .*, return \[batches\]"):
+        stages.loaders(kind)
+
+
 @pytest.mark.parametrize("method", ["prepare_data", "setup", "train_dataloader"])
 def test_a_method_that_ends_the_process_is_named(method: str) -> None:
     """Otherwise, a program would look successful, without any training."""

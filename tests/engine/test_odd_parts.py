@@ -17,6 +17,7 @@ from libai_data.config import LazyCall
 from libai_data.config.values import check_values
 from libai_data.delivery import to_global
 from libai_data.engine import DefaultTrainer, HookBase
+from libai_data.engine.built_parts import as_test_loaders, as_three_loaders
 from libai_data.errors import ConfigError
 from libai_data.loader.batch_loader import BatchLoader
 from libai_data.mesh.current import set_mesh
@@ -95,6 +96,17 @@ def test_a_call_of_the_config_that_returns_nothing_is_named(tmp_path: Path, key:
 def nothing(**arguments: Any) -> None:
     """Has forgotten to return what it makes."""
     locals()
+
+
+class WithShape(list):
+    """A loader with a shape, as a dataset of Hugging Face has."""
+
+    shape = (3, 1)
+
+
+def test_loaders_with_a_shape_are_no_batches() -> None:
+    three = WithShape([BATCH]), WithShape([BATCH]), None
+    assert as_three_loaders(three) == three and as_test_loaders([*three[:2]]) == [*three[:2]]
 
 
 def test_a_list_of_three_batches_is_one_train_loader(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from libai_data.delivery import to_global
 from libai_data.delivery.gather import gather_words
 from libai_data.delivery.read_plan import ReadPlan
 from libai_data.delivery.shared_loader import SharedLoader
+from libai_data.engine.built_parts import is_batch
 from libai_data.errors import CheckpointError, ConfigError, PeerError, error_text, refusing_exit
 from libai_data.errors.argument_rules import BATCH_SIZE, TEXT, check, list_of, one_of, or_none
 from libai_data.iterables.combined import CombinedLoader
@@ -150,6 +151,12 @@ class DataStages:
             several = list(made) if isinstance(made, (list, tuple)) else [made]
             # The training builders return None for validation and test loaders that they have not built.
             several = [loader for loader in several if loader is not None]
+            batches = [each for each in several if isinstance(made, (list, tuple)) and is_batch(each)]
+            if batches:
+                raise ConfigError(
+                    f"{kind}_dataloader of {type(self.datamodule).__name__} returned a {type(made).__name__} with a "
+                    f"{type(batches[0]).__name__}, which is no loader; for a list of batches, return [batches]"
+                )
             if kind == "train":
                 self._loaders[kind] = [self._training_loader(made if isinstance(made, abc.Mapping) else several)]
             else:
