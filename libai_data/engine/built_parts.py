@@ -10,6 +10,7 @@ from libai_data.data.attributes import has_attribute
 from libai_data.engine.writers import EventWriter
 from libai_data.errors import ConfigError, refusing_exit
 from libai_data.errors.argument_rules import Rule
+from libai_data.mesh.current import get_world_size
 from libai_data.structures import DistTensorData, Instance
 
 
@@ -85,7 +86,14 @@ def check_part(part: Any, method: str) -> None:
 
 
 def check_fit(model: Any, optimizer: Any, schedule: Any) -> None:
-    """Raise ConfigError if an optimizer does not train the model, or a schedule belongs to another optimizer."""
+    """Raise ConfigError if the optimizer or schedule is of another model, or if each rank has a model of its own."""
+    local = [name for name, parameter in model.named_parameters() if not parameter.is_global]
+    if local and get_world_size() > 1 and not getattr(model, "_is_ddp_module", False):
+        raise ConfigError(
+            f"build_model returned a model with local parameters, such as {local[0]!r}: each rank would train a model "
+            "of its own. Make them global, by model._apply(convert_to_distributed_default_setting) of "
+            "libai_data.mesh.current, or let oneflow.nn.parallel.DistributedDataParallel add up the gradients"
+        )
     own = set(model.parameters())
     others = sum(parameter not in own for group in optimizer.param_groups for parameter in group.parameters)
     if others:

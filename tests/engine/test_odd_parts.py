@@ -16,8 +16,8 @@ from libai_data.commands.train import evaluate, shorten
 from libai_data.config import LazyCall
 from libai_data.config.values import check_values
 from libai_data.delivery import to_global
-from libai_data.engine import DefaultTrainer, HookBase
-from libai_data.engine.built_parts import as_test_loaders, as_three_loaders
+from libai_data.engine import DefaultTrainer, HookBase, built_parts
+from libai_data.engine.built_parts import as_test_loaders, as_three_loaders, check_fit
 from libai_data.errors import ConfigError
 from libai_data.loader.batch_loader import BatchLoader
 from libai_data.mesh.current import set_mesh
@@ -25,7 +25,7 @@ from libai_data.structures import DistTensorData, Instance
 from tests.engine.data_runs import metric
 from tests.engine.test_datamodule_stages import TinyModule, config, with_module
 from tests.engine.test_default_trainer import GuidesTrainer, built, command
-from tests.engine.tiny import TinyDataset, tiny_config
+from tests.engine.tiny import TinyDataset, TinyModel, tiny_config
 
 
 def returning(method: str, part: Any) -> Any:
@@ -139,6 +139,20 @@ def test_an_optimizer_or_schedule_of_another_model_is_refused(tmp_path: Path) ->
         built(tiny_config(str(tmp_path)), kind=OtherModel)
     with pytest.raises(ConfigError, match="build_lr_scheduler returned a schedule of another optimizer"):
         built(tiny_config(str(tmp_path)), kind=OtherOptimizer)
+
+
+def test_a_model_of_its_own_for_each_rank_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own `get_batch` gives local tensors, so nothing else would notice; rank 0 alone would be saved."""
+    trainer = built(tiny_config(str(tmp_path)))
+    model = TinyModel()
+    optimizer = flow.optim.SGD(model.parameters(), lr=0.1)
+    check_fit(model, optimizer, None)
+    monkeypatch.setattr(built_parts, "get_world_size", lambda: 2)
+    check_fit(trainer.model, trainer.optimizer, trainer.lr_scheduler)
+    with pytest.raises(ConfigError, match=r"model with local parameters, such as 'first.weight': each rank"):
+        check_fit(model, optimizer, None)
+    model._is_ddp_module = True  # The ranks add up the gradients.
+    check_fit(model, optimizer, None)
 
 
 @pytest.mark.parametrize("method", ["build_model", "build_train_loader", "build_hooks"])
