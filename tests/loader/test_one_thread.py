@@ -34,9 +34,9 @@ def restore(loader: Any) -> list[Any]:
     ("make", "between"),
     [
         (lambda: indexed(**WORKERS[0]), 61),
-        slowly(lambda: indexed(**WORKERS[0]), 3),
-        slowly(lambda: indexed(**WORKERS[2]), 61),
-        slowly(lambda: read(shards), 7),
+        slowly(lambda: indexed(**WORKERS[0]), 9),
+        slowly(lambda: indexed(**WORKERS[2]), 121),
+        slowly(lambda: read(shards), 21),
     ],
     ids=["in-process", "in-process-all", "fork", "iterable"],
 )
