@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from functools import cache
 from typing import Any
 
@@ -13,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 from libai_data.config.defaults import KEYS, SECTION_NAMES, WRITTEN_TRAIN_KEYS, default_graph, default_train
 from libai_data.config.keys import check_keys, join_path, try_get_key
 from libai_data.config.signatures import TARGET
-from libai_data.errors import ConfigError
+from libai_data.errors import ConfigError, nearest
 
 _GPU_ONLY = ("train.amp.enabled", "train.zero_optimization.enabled")
 _GRAPH_ONLY = (
@@ -83,12 +82,13 @@ def check_values(cfg: Any) -> None:
 
 def _refuse_mistyped_sections(cfg: Any) -> None:
     """Refuse a section whose name is nearly that of a section which the config lacks, because nothing would read it."""
+    missing = [name for name in SECTION_NAMES if name not in cfg]
     for name in cfg:
-        close = get_close_matches(str(name), [each for each in SECTION_NAMES if each not in cfg], 1, 0.8)
-        if name not in SECTION_NAMES and close:
+        hint = "" if name in SECTION_NAMES else nearest(name, missing, cutoff=0.8)
+        if hint:
             raise ConfigError(
-                f"The config has a section {name!r}, which nothing reads. Did you mean {close[0]!r}? If a config file "
-                f"needs it for itself, call it _{name}."
+                f"The config has a section {name!r}, which nothing reads.{hint} If a config file needs it for itself, "
+                f"call it _{name}."
             )
 
 

@@ -6,6 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from libai_data.errors import first_repeated
+
 
 def parsed_json(text: str | bytes) -> Any:
     """The value of a JSON text; bytes are UTF-8.
@@ -21,8 +23,7 @@ def parsed_json(text: str | bytes) -> Any:
 def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        repeated = next(key for key in keys if keys.count(key) > 1)
+        repeated = first_repeated(key for key, _ in pairs)
         raise ValueError(f"an object has the key {repeated!r} twice, so one of the values would be lost")
     return found
 

@@ -131,12 +131,13 @@ def refusing_exit(what: str) -> Iterator[None]:
         raise ConfigError(f"{what} called sys.exit({error.code!r}); let it return, or raise an error") from error
 
 
-def nearest(name: object, known: Iterable[object]) -> str:
+def nearest(name: object, known: Iterable[object], cutoff: float = 0.6) -> str:
     """The hint to append to an error about an unknown name.
 
     Args:
         name: what the user wrote.
         known: the valid names.
+        cutoff: the least similarity, from 0 to 1, as `difflib` measures it.
 
     Returns:
         `" Did you mean 'x'?"`, with a leading space, or `""` if no valid name is similar to `name`.
@@ -146,8 +147,18 @@ def nearest(name: object, known: Iterable[object]) -> str:
         spellings.setdefault(str(candidate).lower(), str(candidate))
     import difflib  # Imported here, because the import would delay the start of each worker.
 
-    close = difflib.get_close_matches(str(name).lower(), spellings, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(str(name).lower(), spellings, n=1, cutoff=cutoff)
     return f" Did you mean '{spellings[close[0]]}'?" if close else ""
+
+
+def first_repeated(values: Iterable[_Value]) -> _Value | None:
+    """The first value that an earlier one equals; None if all differ."""
+    seen: set[_Value] = set()
+    for value in values:
+        if value in seen:
+            return value
+        seen.add(value)
+    return None
 
 
 def numbers_in_words(numbers: Sequence[int]) -> str:

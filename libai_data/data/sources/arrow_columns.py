@@ -11,7 +11,7 @@ import numpy as np
 from libai_data.data.sources.last_used import LastUsed
 from libai_data.data.sources.mapped_file import MappedFile
 from libai_data.data.sources.sharded import runs_of
-from libai_data.errors import ConfigError, FormatError, installed, nearest
+from libai_data.errors import ConfigError, FormatError, first_repeated, installed, nearest
 
 Values = Callable[[np.ndarray], list[Any]]
 _OF_VIEWS = {"string_view": "large_string", "binary_view": "large_binary"}
@@ -116,7 +116,7 @@ def chosen_columns(known: Sequence[str], columns: Any, path: Any) -> list[str]:
         if name not in known:
             raise ConfigError(f"{path} has no column {name!r}; there are {list(known)}.{nearest(name, known)}")
     chosen = list(known if columns is None else columns)
-    twice = next((name for name in chosen if known.count(name) > 1), None) if len({*known}) < len(known) else None
+    twice = first_repeated(name for name in known if columns is None or name in columns)
     if twice is not None:
         raise FormatError(f"{path} has several columns {twice!r}; rename them, or read other columns (columns=[...])")
     return chosen

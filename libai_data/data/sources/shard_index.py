@@ -14,7 +14,7 @@ from typing import Any, Callable, NamedTuple, Optional
 from libai_data.data.json_text import parsed_json
 from libai_data.data.sources.decompressed import DecompressedFile, zstd_key
 from libai_data.data.sources.storage import LocalFile, Storage
-from libai_data.errors import ConfigError, FormatError
+from libai_data.errors import ConfigError, FormatError, first_repeated
 
 INDEX = "index.json"
 _SHARD = re.compile(r"\.mds|\.bin$")
@@ -144,9 +144,8 @@ def _shards_of(index: str, format: str) -> list[DescribedShard]:
         shards = read(parsed_json(content))
         for shard in shards:
             _check(shard)
-        names = [shard.name for shard in shards]
-        repeated = next((name for name in names if names.count(name) > 1), "") if len({*names}) < len(names) else ""
-        if repeated:
+        repeated = first_repeated(shard.name for shard in shards)
+        if repeated is not None:
             raise ValueError(f"it lists {repeated} twice")
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise FormatError(f"{index} is no index of {what}: {type(error).__name__}: {error}") from error
