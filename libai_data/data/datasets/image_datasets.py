@@ -11,7 +11,7 @@ import numpy as np
 
 from libai_data.data.datasets.labelled_images import ImageSource, LabelledImages, Transform
 from libai_data.data.sources.cifar import CIFAR10, CIFAR100, CIFARSource
-from libai_data.data.sources.image_folder import ImageFolderSource
+from libai_data.data.sources.image_folder import ImageFolderSource, classes_in
 from libai_data.data.sources.imagenet_tar import ImageNetTarSource
 from libai_data.data.sources.mnist import FASHION_MNIST, MNIST, MNISTSource
 from libai_data.data.sources.paths import checked_path
@@ -92,8 +92,7 @@ def _check_same_classes(source: ImageFolderSource, other: Path) -> None:
     """Refuse two folders of which one lacks a class, because the same class would have two numbers."""
     if not os.path.isdir(other):
         return
-    with os.scandir(other) as entries:
-        there = {each.name for each in entries if not each.name.startswith(".") and each.is_dir()}
+    there = set(classes_in(other))
     differing = sorted(there ^ set(source.classes))
     if differing:
         name = differing[0]

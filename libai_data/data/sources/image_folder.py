@@ -74,8 +74,7 @@ class ImageFolderSource:
         if not os.path.isdir(self.root):
             why = why_missing(self.root)
             raise ConfigError(f"there is no image folder {self.root}{why}; expected {self.root}/<class>/<image>.png")
-        with _listing_errors(self.root), os.scandir(self.root) as entries:
-            self.classes = sorted(each.name for each in entries if not each.name.startswith(".") and each.is_dir())
+        self.classes = classes_in(self.root)
         # A cached list is checked by the folders' times only; with identities by content, list the folders again.
         listing = _listing(self.root, self.classes, None if by_content() else _FEW_FILES)
         if listing is None:
@@ -163,6 +162,12 @@ class ImageFolderSource:
 
         key = key_of("folder 2", os.path.realpath(self.root), IMAGE_SUFFIXES)
         return cached_arrays(folder, key, build, is_current=is_current)
+
+
+def classes_in(root: Path) -> list[str]:
+    """The names of the folders in a folder, in order; a class for each."""
+    with _listing_errors(root), os.scandir(root) as entries:
+        return sorted(each.name for each in entries if not each.name.startswith(".") and each.is_dir())
 
 
 def _listing(root: Path, classes: Sequence[str], at_most: int | None = None) -> list[np.ndarray] | None:
