@@ -113,8 +113,14 @@ class CheckpointFolder:
         Raises:
             CheckpointError: On all ranks: the checkpoint is not intact, or its `state.json` has impossible values.
         """
-        self.check(Path(path))
-        return _of_rank0(lambda: read_state(Path(path)))
+        directory = Path(path)
+
+        def verified() -> dict[str, Any]:
+            self._verify(directory)
+            return read_state(directory)
+
+        state: dict[str, Any] = _of_rank0(verified)
+        return state
 
     def check(self, directory: Path) -> None:
         """Verify all files of a checkpoint; raises CheckpointError on all ranks if it is not intact."""
