@@ -124,7 +124,7 @@ class _Parquet:
             raise SchemaError(
                 f"they do not fit the columns {self._schema.names} of the first records: {error}"
             ) from error
-        written = table.to_pylist()
+        written: list[Any] = table.to_pylist()
         # Arrow also drops unknown fields of nested dicts, and rounds floats in a column of ints.
         for index, (row, kept) in enumerate(zip(rows, written), first):
             if changed := _changed(row, kept, ""):
@@ -135,7 +135,7 @@ class _Parquet:
         self._rows.append(table)
         if sum(map(len, self._rows)) >= _ROW_GROUP:
             self._flush()
-        return list(written)
+        return written
 
     def _flush(self) -> None:
         if self._rows:
