@@ -175,7 +175,8 @@ def test_a_failure_on_one_node_ends_both(case: str, readers: str, tmp_path: Path
         assert says_who_is_gone(ended.output), ended.output
 
 
-@pytest.mark.parametrize("case", ["hang:each", slowly("hang:1")])
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["hang:each", "hang:1"])
 def test_a_network_that_vanishes_without_a_word_ends_both_nodes(case: str, tmp_path: Path) -> None:
     """Nothing is closed: packets are lost, and no side hears of the other any more."""
     with two_nodes() as nodes, Job() as job:

@@ -18,7 +18,7 @@ from libai_data.iterables import FilteredStream, MappedStream, PackedStream, fro
 from libai_data.iterables.failed_rows import Skipping
 from tests.iterables.rows import Stateful, flat, sample, taken
 from tests.loader.sample_datasets import PanicException
-from tests.properties import examples, slowly
+from tests.properties import examples, few_of
 
 
 def decode(number: int, bad: frozenset[int] = frozenset({3, 4, 11})) -> Any:
@@ -63,7 +63,7 @@ def content(batch: Any) -> Any:
     return {name: array.tolist() for name, array in batch.items()}
 
 
-@pytest.mark.parametrize("kind", [kind if "processes" not in kind else slowly(kind) for kind in SOURCES])
+@pytest.mark.parametrize("kind", few_of(SOURCES, "decoded", "packed by best fit", "shuffled", "shards"))
 @pytest.mark.parametrize("ends", ["short", "cycle"])
 def test_every_cut_of_a_stream_with_failing_rows_continues_exactly(kind: str, ends: str) -> None:
     make, options = SOURCES[kind]

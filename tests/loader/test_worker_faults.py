@@ -457,7 +457,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("kind", ["stream", slowly("thread"), slowly("fork"), "spawn"])
+@pytest.mark.parametrize("kind", ["stream", *map(slowly, ("thread", "fork", "spawn"))])
 def test_a_job_that_was_suspended_longer_than_the_timeout_continues(
     kind: str, repository: Path, tmp_path: Path
 ) -> None:

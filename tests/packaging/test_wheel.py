@@ -28,7 +28,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # No download: the build's own requirements are in this environment (extra "test").
     run(*pip, "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(root), str(source))
     (wheel,) = root.glob("*.whl")
-    run(*pip, "install", "--quiet", "--no-deps", "--no-index", "--target", str(root / "installed"), str(wheel))
+    target = ("--target", str(root / "installed"))
+    run(*pip, "install", "--quiet", "--no-deps", "--no-index", "--no-compile", *target, str(wheel))
     return root / "installed"
 
 

@@ -59,7 +59,8 @@ def metrics(folder: Path) -> dict[str, dict[int, float]]:
     return found
 
 
-@pytest.mark.parametrize("ranks", [1, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 4])
 def test_the_project_trains_with_its_own_parts(project: Path, ranks: int) -> None:
     log = launch(project, ranks, *["train.py", "project.py", "train.train_iter=40", "train.log_period=10"])
     assert f"A step uses 32 sample(s): {16 // ranks} on each data-parallel rank, 2 time(s)." in log

@@ -53,6 +53,7 @@ def look_at(
         return job.wait(60)
 
 
+@pytest.mark.slow
 def test_four_sound_ranks_are_found_sound_by_one_command() -> None:
     ended = run_to_end([*DOCTOR, "train.dist.tensor_parallel_size=2", "--ranks", "4"], env=ranks_environment())
     assert ended.returncode == 0, ended.stdout + ended.stderr

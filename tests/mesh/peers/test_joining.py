@@ -247,6 +247,7 @@ def test_a_rank_is_told_that_rank_0_at_its_port_has_met_all_its_ranks(repository
     assert [each.returncode for each in first] == [0, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 def test_a_rank_of_another_machine_is_told_that_rank_0_belongs_to_another_job(repository: Path) -> None:
     with two_nodes() as (here, there):
