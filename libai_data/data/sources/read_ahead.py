@@ -30,7 +30,7 @@ class ReadAhead:
         hold: fetches a shard, and returns a function that releases it.
         sizes: int64 [shards], bytes.
         budget: most bytes of shards that are held or being fetched; one shard is held even if it has more.
-        done: called with a shard and the last batch of its last held use, after this batch, when the shard is released.
+        done: called with a shard and the last batch of its last held use, before the shard is released.
     """
 
     def __init__(
@@ -66,8 +66,8 @@ class ReadAhead:
             shards = {use.shard: fetched for use, fetched in kept}
             for use, fetched in over:
                 if use.shard not in shards:
+                    self._done(use.shard, use.last)  # first, as a copy that is released may be removed at once
                     fetched.result()()
-                    self._done(use.shard, use.last)
             taken = sum(int(self._sizes[shard]) for shard in shards)
             while len(self._held) < 2 * len(self._sizes):
                 use = self._waiting or next(self._uses)

@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ def rows(scale: Scale) -> list[Row]:
         _fetching("next use", scale.folder / "next", folder, size // 2, follows=True),
         _fetching("last use", scale.folder / "last", folder, size // 2, follows=False),
         _fetching("no room is needed", scale.folder / "all", folder, 4 * size, follows=True),
+        Contender("offline minimum", partial(_least_fetched, folder, shards // 2)),
         _fetched_by_mosaicml(scale.folder / "mosaicml", folder, scale.peers_python),
     )
     cached = (_reading("local", folder, scale), _reading("streamed", folder, scale))
@@ -83,7 +85,7 @@ def rows(scale: Scale) -> list[Row]:
             "0",
             kept,
             (
-                AtMost("next use", 2.5, "x"),
+                AtLeast("next use", "offline minimum", 0.95),
                 AtLeast("next use", "last use"),
                 AtLeast("next use", "streaming"),
                 AtMost("no room is needed", 1.0, "x"),
@@ -141,10 +143,13 @@ def _source(address: str, folder: Path) -> Any:
 
 
 def _loading(source: Any, node: int = 0, nodes: int = 1, lanes: int = LANES) -> BatchLoader:
-    order: dict[str, Any] = {"shuffle": True, "seed": 1, "lanes": lanes, "block": BLOCK}
-    order.update(data_parallel_rank=node, data_parallel_size=nodes)
     dataset = _Rows(source)
-    return BatchLoader(dataset, CyclicSampler(dataset, BATCH // nodes, **order))
+    return BatchLoader(dataset, _sampler(dataset, node, nodes, lanes))
+
+
+def _sampler(dataset: _Rows, node: int = 0, nodes: int = 1, lanes: int = LANES) -> CyclicSampler:
+    ranks: dict[str, Any] = {"data_parallel_rank": node, "data_parallel_size": nodes}
+    return CyclicSampler(dataset, BATCH // nodes, shuffle=True, seed=1, lanes=lanes, block=BLOCK, **ranks)
 
 
 def _read(batches: Iterator[Any], source: Any, epochs: int) -> None:
@@ -248,6 +253,8 @@ def _fetching(name: str, cache: Path, folder: Path, size: int, follows: bool) ->
         with slow_store(folder, delay=0) as store:
 
             def measured() -> float:
+                with _cache(cache, 1 << 40):
+                    _source(store.address, folder)  # Counting the samples may leave shards in the cache.
                 shutil.rmtree(cache, ignore_errors=True)
                 with _cache(cache, size):
                     source = _source(store.address, folder)
@@ -261,6 +268,37 @@ def _fetching(name: str, cache: Path, folder: Path, size: int, follows: bool) ->
             yield measured
 
     return Contender(name, opened)
+
+
+@contextmanager
+def _least_fetched(folder: Path, room: int) -> Iterator[Measure]:
+    """What a cache with room for so many shards must fetch by Belady's rule, as a multiple of the data."""
+    dataset = _Rows(open_source(folder))
+    sampler, ends = _sampler(dataset), np.cumsum(dataset.shard_lengths)
+
+    def needed(step: int) -> set[int]:
+        batch = sampler.batch_at(BATCH * step)
+        assert batch is not None, "the order is endless"
+        return set(np.searchsorted(ends, batch.indices, side="right").tolist())
+
+    def measured() -> float:
+        batches = [needed(step) for step in range(EPOCHS * len(dataset) // BATCH)]
+        steps: dict[int, list[int]] = {shard: [] for shard in range(len(ends))}  # in which it is needed, last one first
+        for step in reversed(range(len(batches))):
+            for shard in batches[step]:
+                steps[shard].append(step)
+        held: set[int] = set()
+        fetched = 0
+        for shards in batches:
+            for shard in shards:
+                steps[shard].pop()
+            fetched += len(shards - held)
+            held |= shards
+            while len(held) > room:
+                held.remove(max(held - shards, key=lambda shard: steps[shard][-1] if steps[shard] else len(batches)))
+        return fetched / len(ends)
+
+    yield measured
 
 
 def _fetched_by_mosaicml(target: Path, folder: Path, python: str) -> Contender:
