@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,9 +18,11 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from libai_data.data.samplers import LaneOrder, Order
+from tools.benchmarks.chart import drawing, save
 
 _QUANTILES = (0.01, 0.1, 0.5, 0.9)
 _MOSAIC = ("py1e", "py1br")
+_FULL, _PEER = "full shuffle", "MosaicML Streaming"
 
 
 class Quality(NamedTuple):
@@ -48,11 +50,7 @@ def quality_of(stream: np.ndarray, lengths: np.ndarray, batch_size: int) -> Qual
         batch_size: samples of a batch.
     """
     count = len(stream)
-    places = np.empty(count, dtype=np.int64)
-    places[stream] = np.arange(count)
-    shards = np.repeat(np.arange(len(lengths)), lengths)
-    neighbours = np.flatnonzero(shards[1:] == shards[:-1])
-    distances = np.abs(places[neighbours + 1] - places[neighbours])
+    places, shards, neighbours = _neighbours(stream, lengths)
     batches = places // batch_size
     together = np.mean(batches[neighbours + 1] == batches[neighbours]) / (batch_size / count)
     whole = shards[stream][: count // batch_size * batch_size].reshape(-1, batch_size)
@@ -61,11 +59,41 @@ def quality_of(stream: np.ndarray, lengths: np.ndarray, batch_size: int) -> Qual
     np.add.at(changes, np.minimum.reduceat(places, starts), 1)
     np.add.at(changes, np.maximum.reduceat(places, starts) + 1, -1)
     return Quality(
-        tuple(np.quantile(distances / count, _QUANTILES).tolist()),
+        tuple(np.quantile(distances_of(stream, lengths), _QUANTILES).tolist()),
         float(together),
         float(np.mean([len(np.unique(batch)) for batch in whole[:: max(1, len(whole) // 200)]])),
         int(np.cumsum(changes).max()),
     )
+
+
+def distances_of(stream: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """How far apart stored neighbours come in the stream, as shares of the epoch: float64 [pairs]."""
+    places, _, neighbours = _neighbours(stream, lengths)
+    distances: np.ndarray = np.abs(places[neighbours + 1] - places[neighbours]) / len(stream)
+    return distances
+
+
+def _neighbours(stream: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The place and the shard of each sample, and the samples whose next one is in the same shard."""
+    places = np.empty(len(stream), dtype=np.int64)
+    places[stream] = np.arange(len(stream))
+    shards = np.repeat(np.arange(len(lengths)), lengths)
+    return places, shards, np.flatnonzero(shards[1:] == shards[:-1])
+
+
+def plot(distances: Mapping[str, np.ndarray], path: Path) -> None:
+    """Draw which share of the stored neighbours comes within each distance, one line an order."""
+    pyplot = drawing()
+    figure, panel = pyplot.subplots(figsize=(7, 3.6))
+    shares = np.linspace(0.002, 1, 250)
+    for name, found in distances.items():
+        style = "--" if name.startswith(_PEER) else "-"
+        colour = "black" if name == _FULL else None
+        panel.plot(np.quantile(found, shares), shares, style, color=colour, label=name)
+    panel.set(xscale="log", xlabel="distance, as a share of the epoch", ylabel="share of the neighbours within it")
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.legend(frameon=False, fontsize=8)
+    save(figure, path)
 
 
 def streams(
@@ -73,7 +101,7 @@ def streams(
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Name and indices of one epoch of each order."""
     places = np.arange(int(lengths.sum()))
-    yield "full shuffle", Order(len(places), seed).locate(places)[1]
+    yield _FULL, Order(len(places), seed).locate(places)[1]
     for count in lanes:
         for block in blocks:
             order = LaneOrder(len(places), seed, lanes=count, block=block, lengths=lengths)
@@ -83,11 +111,11 @@ def streams(
     except ImportError:
         return
     for name in _MOSAIC:
-        yield f"Streaming, {name}", mosaic.get_shuffle(name, lengths, 1, seed, 0, 1 << 18)
+        yield f"{_PEER}, {name}", mosaic.get_shuffle(name, lengths, 1, seed, 0, 1 << 18)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table."""
+    """Print the table, and draw the plot."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shards", type=int, default=1000)
     parser.add_argument("--samples", type=int, default=1000, help="of a shard, on the average; from half to 1.5 times")
@@ -95,15 +123,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--blocks", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--plot", type=Path, help="also draw the distances into this file; needs matplotlib")
     asked = parser.parse_args(argv)
     drawn = np.random.default_rng(asked.seed)
     lengths = drawn.integers(-(-asked.samples // 2), asked.samples * 3 // 2 + 1, asked.shards)
     print("| order | distance 1 % | 10 % | median | 90 % | in one batch | shards in a batch | shards in use |")
     print("|---|---|---|---|---|---|---|---|")
+    distances_by_name = {}
     for name, stream in streams(lengths, asked.lanes, asked.blocks, asked.seed):
+        if asked.plot:
+            distances_by_name[name] = distances_of(stream, lengths)
         found = quality_of(stream, lengths, asked.batch_size)
-        distances = " | ".join(f"{distance:.4f}" for distance in found.distances)
-        print(f"| {name} | {distances} | {found.together:.1f} x | {found.shards:.0f} | {found.live} |", flush=True)
+        columns = " | ".join(f"{distance:.4f}" for distance in found.distances)
+        print(f"| {name} | {columns} | {found.together:.1f} x | {found.shards:.0f} | {found.live} |", flush=True)
+    if asked.plot:
+        plot(distances_by_name, asked.plot)
     return 0
 
 

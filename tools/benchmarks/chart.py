@@ -82,10 +82,7 @@ def described(result: Mapping[str, Any]) -> str:
 
 def plot(result: Mapping[str, Any], path: Path) -> None:
     """Draw a batch's time of each loader, one panel a row of the suite."""
-    matplotlib = importlib.import_module("matplotlib")
-    matplotlib.use("Agg")
-    matplotlib.rcParams.update({"svg.hashsalt": "libai_data", "svg.fonttype": "none"})
-    pyplot = importlib.import_module("matplotlib.pyplot")
+    pyplot = drawing()
     rows = result["rows"]
     figure, panels = pyplot.subplots(1, len(rows), figsize=(3.2 * len(rows), 3.2), squeeze=False, sharey=True)
     for panel, row in zip(panels[0], rows):
@@ -96,6 +93,19 @@ def plot(result: Mapping[str, Any], path: Path) -> None:
         panel.bar_label(bars, [f"{value:.3g}" if value else "" for value in values], padding=2, fontsize=8)
         panel.set(title=row["name"], xlabel="ms a batch of 32", xlim=(0, 1.2 * max([*values, 1e-9])))
         panel.spines[["top", "right"]].set_visible(False)
+    save(figure, path)
+
+
+def drawing() -> Any:
+    """matplotlib's pyplot, without a screen, for files that are the same in each run."""
+    matplotlib = importlib.import_module("matplotlib")
+    matplotlib.use("Agg")
+    matplotlib.rcParams.update({"svg.hashsalt": "libai_data", "svg.fonttype": "none"})
+    return importlib.import_module("matplotlib.pyplot")
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write a figure of `drawing` to a file."""
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
