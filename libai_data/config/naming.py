@@ -6,6 +6,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Iterator
+from types import CodeType
 from typing import Any
 
 from libai_data.errors import ConfigError, error_text, nearest
@@ -53,7 +54,7 @@ def describe(obj: Any) -> str:
         return str(name)
     code = getattr(obj, "__code__", None)
     kind = getattr(obj, "__qualname__", type(obj).__qualname__)
-    if code is not None:
+    if isinstance(code, CodeType):  # `types.FunctionType` has a descriptor of this name.
         return f"{kind} ({code.co_filename}, line {code.co_firstlineno})"
     return str(kind)
 

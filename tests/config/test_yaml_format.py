@@ -6,6 +6,7 @@ import enum
 import logging
 import math
 import pathlib
+import types
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from libai_data.config import LazyCall, default_graph, default_train, instantiate
 from libai_data.config.lazy_config import as_config
-from libai_data.config.naming import dotted_name, locate
+from libai_data.config.naming import describe, dotted_name, locate
 from libai_data.config.yaml_format import from_yaml, to_yaml
 from libai_data.errors import ConfigError
 from tests.properties import examples
@@ -189,3 +190,4 @@ def test_names_are_the_shortest_that_lead_to_the_object() -> None:
     assert dotted_name(LazyCall) == "libai_data.LazyCall"
     assert dotted_name(collections.OrderedDict) == "collections.OrderedDict"
     assert dotted_name("text") is None
+    assert describe(types.FunctionType) == "function"
