@@ -9,7 +9,13 @@ from collections import deque
 from contextlib import suppress
 from typing import Callable
 
-from libai_data.data.random.global_generators import HOW_TO_DRAW, share_generators, take_has_drawn, warn_once
+from libai_data.data.random.global_generators import (
+    HOW_TO_DRAW,
+    share_generators,
+    take_has_drawn,
+    waiting_for_readers,
+    warn_once,
+)
 from libai_data.errors import SampleError
 from libai_data.loader.executor import Awake, Executor, Task, TaskResult, TaskRunner, wants_to_end
 from libai_data.loader.schema import SampleSchema
@@ -91,7 +97,8 @@ class ThreadExecutor(Executor):
         while not self._done:
             if self._caller_tasks and not self._unfinished:
                 return self._run(self._caller_tasks.popleft())
-            task, result, has_drawn = self._wait_for_thread()
+            with waiting_for_readers():
+                task, result, has_drawn = self._wait_for_thread()
             self._unfinished -= 1
             if has_drawn and self._rereads_left:
                 self._caller_tasks.append(task)

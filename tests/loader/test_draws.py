@@ -353,7 +353,9 @@ def test_two_threads_that_read_what_draws_at_the_same_time_are_told(caplog: pyte
 
 @pytest.mark.watchdog(120)
 @pytest.mark.parametrize("inner", [{"num_workers": 0}, {"num_workers": 1, "worker_type": "thread"}])
-def test_a_loader_within_a_sample_leaves_the_samples_draws_as_they_are(inner: dict[str, Any]) -> None:
+def test_a_loader_within_a_sample_leaves_the_samples_draws_as_they_are(
+    inner: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
     dataset = ReadsByALoader(["python", "numpy"], size=8, **inner)
     expected = samples(dataset, batch=2)
     assert samples(dataset, batch=4) == samples(dataset, num_workers=2, start_method="fork") == expected
@@ -361,6 +363,7 @@ def test_a_loader_within_a_sample_leaves_the_samples_draws_as_they_are(inner: di
         with reading_samples(((0, 0, index),)):
             assert np.frombuffer(drawn)[-2:].tolist() == sample_generator().random(2).tolist()
     assert len({np.frombuffer(drawn)[0] for drawn in expected.values()}) == 8
+    assert "while another thread read" not in caplog.text
 
 
 @pytest.mark.watchdog(120)

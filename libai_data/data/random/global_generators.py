@@ -247,6 +247,19 @@ def share_generators(shares: bool) -> None:
     _thread.shares, _have_shared = shares, _have_shared or shares
 
 
+@contextmanager
+def waiting_for_readers() -> Iterator[None]:
+    """For a block in which this thread only waits for threads that read for it, and so moves no generator itself."""
+    own = threading.get_ident()
+    is_watching = own in _watching
+    _watching.discard(own)
+    try:
+        yield
+    finally:
+        if is_watching:
+            _watching.add(own)
+
+
 def reads_beside_others() -> bool:
     """Whether this thread shares the generators, so that other threads may have changed what its samples drew."""
     return _thread.shares
