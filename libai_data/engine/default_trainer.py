@@ -14,6 +14,7 @@ from typing import Any, Callable
 from libai_data.config import check_keys, instantiate, try_get_key
 from libai_data.config.values import require
 from libai_data.data.attributes import call_if_there
+from libai_data.data.datasets.class_numbers import check_class_numbers
 from libai_data.delivery import check_forward_fields, to_global
 from libai_data.engine.batches import mixed_up
 from libai_data.engine.built_parts import as_test_loaders, as_three_loaders, built_by, built_evaluator, check_fit
@@ -32,11 +33,7 @@ from libai_data.engine.datamodule.data_stages import DataStages
 from libai_data.engine.default_hooks import default_hooks
 from libai_data.engine.evaluation import inference_on_dataset, print_csv_format
 from libai_data.engine.evaluation.inference import Evaluators
-from libai_data.engine.loaders import (
-    build_configured_test_loaders,
-    build_configured_train_loader,
-    scale_to_epochs,
-)
+from libai_data.engine.loaders import build_configured_test_loaders, build_configured_train_loader, scale_to_epochs
 from libai_data.engine.logging_setup import setup_logger
 from libai_data.engine.losses import samples_in_words
 from libai_data.engine.models import (
@@ -56,6 +53,7 @@ from libai_data.engine.token_count import TokenCounter
 from libai_data.engine.train_loop import HookBase, TrainerBase
 from libai_data.engine.writers import CommonMetricPrinter, EventWriter, JSONWriter, TensorboardXWriter
 from libai_data.errors import CheckpointError, ConfigError
+from libai_data.iterables.iterable_loader import indexed_dataset_of
 from libai_data.mesh.current import get_data_parallel_size, get_rank, synchronize
 
 logger = logging.getLogger(__name__)
@@ -121,6 +119,7 @@ class DefaultTrainer(RunsStages, TrainerBase):
             self.data.enter("fit")
             (self.train_loader,) = self.data.loaders("train")
             self.test_loader += self.data.loaders("val")
+        check_class_numbers(map(indexed_dataset_of, [self.train_loader, *self.test_loader]))
         self._plan.check_rows_of(self.train_loader)
         follows = self._plan.followed_by(self.train_loader)
         self._data_state = DataState(self.train_loader, try_get_key(cfg, OVERRIDE_KEY) or ())
