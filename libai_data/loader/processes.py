@@ -221,7 +221,7 @@ class ProcessExecutor(Executor):
         task = None if place is None or self._task_queue.is_waiting(place) else self._tasks.pop(place, None)
         if task is None:
             self._deaths_without_task += 1
-            if self._deaths_without_task > _DEATHS_ALLOWED_WITHOUT_TASK * len(self._pool):
+            if self._deaths_without_task > _DEATHS_ALLOWED_WITHOUT_TASK * len(self._last_message):
                 who = f"worker {number} (process {pid})"
                 self._fatal = SampleError(f"{who} {how}, again and again, before it read{last_output}")
                 raise self._fatal
@@ -236,8 +236,8 @@ class ProcessExecutor(Executor):
         self._task_queue.wake()
 
     def _restart(self, number: int) -> None:
-        self._pool.reap(number)
         self._pool.replace(number)
+        self._check_open()
         self._last_message[number] = _start_deadline()
         self._init_began.pop(number, None)
 

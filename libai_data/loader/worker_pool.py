@@ -9,6 +9,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
+from libai_data.data.fork_lock import ForkLock
 from libai_data.launch.parent_pipe import ParentPipe, keep_from_forks
 from libai_data.loader.arena import Arena
 from libai_data.loader.starting import WorkerProcess, WorkerStarter
@@ -32,6 +33,8 @@ class WorkerPool:
         self._starter = starter
         self._task_queue = task_queue
         self._arena = arena
+        self._changing = ForkLock()  # One thread may close the pool while another one replaces a worker.
+        self._is_closed = False
         self._parent_pipe = ParentPipe()
         self._first_messages: list[Any] = []
         self._events = select.poll()
@@ -46,9 +49,6 @@ class WorkerPool:
         except BaseException:
             self.close()
             raise
-
-    def __len__(self) -> int:
-        return len(self.processes)
 
     def _start(self, number: int) -> tuple[WorkerProcess, Channel]:
         ours, theirs = Channel.pair()
@@ -96,17 +96,16 @@ class WorkerPool:
         except EOFError:
             return None
 
-    def reap(self, number: int) -> str:
-        """Wait for a worker that ends; returns how it ended, in words."""
-        how = self.processes[number].wait()
-        self.processes[number].stderr.close()
-        self._events.unregister(self.channels[number].fileno())
-        self.channels[number].close()
-        return how
-
     def replace(self, number: int) -> None:
-        """Start a worker in the place of one that was reaped."""
-        self.processes[number], self.channels[number] = self._start(number)
+        """Wait for a worker that ends, and start another one in its place, unless the pool is closed."""
+        with self._changing:
+            if self._is_closed:
+                return
+            self.processes[number].wait()
+            self.processes[number].stderr.close()
+            self._events.unregister(self.channels[number].fileno())
+            self.channels[number].close()
+            self.processes[number], self.channels[number] = self._start(number)
 
     def close_trainer_ends(self) -> None:
         """Close the trainer's ends of channels and pipe; the workers end when no process has these ends open."""
@@ -116,21 +115,26 @@ class WorkerPool:
 
     def close(self) -> None:
         """Let all workers exit, and kill workers that do not exit in time."""
-        try:
-            self._let_exit()
-        finally:
-            for process in self.processes:
-                process.send(signal.SIGKILL)
-            self.close_trainer_ends()
-            deadline = time.monotonic() + _SECONDS_TO_DIE
-            for process in self.processes:
-                how = process.wait(deadline)
-                if not process.has_ended():
-                    logger.error("Process %d, a worker that the loader closes, %s.", process.pid, how)
-                process.stderr.close()
-            self.processes.clear()
-            self._parent_pipe.close()
-            self._starter.close()
+        with self._changing:
+            self._is_closed = True
+            try:
+                self._let_exit()
+            finally:
+                self._end()
+
+    def _end(self) -> None:
+        for process in self.processes:
+            process.send(signal.SIGKILL)
+        self.close_trainer_ends()
+        deadline = time.monotonic() + _SECONDS_TO_DIE
+        for process in self.processes:
+            how = process.wait(deadline)
+            if not process.has_ended():
+                logger.error("Process %d, a worker that the loader closes, %s.", process.pid, how)
+            process.stderr.close()
+        self.processes.clear()
+        self._parent_pipe.close()
+        self._starter.close()
 
     def _let_exit(self) -> None:
         """Wait until workers have exited; the wait is shorter for workers that are still reading."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, Callable
@@ -17,8 +19,9 @@ from libai_data.data.samplers import CyclicSampler
 from libai_data.errors import PassError, SampleError
 from libai_data.iterables.combined import CombinedLoader
 from libai_data.loader import BatchLoader
+from libai_data.loader.starting import WorkerStarter
 from libai_data.structures import Instance
-from tests.deadline import stretched
+from tests.deadline import stretched, wait_until
 from tests.loader.interrupting import acting_at
 from tests.loader.sample_datasets import Numbers
 from tests.loader.streams import WORKERS
@@ -129,3 +132,54 @@ def test_a_close_at_any_line_ends_the_pass_and_nothing_is_lost(make: Callable[[A
         assert taken + first_batches(loader, 2) == expected[: len(taken) + 2], f"line {line}"
         loader.close()
     assert closed > 5
+
+
+@pytest.mark.parametrize(("workers", "between"), [(WORKERS[2], 11), slowly(WORKERS[3], 17)], ids=["fork", "spawn"])
+def test_no_worker_starts_after_a_close_at_any_line_of_a_replacement(
+    workers: dict[str, Any], between: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late: list[int] = []
+    is_closed = threading.Event()
+    start = WorkerStarter.start
+
+    def started(*arguments: Any) -> Any:
+        process = start(*arguments)
+        late.extend([process.pid] if is_closed.is_set() else [])
+        return process
+
+    monkeypatch.setattr(WorkerStarter, "start", started)
+    line, closed = 0, 0
+    while closed == line // between:
+        line += between
+        is_closed.clear()
+        loader = indexed(**workers)
+        executor = take(loader)
+        first = executor._pool.processes[0]
+        first.send(signal.SIGKILL)
+        wait_until(first.has_ended, "end of a worker")
+
+        def close(loader: Any = loader) -> None:
+            loader.close()
+            is_closed.set()
+
+        closing = threading.Thread(target=close)
+
+        def begin(closing: threading.Thread = closing) -> None:
+            closing.start()
+            closing.join(LOCKED_SECONDS)
+
+        with suppress(Exception), acting_at(line, FILES[0], begin):
+            executor._replace(0)
+        if closing.ident is not None:
+            closed += 1
+            closing.join()
+            assert not late, f"line {line}"
+            assert not executor.pids
+        loader.close()
+    assert closed > 5
+
+
+def take(loader: Any) -> Any:
+    """Read a batch; returns the executor that has read it."""
+    next(iter(loader))
+    return loader._reader._executor
