@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import sys
 import threading
 from collections import deque
@@ -22,7 +23,7 @@ from libai_data.errors import SampleError
 from libai_data.iterables import from_iterable
 from libai_data.loader import BatchLoader
 from libai_data.loader.arena import Arena
-from libai_data.loader.slots import SlotList, bytes_of, lay_out, views
+from libai_data.loader.slots import Slot, SlotList, bytes_of, lay_out, views
 from tests.deadline import run_to_end, stretched, wait_until
 from tests.loader.sample_datasets import Failing, Fields, NumberDicts, Numbers, growing_collator, stack_dicts
 from tests.loader.streams import WORKER_NAMES, WORKERS, content, descriptors, loading, stream
@@ -88,6 +89,33 @@ def test_a_slot_comes_back_with_the_last_of_its_views(slot_list: SlotList) -> No
     assert slot_list.acquire(64) is not slot
     del piece
     assert slot_list.acquire(64) is slot
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_slot_is_in_two_hands_although_batches_come_back_late(seed: int) -> None:
+    chance = random.Random(seed)
+    steps = chance.choices(["acquire", "hand out", "give back", "let go", "restart"], [4, 3, 1, 2, 1], k=300)
+    slots, specs = SlotList(Arena()), lay_out([("a", np.dtype("u1"), (8,))])
+    being_read: list[Slot] = []
+    kept: list[tuple[Slot, Any]] = []
+    hands: list[int] = []
+    for step in steps:
+        if step == "acquire":
+            being_read.append(slots.acquire(8))
+        elif step == "restart":  # The workers have ended, and their tasks with them.
+            being_read.clear()
+            slots.reclaim()
+        elif step == "let go" and kept:
+            kept.pop(chance.randrange(len(kept)))
+        elif being_read:
+            slot = being_read.pop(chance.randrange(len(being_read)))
+            if step == "hand out":
+                kept.append((slot, slots.hand_out(slot, specs)))
+            else:
+                slots.give_back(slot)
+        hands = [slot.number for slot in (*being_read, *(slot for slot, _ in kept))]
+        assert len(set(hands)) == len(hands), "one slot in two hands"
+    assert slots.in_use() == len(hands)
 
 
 def test_a_slot_that_is_too_small_moves_and_gives_its_memory_back(slot_list: SlotList) -> None:
