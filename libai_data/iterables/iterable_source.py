@@ -23,6 +23,7 @@ from libai_data.iterables.kinds import (
     is_loader,
     is_own_loader,
     knows_its_rounds,
+    loader_within,
     refuse_part_of_rank,
     short_batch,
     without_bar,
@@ -57,6 +58,11 @@ class Source:
         refuse_part_of_rank(thing)
         self._is_told = batches is not None
         self.batches = yields_batches(thing) if batches is None else batches
+        if not self._is_told and not self.batches and (inner := loader_within(thing)) is not None:
+            raise ConfigError(
+                f"{self.name} goes through a {type(inner).__name__}, which yields batches, so it is not known what its "
+                "items are. Give the loader itself; or set batches=True, or batches=False if each item is a sample"
+            )
         self.short_batch = short_batch(thing) if self.batches else 0
         """Rows of the last batch of an epoch, if it is known to be shorter than the others; else 0."""
         thing = (

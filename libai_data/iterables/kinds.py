@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import copy
+import gc
+import itertools
 from collections import abc
+from types import GeneratorType
 from typing import Any
 
 from libai_data.data.attributes import attribute_of, has_attribute
 from libai_data.errors import ConfigError
 
 _MOST_WRAPPERS = 16
+_MOST_OBJECTS = 100
+_ITERTOOLS = tuple(each for each in vars(itertools).values() if isinstance(each, type))
 _DATA = ("torch.utils.data", "oneflow.utils.data")
 _OWN_LOADERS = ("BatchLoader", "SharedLoader", "IterableLoader", "CombinedLoader", "LiBaiLoader")
 
@@ -95,6 +100,20 @@ def without_bar(thing: Any) -> Any:
     while derives_from(thing, "tqdm") and attribute_of(thing, "iterable") is not None:
         thing = thing.iterable
     return thing
+
+
+def loader_within(iterator: Any) -> Any:
+    """The loader of batches that a generator, or an iterator such as `enumerate` or `islice`, goes through, or None."""
+    waiting, seen = [iterator], 0
+    while waiting and seen < _MOST_OBJECTS:
+        thing, seen = waiting.pop(), seen + 1
+        if yields_batches(thing) or is_own_loader(thing) or derives_from(thing, "libai_data", "Pass"):
+            return thing
+        if isinstance(thing, GeneratorType):
+            waiting.extend(thing.gi_frame.f_locals.values() if thing.gi_frame is not None else ())
+        elif isinstance(thing, (tuple, enumerate, zip, map, filter, type(iter(())))) or type(thing) in _ITERTOOLS:
+            waiting.extend(gc.get_referents(thing))
+    return None
 
 
 def is_map_style(thing: Any) -> bool:
