@@ -26,7 +26,7 @@ CASES = [
 @pytest.mark.parametrize(("case", "why", "where"), CASES)
 def test_ranks_that_wait_in_different_places_end_and_are_named(case: str, why: str, where: str) -> None:
     with Job() as job:
-        start_by_launcher(job, SCRIPT, 3 if why == WAITING else 2, case)
+        start_by_launcher(job, SCRIPT, 2, case)
         ended = job.wait(WATCHDOG)
     assert all(ended.codes), ended.output
     assert not ended.left, ended.output
