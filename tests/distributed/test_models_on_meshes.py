@@ -15,32 +15,26 @@ from tests.distributed.scripts.train_models_on_meshes import STEPS
 from tests.properties import slowly
 
 SCRIPT = Path(__file__).parent / "scripts" / "train_models_on_meshes.py"
-Trainings = tuple[tuple[str, ...], tuple[str, ...]]
-"""Models and modes: each model is trained in each mode."""
-
-ALL = ("vit", "gpt", "documents")
-MODES = ("eager", "graph")
-SHORT: tuple[dict[str, Trainings], ...] = (
-    {"1x1x1": (("gpt",), ("eager",))},
-    {"2x2x1": (("gpt",), ("eager",))},
-    {"1x1x2": (("gpt",), ("eager",))},
+SHORT = (("1x1x1:gpt:eager",), ("2x2x1:gpt:eager",), ("1x1x2:gpt:eager",))
+# Two ranks show each model and each mode on each axis alone; on four, two meshes show two axes together.
+LONG = (
+    ("1x1x1:vit,gpt,documents:eager,graph", "1x1x1:vit,gpt:checkpointing"),
+    (
+        *("2x1x1:gpt:eager,graph", "2x1x1:documents:eager", "2x1x1:vit:graph"),
+        *("1x2x1:gpt:eager,graph", "1x2x1:documents:graph", "1x2x1:vit:eager"),
+        *("1x1x2:gpt:eager,graph", "1x1x2:documents:eager", "1x1x2:vit:graph"),
+    ),
+    ("2x2x1:gpt:graph", "2x2x1:vit:eager", "2x1x2:gpt:eager", "2x1x2:vit:graph", "4x1x1:vit:eager", "1x4x1:vit:graph"),
 )
-# Two ranks cover what a GPT has on each axis alone; on four, two meshes of it show two axes together.
-LONG: tuple[dict[str, Trainings], ...] = (
-    {"1x1x1": (ALL, (*MODES, "checkpointing"))},
-    dict.fromkeys(("2x1x1", "1x2x1", "1x1x2"), (ALL, MODES)),
-    {
-        **dict.fromkeys(("2x2x1", "2x1x2"), (("vit", "gpt"), MODES)),
-        **dict.fromkeys(("4x1x1", "1x4x1"), (("vit",), MODES)),
-    },
-)
-"""Launches of the short run, and of the long one: mesh -> what is trained on it."""
+"""Launches of the short run, and of the long one: what the ranks of each train, as MESH:MODELS:MODES."""
 
+Launch = tuple[str, ...]
 Case = tuple[str, str, str]
 
 
-def cases_of(launch: dict[str, Trainings]) -> list[Case]:
-    return [(mesh, model, mode) for mesh, trained in launch.items() for model, mode in product(*trained)]
+def cases_of(launch: Launch) -> list[Case]:
+    parts = [argument.split(":") for argument in launch]
+    return [(mesh, *case) for mesh, *names in parts for case in product(*(each.split(",") for each in names))]
 
 
 SHORT_CASES = [case for launch in SHORT for case in cases_of(launch)]
@@ -60,12 +54,13 @@ def results_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Result
         if key not in found:
             wanted = (mesh, *what.split())
             launch = next(
-                each for each in (*SHORT, *LONG) if wanted in cases_of(each) or (what == "collectives" and mesh in each)
+                each
+                for each in (*SHORT, *LONG)
+                if wanted in cases_of(each) or (what == "collectives" and mesh in {case[0] for case in cases_of(each)})
             )
             file = tmp_path_factory.mktemp("models") / "results.json"
-            cases = [f"{name}:{','.join(models)}:{','.join(modes)}" for name, (models, modes) in launch.items()]
             alone = any(mode != "eager" for *_, mode in cases_of(launch))
-            result = launch_ranks(SCRIPT, ranks_of(mesh), str(file), *cases, timeout=400, alone=alone)
+            result = launch_ranks(SCRIPT, ranks_of(mesh), str(file), *launch, timeout=400, alone=alone)
             assert result.returncode == 0, result.output
             found.update(json.loads(file.read_text()))
         return found[key]
