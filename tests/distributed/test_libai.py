@@ -53,11 +53,10 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Found]:
 @pytest.fixture(scope="module")
 def found_in_long_run(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Found]:
     """What they saw in those that the long run adds."""
-    return launched(tmp_path_factory.mktemp("libai"), *LONG)
+    return launched(tmp_path_factory.mktemp("libai"), *LONG, "our trainer")
 
 
-@pytest.fixture(scope="module")
-def expected(found: dict[int, Found]) -> list[Any]:
+def batches_of_ours(found: dict[int, Found]) -> list[Any]:
     """The batches of our own trainer on one rank."""
     batches: list[Any] = found[1]["our trainer"]["seen"]
     assert len(batches) == STEPS
@@ -65,12 +64,19 @@ def expected(found: dict[int, Found]) -> list[Any]:
     return batches
 
 
+@pytest.fixture(scope="module")
+def expected(found: dict[int, Found]) -> list[Any]:
+    """The batches of our own trainer in the launches of the short run."""
+    return batches_of_ours(found)
+
+
 @pytest.mark.parametrize("ranks", [1, 4])
 @pytest.mark.parametrize("way", [*SHORT, *map(slowly, LONG)])
 def test_libais_trainer_takes_the_batches_of_ours_and_resumes_exactly(
-    way: str, ranks: int, expected: list[Any], request: pytest.FixtureRequest
+    way: str, ranks: int, request: pytest.FixtureRequest
 ) -> None:
-    parts = request.getfixturevalue("found" if way in SHORT else "found_in_long_run")[ranks][way]
+    found = request.getfixturevalue("found" if way in SHORT else "found_in_long_run")
+    parts, expected = found[ranks][way], batches_of_ours(found)
     assert parts["first"] == {"start": 0, "seen": expected[:STEPS_BEFORE]}
     assert parts["resumed"] == {"start": SAVED_AFTER, "seen": expected[SAVED_AFTER:]}
 
