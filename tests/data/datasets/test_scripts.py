@@ -73,7 +73,7 @@ def samples_of(
     """Samples of a corpus in a script, of epoch after epoch."""
     tokens = tokenizer.encode_batch(sentences(script, 400, seed=1))
     dataset = make(write_corpus(prefix, [tokens[first : first + 20] for first in range(0, len(tokens), 20)]))
-    for number in range(2000 if is_long_run() else 60):
+    for number in range(500 if is_long_run() else 60):
         epoch, index = divmod(number, len(dataset))
         yield read(dataset, index, epoch, seed=7)
 
