@@ -164,7 +164,7 @@ def kill(folder: Path, rank: int, worker: int | None) -> bool:
     return False
 
 
-ONE_JOB = [(2, "node", 1)]
+KILLS = 5
 TWO_JOBS = [
     [(2, "every_rank", 2), (4, "node", 1)],
     [(4, "rank0", 2), (1, "every_rank", 2)],
@@ -175,9 +175,9 @@ TWO_JOBS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("jobs", "kills"), [(ONE_JOB, 1), *(slowly(jobs, 5) for jobs in TWO_JOBS)])
+@pytest.mark.parametrize("jobs", TWO_JOBS)
 def test_processes_that_are_killed_while_they_stream_change_no_byte(
-    jobs: list[tuple[int, str, int]], kills: int, store: ObjectStore, tmp_path: Path
+    jobs: list[tuple[int, str, int]], store: ObjectStore, tmp_path: Path
 ) -> None:
     """Each job loses workers, and then a rank, half a shard in; the next one is on another mesh."""
     draws = random.Random(str(jobs))
@@ -194,7 +194,7 @@ def test_processes_that_are_killed_while_they_stream_change_no_byte(
         with Job() as job:
             arguments = (FOLDER, str(tmp_path), readers, str(workers), str(10**6))
             start_by_launcher(job, RESUMING, ranks, *arguments)
-            left = kills
+            left = KILLS
             while left:
                 job.wait_for(went_on, "step")
                 step = steps_taken(tmp_path)
