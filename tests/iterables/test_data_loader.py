@@ -66,18 +66,22 @@ def collate(samples: list[Any]) -> dict[str, Any]:
     return {"labels": torch.tensor([sample.label for sample in samples]), "names": [sample.name for sample in samples]}
 
 
-@pytest.mark.parametrize("num_workers", [0, slowly(2)])
+# The trainer decides which samples a batch has; workers make the batches of each kind.
+SAMPLED = {"batch_size": 3, "sampler": [7, 1, 1, 9, 0]}
+COLLATED = {"batch_size": 4, "collate_fn": collate}
+BATCHED = {"batch_sampler": [[3, 1], [0, 0, 5]]}
+
+
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "num_workers"),
     [
-        {},
-        {"batch_size": 4},
-        {"batch_size": 4, "drop_last": True},
-        {"batch_size": 4, "collate_fn": collate},
-        {"batch_size": 3, "sampler": [7, 1, 1, 9, 0]},
-        {"batch_size": 2, "sampler": torch.utils.data.SequentialSampler(Pictures()), "drop_last": True},
-        {"batch_sampler": [[3, 1], [0, 0, 5]]},
-        {"batch_size": 4, "pin_memory": False, "timeout": 0},
+        ({}, 0),
+        ({"batch_size": 4}, 0),
+        ({"batch_size": 4, "drop_last": True}, 0),
+        ({"batch_size": 2, "sampler": torch.utils.data.SequentialSampler(Pictures()), "drop_last": True}, 0),
+        ({"batch_size": 4, "pin_memory": False, "timeout": 0}, 0),
+        *((arguments, 0) for arguments in (SAMPLED, COLLATED, BATCHED)),
+        *(slowly(arguments, 2) for arguments in (SAMPLED, COLLATED, BATCHED)),
     ],
 )
 def test_batches_are_those_of_pytorch(arguments: dict[str, Any], num_workers: int) -> None:
