@@ -23,7 +23,6 @@ WATCHDOG = 120.0
 LEAVING = [
     # start, ranks, what happens on which rank, read mode
     ("launcher", 2, "break:1", "iterable"),
-    slowly("launcher", 3, "break:1", "iterable"),
     slowly("by hand", 2, "break in a step:0", "every_rank"),
     slowly("launcher", 3, "break in a step:1", "node"),
     slowly("by hand", 2, "exit:1", "rank0"),
