@@ -39,10 +39,10 @@ STARTS_JOBS = {
     "test_different_places.py": "jobs",
     "test_faults.py": "jobs",
     "test_full_disk.py": "jobs",
-    "test_interrupted_training.py": "interrupted jobs",
+    "test_interrupted_training.py": "more jobs",
     "test_launch_hosts.py": "jobs",
     "test_own_loop.py": "jobs",
-    "test_streaming.py": "jobs",
+    "test_streaming.py": "more jobs",
     "test_two_nodes.py": "jobs",
 }
 LONG = ("distributed", "loader", "docs", "engine", "commands", "data/sources", "data/text")
