@@ -33,8 +33,11 @@ Case = tuple[str, str, str]
 
 
 def cases_of(launch: Launch) -> list[Case]:
-    parts = [argument.split(":") for argument in launch]
-    return [(mesh, *case) for mesh, *names in parts for case in product(*(each.split(",") for each in names))]
+    return [
+        (mesh, model, mode)
+        for mesh, models, modes in (argument.split(":") for argument in launch)
+        for model, mode in product(models.split(","), modes.split(","))
+    ]
 
 
 SHORT_CASES = [case for launch in SHORT for case in cases_of(launch)]
