@@ -42,7 +42,7 @@ CHANGES = {
 SHUFFLED_BY_OTHERS = ("PyTorch", "LiBai", "Hugging Face")
 
 
-@pytest.fixture(scope="module", params=[2, slowly(4)])
+@pytest.fixture(scope="module", params=[slowly(2), slowly(4)])
 def on_ranks(request: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Rows]:
     """Section -> the rows that our program trained on, on 2 x 1 or 2 x 2 ranks, of which each imports all libraries."""
     folder = tmp_path_factory.mktemp("coming_from")

@@ -91,6 +91,7 @@ def test_memory_is_planned_for_what_is_used(mesh: str, found_on: FoundOn) -> Non
     check_warnings(found_on(mesh), mesh)
 
 
+@pytest.mark.slow
 def test_neither_batches_nor_loaders_leave_anything_behind(tmp_path: Path) -> None:
     launch = launch_ranks(SOAK_SCRIPT, 2, str(tmp_path), "node", timeout=150)
     assert launch.returncode == 0, launch.output

@@ -155,7 +155,7 @@ PYTHON_PAGES = [
     for page in PAGES
     if (blocks := [block for block in ALL if block.page == page and block.language == "python" and is_run(block)])
 ]
-LONG = ("docs/api/launch.md", "docs/conformance.md", "docs/failures.md", "docs/inspecting.md")
+LONG = ("docs/api/launch.md", "docs/conformance.md", "docs/failures.md", "docs/inspecting.md", "docs/records.md")
 """Pages whose blocks take seconds, and do what other tests of the short run do."""
 
 

@@ -23,7 +23,7 @@ from libai_data.errors import SampleError, SchemaError
 from libai_data.iterables import from_iterable
 from libai_data.loader import BatchLoader
 from tests.iterables.rows import flat, numbers, resumed, sample, taken
-from tests.properties import is_long_run
+from tests.properties import few_of, is_long_run
 
 ROWS = 22
 FOLDER: Path
@@ -271,6 +271,11 @@ def test_each_row_comes_once_a_round_in_batches_of_the_size_asked_for(kind: Kind
     assert isinstance(loader, BatchLoader) == kind.is_map_style
 
 
+SOME_KINDS = ("generator function", "torch DataLoader with workers", "StatefulDataLoader's protocol", "WebDataset")
+SOME_KINDS += ("OneFlow DataLoader", "Grain DataLoader of batches", "shuffling Hugging Face stream")
+
+
+@pytest.mark.parametrize("kind", few_of(KINDS, *SOME_KINDS), indirect=True)
 def test_it_resumes_at_every_cut_point(kind: Kind) -> None:
     """Of the second round too, for some cuts: of a kind whose rounds differ."""
     loader = from_iterable(kind.make(), 4, ends="cycle", **kind.options)

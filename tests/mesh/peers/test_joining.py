@@ -111,6 +111,7 @@ def test_ranks_of_a_second_job_with_the_same_port_do_not_join_the_first_one(repo
     assert "rank 0 of the first job done" in told and "rank 1 of the first job done" in told
 
 
+@pytest.mark.slow
 def test_a_rank_that_was_started_by_itself_is_no_other_job(repository: Path) -> None:
     first = alone_of_two(0, "600")
     code = "import libai_data, oneflow; libai_data.synchronize(); print('met')"
