@@ -271,8 +271,10 @@ def test_each_row_comes_once_a_round_in_batches_of_the_size_asked_for(kind: Kind
     assert isinstance(loader, BatchLoader) == kind.is_map_style
 
 
-SOME_KINDS = ("generator function", "torch DataLoader with workers", "StatefulDataLoader's protocol", "WebDataset")
-SOME_KINDS += ("OneFlow DataLoader", "Grain DataLoader of batches", "shuffling Hugging Face stream")
+SOME_KINDS = [
+    *("generator function", "torch DataLoader with workers", "StatefulDataLoader's protocol", "OneFlow DataLoader"),
+    *("Grain DataLoader of batches", "shuffling Hugging Face stream", "WebDataset"),
+]
 
 
 @pytest.mark.parametrize("kind", few_of(KINDS, *SOME_KINDS), indirect=True)
