@@ -31,6 +31,7 @@ from libai_data.loader import BatchLoader
 from libai_data.mesh.parallel_mesh import ParallelMesh
 from tests.deadline import wait_until
 from tests.properties import examples
+from tools.benchmarks.belady import least_fetched
 
 pyarrow = pytest.importorskip("pyarrow")
 EPOCHS = 3
@@ -149,24 +150,12 @@ class Lengths:
         return int(self.shard_lengths.sum())
 
 
-def least_fetched(samples: list[int], sizes: np.ndarray, room: int, steps: int, batch_size: int, **order: Any) -> int:
-    """How often Belady's rule fetches shards, one batch after the other."""
+def least_of(samples: list[int], sizes: np.ndarray, room: int, steps: int, batch_size: int, **order: Any) -> int:
+    """How often Belady's rule fetches shards."""
     sampler, ends = CyclicSampler(Lengths(samples), batch_size, **order), np.cumsum(samples)
-    later = steps + 2 * sum(samples) // batch_size
-    batches = [sampler.batch_at(batch_size * step) for step in range(later)]
+    batches = [sampler.batch_at(batch_size * step) for step in range(steps + 2 * sum(samples) // batch_size)]
     needed = [set(np.searchsorted(ends, batch.indices, side="right").tolist()) for batch in batches if batch]
-    held: set[int] = set()
-    fetched = 0
-    for step in range(steps):
-        fetched += len(needed[step] - held)
-        held |= needed[step]
-
-        def next_use(shard: int, step: int = step) -> int:
-            return next((other for other in range(step + 1, later) if shard in needed[other]), later)
-
-        while sizes[list(held)].sum() > room and held - needed[step]:
-            held.remove(max(held - needed[step], key=next_use))
-    return fetched
+    return least_fetched(needed, sizes, room, steps)
 
 
 orders = {
@@ -215,7 +204,7 @@ def test_with_the_named_size_shards_are_fetched_no_more_often_than_half_of_it_ne
     with shards_of([samples] * number, [200] * number) as shards:
         size = named_size(shards, ranks, micro, False, shuffle=True, **order)
         steps, _ = read(shards, size, ranks, micro, False, shuffle=True, **order)
-        least = least_fetched([samples] * number, shards.sizes, size // 2, steps, ranks * micro, shuffle=True, **order)
+        least = least_of([samples] * number, shards.sizes, size // 2, steps, ranks * micro, shuffle=True, **order)
         assert shards.times_fetched <= least
 
 

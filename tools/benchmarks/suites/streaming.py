@@ -20,6 +20,7 @@ from libai_data.data.sources.local_cache import LocalCache
 from libai_data.data.sources.shard_counts import counted
 from libai_data.data.sources.shard_table import TABLE
 from libai_data.loader import BatchLoader
+from tools.benchmarks.belady import least_fetched
 from tools.benchmarks.peer_loaders import WORKERS
 from tools.benchmarks.peer_process import answer_of
 from tools.benchmarks.peers import libai_data_loader, peer, reporting
@@ -283,20 +284,7 @@ def _least_fetched(folder: Path, room: int) -> Iterator[Measure]:
 
     def measured() -> float:
         batches = [needed(step) for step in range(EPOCHS * len(dataset) // BATCH)]
-        steps: dict[int, list[int]] = {shard: [] for shard in range(len(ends))}  # in which it is needed, last one first
-        for step in reversed(range(len(batches))):
-            for shard in batches[step]:
-                steps[shard].append(step)
-        held: set[int] = set()
-        fetched = 0
-        for shards in batches:
-            for shard in shards:
-                steps[shard].pop()
-            fetched += len(shards - held)
-            held |= shards
-            while len(held) > room:
-                held.remove(max(held - shards, key=lambda shard: steps[shard][-1] if steps[shard] else len(batches)))
-        return fetched / len(ends)
+        return least_fetched(batches, np.ones(len(ends)), room, len(batches)) / len(ends)
 
     yield measured
 
