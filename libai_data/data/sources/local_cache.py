@@ -17,6 +17,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 from pathlib import Path
 from typing import Callable
 
@@ -146,12 +147,15 @@ class LocalCache:
                 entries = self._entries()
                 entries.pop(key, None)
                 held = sum(entry.size for entry in entries.values())
-            for other, entry in sorted(entries.items(), key=lambda item: item[1].used):
-                if held + size <= self.size:
-                    break
-                if self._evict(other):
-                    held -= entry.size
-                    del entries[other]
+            candidates = [(entry.used, other) for other, entry in entries.items()]
+            heapify(candidates)
+            while candidates and held + size > self.size:
+                used, other = heappop(candidates)
+                now = self._evict(other, used)
+                if now is None:
+                    held -= entries.pop(other).size
+                elif now != used:  # It was in use during the count.
+                    heappush(candidates, (now, other))
             if held + size > self.size:
                 raise StorageError(
                     f"a file of {size} bytes {NO_ROOM} in the cache {self.directory} of {self.size} bytes, where "
@@ -181,15 +185,19 @@ class LocalCache:
                         entry.copy = max(entry.copy, status.st_size)
         return found
 
-    def _evict(self, key: str) -> bool:
+    def _evict(self, key: str, used: int) -> int | None:
+        """Remove a copy of this priority. Returns None if removed, `used` if it is in use, or else the new priority."""
         lock = self._open_lock(f"{key}.lock")
         try:
             if not _try_lock(lock) or is_used(self.directory, key):
-                return False
+                return used
+            now = os.fstat(lock).st_mtime_ns
+            if now != used:
+                return now
             # The lock file is removed last: a process that waits for the lock sees this, and starts again.
             for path in (*self.directory.glob(f"{key}-*"), *(self.directory / f"{key}{end}" for end in _ENDINGS)):
                 path.unlink(missing_ok=True)
-            return True
+            return None
         finally:
             os.close(lock)
 

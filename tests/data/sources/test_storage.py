@@ -11,10 +11,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Callable
 
 import pytest
 
 from libai_data.data.sources import remote
+from libai_data.data.sources.local_cache import LocalCache
 from libai_data.data.sources.remote import fetch, look_up
 from libai_data.data.sources.storage import LocalFile, Storage, listed, local_path
 from libai_data.errors import ConfigError, StorageError
@@ -215,6 +217,35 @@ def test_the_least_recently_used_copies_go_and_never_one_in_use(object_store: Ob
     LocalFile(urls[3], storage).close()
     LocalFile(urls[2], storage).close()
     assert kept_files(tmp_path / "cache" / "files") == ["c.tar", "d.tar"]
+
+
+def test_a_copy_that_is_released_while_room_is_made_has_its_new_priority(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = LocalCache(tmp_path, size=1000)
+    keys = {name: name * 24 for name in "abcd"}
+
+    def make(part: Path) -> None:
+        part.write_bytes(bytes(300))
+
+    def held(name: str) -> Callable[[], None]:
+        return cache.hold(keys[name], name, 300, make)[1]
+
+    in_use = held("a")
+    for name, when in (("b", 2**62), ("c", 2**62 + 2)):
+        held(name)()
+        cache.expect(keys[name], when)
+    entries_of = LocalCache._entries
+
+    def released_meanwhile(self: LocalCache) -> dict:
+        entries = entries_of(self)
+        cache.expect(keys["a"], 2**62 + 1)
+        in_use()
+        return entries
+
+    monkeypatch.setattr(LocalCache, "_entries", released_meanwhile)
+    held("d")()
+    assert kept_files(tmp_path) == ["a", "c", "d"]
 
 
 def test_a_copy_is_in_use_until_all_who_hold_it_let_go(object_store: ObjectStore, tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def rows(scale: Scale) -> list[Row]:
             "0",
             kept,
             (
-                AtLeast("next use", "offline minimum", 0.95),
+                AtLeast("next use", "offline minimum", 0.99),
                 AtLeast("next use", "last use"),
                 AtLeast("next use", "streaming"),
                 AtMost("no room is needed", 1.0, "x"),
