@@ -19,7 +19,6 @@ from typing import Any, Callable
 import numpy as np
 import oneflow as flow
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tqdm import tqdm
@@ -736,7 +735,7 @@ def test_batches_of_a_loader_are_no_samples_where_a_function_returns_it_or_it_is
 
 def of_one_rank(kind: str) -> Any:
     """A loader or dataset of the samples of rank 0 of 2."""
-    data = torch.utils.data
+    data = pytest.importorskip("torch.utils.data")
     rows: Any = [sample(row) for row in range(8)]
     sampler = data.DistributedSampler(rows, 2, 0, shuffle=False)
     if kind == "batch_sampler":
@@ -757,8 +756,9 @@ def test_what_reads_the_part_of_a_rank_is_refused_because_the_other_parts_would_
 
 @pytest.mark.parametrize("bars", [1, 2])
 def test_batches_below_a_progress_bar_are_no_samples(bars: int) -> None:
+    torch_data = pytest.importorskip("torch.utils.data")
     rows: Any = [sample(row) for row in range(8)]
-    loader = torch.utils.data.DataLoader(rows, batch_size=4)
+    loader = torch_data.DataLoader(rows, batch_size=4)
     shown: Any = loader
     for _ in range(bars):
         shown = tqdm(shown, disable=True)
@@ -933,6 +933,7 @@ def test_a_source_whose_batches_are_cut_again_is_told(
 
 
 def test_a_stream_that_is_shuffled_by_its_own_generator_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    torch = pytest.importorskip("torch")
     warn_once.cache_clear()
     data = [{"x": number} for number in range(10)]
     generator = torch.Generator().manual_seed(0)

@@ -7,7 +7,6 @@ from itertools import chain, islice
 from typing import Any
 
 import pytest
-import torch
 from tqdm import tqdm
 
 from libai_data.errors import ConfigError
@@ -37,8 +36,9 @@ WRAPPERS: dict[str, Any] = {
 
 @pytest.mark.parametrize("wrapper", WRAPPERS.values(), ids=WRAPPERS.keys())
 def test_what_goes_through_a_loader_must_say_whether_it_yields_batches(wrapper: Any) -> None:
+    torch_data = pytest.importorskip("torch.utils.data")
     rows: Any = [sample(row) for row in range(8)]
-    loader = torch.utils.data.DataLoader(rows, batch_size=4)
+    loader = torch_data.DataLoader(rows, batch_size=4)
     message = r"goes through a \w+, which yields batches, .* set batches=True, or batches=False"
     for within in (loader, iter(loader), tqdm(loader, disable=True), from_iterable(rows, 4)):
         with pytest.raises(ConfigError, match=message):

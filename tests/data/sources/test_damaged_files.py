@@ -8,6 +8,7 @@ import pickle
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from math import ceil
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
@@ -38,8 +39,9 @@ from tests.deadline import stretched
 from tests.properties import examples
 
 pytest.importorskip("array_record")
-pytest.importorskip("webdataset")
 pyarrow = pytest.importorskip("pyarrow")
+if find_spec("webdataset") is None:  # Its import takes a second.
+    pytest.skip("not installed: webdataset", allow_module_level=True)
 
 
 LINKS = ("leads_nowhere", "/dev/null", "/dev/zero")

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import sys
 import tarfile
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from tests.deadline import stretched
 
 KINDS = sorted(SOURCES)
 pytest.importorskip("array_record")
-pytest.importorskip("webdataset")
+if find_spec("webdataset") is None:  # Its import takes a second.
+    pytest.skip("not installed: webdataset", allow_module_level=True)
 
 
 def read_each(kind: str, path: Path) -> list[Any]:
