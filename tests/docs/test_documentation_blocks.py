@@ -149,18 +149,21 @@ def is_run(block: Block) -> bool:
     return block.directive is None or block.directive[0] == "runs in"
 
 
+LONG_PYTHON = ("docs/conformance.md",)
+LONG_SHELL = (
+    *("docs/api/launch.md", "docs/failures.md", "docs/inspecting.md", "docs/records.md"),
+    *("docs/streaming.md", "docs/training.md"),
+)
+"""Pages whose blocks take seconds, and do what other tests of the short run do."""
+
 ALL = [block for page in PAGES for block in blocks_of(page)]
 PYTHON_PAGES = [
-    blocks
+    slowly(blocks) if blocks[0].name.startswith(LONG_PYTHON) else blocks
     for page in PAGES
     if (blocks := [block for block in ALL if block.page == page and block.language == "python" and is_run(block)])
 ]
-LONG = ("docs/api/launch.md", "docs/conformance.md", "docs/failures.md", "docs/inspecting.md", "docs/records.md")
-"""Pages whose blocks take seconds, and do what other tests of the short run do."""
-
-
 SHELL_BLOCKS = [
-    slowly(block) if block.name.startswith(LONG) else block
+    slowly(block) if block.name.startswith(LONG_SHELL) else block
     for block in ALL
     if block.language in SHELL and is_run(block)
 ]

@@ -73,18 +73,18 @@ def test_four_sound_ranks_are_found_sound_by_one_command() -> None:
 
 
 def test_each_sick_rank_is_named_in_one_table() -> None:
-    ended = look_at([{}, {}, {SICK: "another"}, {SICK: "broken"}, {SICK: "slow"}], [[], ["train.seed=7"], [], [], []])
-    assert ended.codes == [1] * 5, ended.output
+    ended = look_at([{}, {SICK: "slow"}, {SICK: "another"}, {SICK: "broken"}], [[], ["train.seed=7"], [], []])
+    assert ended.codes == [1] * 4, ended.output
     table = ended.outputs[0]
-    assert re.search(r"^config +RED +train\.seed is \d+ on rank 0 2-4, but 7 on rank 1$", table, re.MULTILINE), table
+    assert re.search(r"^config +RED +train\.seed is \d+ on rank 0 2-3, but 7 on rank 1$", table, re.MULTILINE), table
     assert re.search(r"dataset +RED +fails on rank 3: ConfigError: .*OSError: .* is not on this node", table), table
-    assert re.search(r"dataset +RED +content is the one on rank 0-1 4, but another on rank 2$", table, re.MULTILINE), (
+    assert re.search(r"dataset +RED +content is the one on rank 0-1, but another on rank 2$", table, re.MULTILINE), (
         table
     )
     # Others may read as slowly, as much as the machine has else to do.
-    assert re.search(r"storage +warning +rank (\d[-\d ]* )?4 reads \d+ samples/s, but [\d,]+ samples/s are", table)
+    assert re.search(r"storage +warning +rank (0 1|0-[123]|1[-\d ]*) reads \d+ samples/s, but [\d,]+ samples/s are", table)
     assert re.search(r"^RED config: copy the same config files to all nodes", table, re.MULTILINE), table
-    assert "3 red, 1 warning(s); 5 rank(s) in " in table
+    assert "3 red, 1 warning(s); 4 rank(s) in " in table
     assert not any("Traceback" in output for output in ended.outputs)
 
 
