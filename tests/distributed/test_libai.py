@@ -1,4 +1,4 @@
-"""LiBai's own trainer, on one rank and on four: its steps take our batches, and its `--resume` goes on exactly."""
+"""LiBai's own trainer, on four ranks and on one: its steps take our batches, and its `--resume` goes on exactly."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LONG = ("no line", "graph", "every_rank", "rank0", "own loader", "evaluating", "
 """Ways to train in the short run, and those that the long run adds."""
 OTHERS = (
     "checkpoint without data",
-    "elastic",
+    "another mesh",
     "evaluated",
     "datasets made",
     "our trainer",
@@ -34,96 +34,101 @@ Found = dict[str, Any]
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
 
 
-def launched(folder: Path, *cases: str) -> dict[int, Found]:
-    """What rank 0 saw in some cases, by the number of ranks; four go on where one stopped."""
-    seen = {}
-    for ranks in (1, 4):
-        launch = launch_ranks(SCRIPT, ranks, str(folder), *cases, timeout=200, alone=True)
-        assert launch.returncode == 0, launch.output
-        seen[ranks] = json.loads((folder / f"0-of-{ranks}.json").read_text())
-    return seen
+def launched(ranks: int, folder: Path, *cases: str) -> Found:
+    """What rank 0 saw in some cases."""
+    launch = launch_ranks(SCRIPT, ranks, str(folder), *cases, timeout=200, alone=True)
+    assert launch.returncode == 0, launch.output
+    found: Found = json.loads((folder / f"0-of-{ranks}.json").read_text())
+    return found
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Found]:
-    """What the ranks saw in the cases of the short run."""
-    return launched(tmp_path_factory.mktemp("libai"), *SHORT, *OTHERS)
+def short_found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """What four ranks saw in the cases of the short run; the start of a rank with LiBai takes seconds."""
+    return launched(4, tmp_path_factory.mktemp("libai"), *SHORT, *OTHERS)
 
 
 @pytest.fixture(scope="module")
-def found_in_long_run(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Found]:
-    """What they saw in those that the long run adds."""
-    return launched(tmp_path_factory.mktemp("libai"), *LONG, "our trainer")
+def long_found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Found]:
+    """What the ranks saw in the cases that the long run adds; four go on where one stopped."""
+    folder = tmp_path_factory.mktemp("libai")
+    one = launched(1, folder, *SHORT, *OTHERS, *LONG)
+    return {1: one, 4: launched(4, folder, *LONG, "our trainer", "elastic")}
 
 
-def batches_of_ours(found: dict[int, Found]) -> list[Any]:
-    """The batches of our own trainer on one rank."""
-    batches: list[Any] = found[1]["our trainer"]["seen"]
+@pytest.fixture(params=[slowly(1), 4])
+def found(request: pytest.FixtureRequest) -> Found:
+    """What one rank or four saw."""
+    if request.param == 4:
+        return dict(request.getfixturevalue("short_found"))
+    return dict(request.getfixturevalue("long_found")[1])
+
+
+def batches_of_ours(found: Found) -> list[Any]:
+    """The batches of our own trainer."""
+    batches: list[Any] = found["our trainer"]["seen"]
     assert len(batches) == STEPS
     assert len({number for batch in batches[:5] for number in batch}) == 40
     return batches
 
 
-@pytest.fixture(scope="module")
-def expected(found: dict[int, Found]) -> list[Any]:
-    """The batches of our own trainer in the launches of the short run."""
-    return batches_of_ours(found)
-
-
-@pytest.mark.parametrize("ranks", [1, 4])
-@pytest.mark.parametrize("way", [*SHORT, *map(slowly, LONG)])
-def test_libais_trainer_takes_the_batches_of_ours_and_resumes_exactly(
-    way: str, ranks: int, request: pytest.FixtureRequest
-) -> None:
-    found = request.getfixturevalue("found" if way in SHORT else "found_in_long_run")
-    parts, expected = found[ranks][way], batches_of_ours(found)
+def check_parts(parts: Found, expected: list[Any]) -> None:
     assert parts["first"] == {"start": 0, "seen": expected[:STEPS_BEFORE]}
     assert parts["resumed"] == {"start": SAVED_AFTER, "seen": expected[SAVED_AFTER:]}
 
 
+@pytest.mark.parametrize("way", SHORT)
+def test_libais_trainer_takes_the_batches_of_ours_and_resumes_exactly(way: str, found: Found) -> None:
+    check_parts(found[way], batches_of_ours(found))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 4])
-def test_our_trainer_takes_the_same_batches_on_every_mesh(
-    ranks: int, found: dict[int, Found], expected: list[Any]
-) -> None:
-    assert found[ranks]["our trainer"]["seen"] == expected
+@pytest.mark.parametrize("way", LONG)
+def test_every_way_into_libai_takes_the_batches_of_ours(way: str, ranks: int, long_found: dict[int, Found]) -> None:
+    check_parts(long_found[ranks][way], batches_of_ours(long_found[1]))
 
 
-def test_four_ranks_resume_from_libais_checkpoint_of_one(found: dict[int, Found], expected: list[Any]) -> None:
-    assert found[4]["elastic"] == {"start": SAVED_AFTER, "seen": expected[SAVED_AFTER:]}
+@pytest.mark.slow
+def test_our_trainer_takes_the_same_batches_on_every_mesh(long_found: dict[int, Found]) -> None:
+    assert batches_of_ours(long_found[4]) == batches_of_ours(long_found[1])
 
 
-@pytest.mark.parametrize("ranks", [1, 4])
-def test_a_checkpoint_of_libai_alone_goes_on_at_the_step_it_tells(
-    ranks: int, found: dict[int, Found], expected: list[Any]
-) -> None:
-    case = found[ranks]["checkpoint without data"]
-    assert case["moved"] == {"start": SAVED_AFTER, "seen": expected[SAVED_AFTER:]}
+@pytest.mark.slow
+def test_four_ranks_resume_from_libais_checkpoint_of_one(long_found: dict[int, Found]) -> None:
+    expected = batches_of_ours(long_found[1])
+    assert long_found[4]["elastic"] == {"start": SAVED_AFTER, "seen": expected[SAVED_AFTER:]}
 
 
-@pytest.mark.parametrize("ranks", [1, 4])
-def test_loaders_of_libai_do_what_they_did(ranks: int, found: dict[int, Found]) -> None:
-    parts = found[ranks]["checkpoint without data"]["libai"]
+def test_another_mesh_resumes_from_libais_checkpoint(short_found: Found) -> None:
+    assert short_found["another mesh"] == {"start": SAVED_AFTER, "seen": batches_of_ours(short_found)[SAVED_AFTER:]}
+
+
+def test_a_checkpoint_of_libai_alone_goes_on_at_the_step_it_tells(found: Found) -> None:
+    case = found["checkpoint without data"]
+    assert case["moved"] == {"start": SAVED_AFTER, "seen": batches_of_ours(found)[SAVED_AFTER:]}
+
+
+def test_loaders_of_libai_do_what_they_did(found: Found) -> None:
+    parts = found["checkpoint without data"]["libai"]
     assert parts["resumed"]["start"] == SAVED_AFTER
     assert parts["resumed"]["seen"] == parts["first"]["seen"][: STEPS - SAVED_AFTER]
 
 
-@pytest.mark.parametrize("ranks", [1, 4])
-def test_libais_evaluation_gets_each_sample_once_with_its_own_output(ranks: int, found: dict[int, Found]) -> None:
-    assert found[ranks]["evaluated"] == {"each once": True, "paired": True}
+def test_libais_evaluation_gets_each_sample_once_with_its_own_output(found: Found) -> None:
+    assert found["evaluated"] == {"each once": True, "paired": True}
 
 
-@pytest.mark.parametrize("ranks", [1, 4])
-def test_the_dataset_is_made_by_the_ranks_that_read(ranks: int, found: dict[int, Found]) -> None:
-    made = {"every_rank": ranks, "node": 1, "rank0": 1}
-    assert found[ranks]["datasets made"] == made
+def test_the_dataset_is_made_by_the_ranks_that_read(short_found: Found) -> None:
+    assert short_found["datasets made"] == {"every_rank": 4, "node": 1, "rank0": 1}
 
 
-def test_the_mesh_is_libais_and_inputs_and_labels_stay_paired_on_a_pipeline(found: dict[int, Found]) -> None:
-    assert found[4]["pipeline"] == {"paired": [True] * 3, "sizes": [2, 1, 2], "same stages": True}
+def test_the_mesh_is_libais_and_inputs_and_labels_stay_paired_on_a_pipeline(short_found: Found) -> None:
+    assert short_found["pipeline"] == {"paired": [True] * 3, "sizes": [2, 1, 2], "same stages": True}
 
 
-def test_a_field_made_global_by_itself_knows_of_parts_and_of_shared_memory(found: dict[int, Found]) -> None:
-    assert found[4]["field by field"] == {"parts": True, "own copy": True}
+def test_a_field_made_global_by_itself_knows_of_parts_and_of_shared_memory(short_found: Found) -> None:
+    assert short_found["field by field"] == {"parts": True, "own copy": True}
 
 
 @pytest.mark.slow

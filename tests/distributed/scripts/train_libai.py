@@ -123,16 +123,15 @@ def checkpoint_without_data() -> dict[str, Any]:
     return {"libai": parts, "moved": {"start": running.start_iter, "seen": trainer.seen}}
 
 
-def elastic() -> dict[str, Any]:
-    """Goes on from the checkpoint of other ranks, if they have been here before."""
-    other, own = FOLDER / f"two lines, node-{5 - RANKS}", FOLDER / f"elastic-{RANKS}"
+def elastic(other: Path, own: Path, *sizes: int) -> dict[str, Any]:
+    """Goes on from the checkpoint of another mesh, if that has been here before."""
     if not other.exists():
         return {}
     if RANK == 0:
         shutil.copytree(other, own)
         (own / "last_checkpoint").write_text("model_0000005")
     flow.comm.barrier()
-    cfg = libai_config(str(own), *SIZES)
+    cfg = libai_config(str(own), *sizes)
     default_setup(cfg, SimpleNamespace(resume=True))
     trainer = recorded(TwoLines)
     running = trainer(cfg)
@@ -296,7 +295,8 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "graph": lambda: trained(TwoLines, config("graph", graph=True)),
     "evaluating": evaluating,
     "checkpoint without data": checkpoint_without_data,
-    "elastic": elastic,
+    "elastic": lambda: elastic(FOLDER / f"two lines, node-{5 - RANKS}", FOLDER / f"elastic-{RANKS}", *SIZES),
+    "another mesh": lambda: elastic(FOLDER / f"two lines, node-{RANKS}", FOLDER / f"mesh-{RANKS}", RANKS, 1),
     "evaluated": lambda: evaluated(RANKS, 1),
     "datasets made": datasets_made,
     "our trainer": of_our_trainer,

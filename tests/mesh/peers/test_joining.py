@@ -139,7 +139,7 @@ def test_a_rank_that_was_started_by_itself_is_no_other_job(repository: Path) -> 
     assert [printed_by(rank)[0] for rank in ranks] == ["met\n"] * 2
 
 
-@pytest.mark.parametrize("module", ["oneflow._oneflow_internal", "oneflow.version", slowly("oneflow.nn.graph")])
+@pytest.mark.parametrize("module", ["oneflow._oneflow_internal", *map(slowly, ("oneflow.version", "oneflow.nn.graph"))])
 def test_ctrl_c_during_the_import_raises_at_its_end(module: str, repository: Path) -> None:
     code = f"""
 import importlib.abc, os, signal, sys
