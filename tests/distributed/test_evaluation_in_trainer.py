@@ -11,24 +11,30 @@ import numpy as np
 import pytest
 
 from tests.distributed.launcher import found_by_ranks, ranks_of
-from tests.distributed.scripts.evaluate_in_trainer import COLLATORS, READERS, SAMPLES, Sentences, found_on
+from tests.distributed.scripts.evaluate_in_trainer import CASES, SAMPLES, Sentences, found_on
 from tests.properties import slowly
 
 SCRIPT = Path(__file__).parent / "scripts" / "evaluate_in_trainer.py"
-MESHES = ["2x2x1", slowly("1x4x1"), slowly("1x1x4"), slowly("2x1x2"), slowly("1x2x2"), slowly("4x1x1")]
+SHORT, LONG = "2x2x1", ("1x4x1", "1x1x4", "2x1x2", "1x2x2", "4x1x1")
+EVALUATIONS = [
+    *(("short", SHORT, name, readers) for name, readers in CASES["short"]),
+    *(slowly("long", SHORT, name, readers) for name, readers in CASES["long"] if (name, readers) not in CASES["short"]),
+    *(slowly("long", mesh, name, readers) for mesh in LONG for name, readers in CASES["long"]),
+]
+"""Run, mesh, collator and read mode."""
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return found_on(tmp_path_factory.mktemp("alone"), "1x1x1")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return cache(lambda run: found_on(tmp_path_factory.mktemp("alone"), "1x1x1", CASES[run]))
 
 
 @pytest.fixture(scope="module")
 def on_ranks(tmp_path_factory: pytest.TempPathFactory) -> Any:
     @cache
-    def found(mesh: str) -> list[dict[str, Any]]:
+    def found(run: str, mesh: str) -> list[dict[str, Any]]:
         folder = tmp_path_factory.mktemp("evaluated")
-        ranks = found_by_ranks(SCRIPT, ranks_of(mesh), folder, mesh, timeout=150)
+        ranks = found_by_ranks(SCRIPT, ranks_of(mesh), folder, run, mesh, timeout=150)
         return [each[mesh] for each in ranks]
 
     return found
@@ -43,14 +49,12 @@ def is_refused(name: str, readers: str, data: int) -> str:
     return ""
 
 
-@pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize("readers", READERS)
-@pytest.mark.parametrize("name", COLLATORS)
+@pytest.mark.parametrize(("run", "mesh", "name", "readers"), EVALUATIONS)
 def test_an_evaluation_of_collated_batches_is_that_of_one_rank_or_refused_on_every_rank(
-    name: str, readers: str, mesh: str, on_ranks: Any, alone: dict[str, Any]
+    run: str, mesh: str, name: str, readers: str, on_ranks: Any, alone: Any
 ) -> None:
-    ranks, case = on_ranks(mesh), f"{name}, {readers}"
-    found, expected = ranks[0][case], alone[case]
+    ranks, case = on_ranks(run, mesh), f"{name}, {readers}"
+    found, expected = ranks[0][case], alone(run)[case]
     problem = is_refused(name, readers, int(mesh[0]))
     if problem:
         for rank in ranks:

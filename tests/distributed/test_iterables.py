@@ -5,29 +5,43 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import pytest
 
-from tests.distributed.launcher import found_by_ranks
+from tests.distributed.launcher import found_by_ranks, once_for_each
 from tests.distributed.namespaces import two_nodes, why_not
 from tests.distributed.test_two_nodes import run_on
+from tests.properties import slowly
 
 SCRIPT = Path(__file__).parent / "scripts" / "iterables_on_ranks.py"
 MODES = ("every_rank", "node", "rank0")
+SHORT, LONG = "2x2x1", "4x1x1"
+"""The mesh of the launch in the short run, and of the one that the long run adds."""
 Found = list[dict[str, Any]]
+FoundOn = Callable[[str], Found]
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """What one rank saw."""
-    return found_by_ranks(SCRIPT, 1, tmp_path_factory.mktemp("alone"), timeout=150)
+    return found_by_ranks(SCRIPT, 1, tmp_path_factory.mktemp("alone"), "1x1x1", timeout=150)
 
 
 @pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """What each of four ranks saw."""
-    return found_by_ranks(SCRIPT, 4, tmp_path_factory.mktemp("four"), timeout=150)
+def four_on(tmp_path_factory: pytest.TempPathFactory) -> FoundOn:
+    """What each of four ranks saw on a mesh."""
+
+    def found(meshes: tuple[str, ...]) -> Found:
+        return found_by_ranks(SCRIPT, 4, tmp_path_factory.mktemp("four"), *meshes, timeout=150)
+
+    return once_for_each([(SHORT,), (LONG,)], found)
+
+
+@pytest.fixture(scope="module")
+def four(four_on: FoundOn) -> Found:
+    """What each of four ranks saw in the launch of the short run."""
+    return four_on(SHORT)
 
 
 def whole(found: Found, mesh: str, scenario: str, readers: str) -> list[Any]:
@@ -44,7 +58,7 @@ def whole(found: Found, mesh: str, scenario: str, readers: str) -> list[Any]:
     return joined
 
 
-@pytest.mark.parametrize("mesh", ["4x1x1", "2x2x1"])
+@pytest.mark.parametrize("mesh", [SHORT, slowly(LONG)])
 @pytest.mark.parametrize(
     "scenario",
     [
@@ -53,26 +67,26 @@ def whole(found: Found, mesh: str, scenario: str, readers: str) -> list[Any]:
     ],
 )
 def test_global_batches_are_those_of_one_rank_in_every_read_mode(
-    scenario: str, mesh: str, alone: Found, four: Found
+    scenario: str, mesh: str, alone: Found, four_on: FoundOn
 ) -> None:
     expected = whole(alone, "1x1x1", scenario, "every_rank")
     assert expected
     for readers in MODES:
         assert whole(alone, "1x1x1", scenario, readers) == expected, readers
-        assert whole(four, mesh, scenario, readers) == expected, readers
+        assert whole(four_on(mesh), mesh, scenario, readers) == expected, readers
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
-def test_two_nodes_have_the_batches_of_one_and_fail_together(tmp_path: Path, four: Found) -> None:
+def test_two_nodes_have_the_batches_of_one_and_fail_together(tmp_path: Path, four_on: FoundOn) -> None:
     with two_nodes() as nodes:
-        ended = run_on(nodes, 200, SCRIPT, str(tmp_path))
+        ended = run_on(nodes, 200, SCRIPT, str(tmp_path), SHORT, LONG)
     assert ended.codes == [0, 0], ended.output
     found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(4)]
-    for mesh, scenarios in four[0]["meshes"].items():
-        for scenario in scenarios:
+    for mesh in (SHORT, LONG):
+        for scenario in found[0]["meshes"][mesh]:
             for readers in MODES:
-                expected = whole(four, mesh, scenario, readers)
+                expected = whole(four_on(mesh), mesh, scenario, readers)
                 assert whole(found, mesh, scenario, readers) == expected, (mesh, scenario, readers)
     for fault in TOLD:
         for readers in MODES:
@@ -88,19 +102,19 @@ def test_the_scenarios_are_what_they_claim(alone: Found) -> None:
     assert whole(alone, "1x1x1", "resumed", "node") == cycle[3:]
 
 
-@pytest.mark.parametrize(("mesh", "shards"), [("4x1x1", 4), ("2x2x1", 2)])
+@pytest.mark.parametrize(("mesh", "shards"), [(SHORT, 2), slowly(LONG, 4)])
 def test_each_shard_of_a_factory_goes_to_its_ranks_and_unequal_ends_come_together(
-    mesh: str, shards: int, four: Found
+    mesh: str, shards: int, four_on: FoundOn
 ) -> None:
     rows = 8 // shards
     own = [list(range(shard, 30, shards)) for shard in range(shards)]
     steps = min(len(each) for each in own) // rows
     for readers in MODES:
-        found = whole(four, mesh, "shards, drop", readers)
+        found = whole(four_on(mesh), mesh, "shards, drop", readers)
         assert [batch[3] for batch in found] == [
             [row for each in own for row in each[step * rows : (step + 1) * rows]] for step in range(steps)
         ]
-        cycled = [batch[3] for batch in whole(four, mesh, "shards, cycle", readers)]
+        cycled = [batch[3] for batch in whole(four_on(mesh), mesh, "shards, cycle", readers)]
         assert cycled == [
             [each[place % len(each)] for each in own for place in range(step * rows, (step + 1) * rows)]
             for step in range(9)

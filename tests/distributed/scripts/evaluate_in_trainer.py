@@ -1,4 +1,5 @@
-"""Evaluates with collators of the user's own, by the trainer, on each mesh: `evaluate_in_trainer.py FOLDER MESH...`.
+"""Evaluates with collators of the user's own, by the trainer, on each mesh:
+`evaluate_in_trainer.py FOLDER short|long MESH...`.
 
 Each rank writes `FOLDER/<rank>.json`: mesh -> collator and read mode -> metrics and each sample's tokens and scores (of
 rank 0), or the error.
@@ -82,6 +83,17 @@ COLLATORS: dict[str, Any] = {
 }
 
 
+CASES = {
+    "short": [
+        *((name, "data_parallel") for name in COLLATORS),
+        *(("none", "node"), ("a mask as first field", "node")),
+        *(("padded to the longest", "rank0"), ("a square", "rank0")),
+    ],
+    "long": [(name, readers) for name in COLLATORS for readers in READERS],
+}
+"""Collators and read modes of each run."""
+
+
 class Scorer(GPT):
     """A small language model that guesses a sequence's kind by its last scores."""
 
@@ -117,7 +129,7 @@ class Seen(DatasetEvaluator):
         return {"samples": len(self.samples)}
 
 
-def found_on(folder: Path, mesh: str) -> dict[str, Any]:
+def found_on(folder: Path, mesh: str, names: list[tuple[str, str]]) -> dict[str, Any]:
     """What each evaluation on this mesh finds, or the error that ends it."""
     data, tensor, pipeline = map(int, mesh.split("x"))
     cfg = tiny_config(str(folder / mesh), global_batch_size=4, test_micro_batch_size=MICRO_BATCH, train_iter=1)
@@ -126,7 +138,6 @@ def found_on(folder: Path, mesh: str) -> dict[str, Any]:
     )
     cfg.model = LazyCall(Scorer)()
     cfg.dataloader.train.dataset = LazyCall(Sentences)()
-    names = [(name, readers) for name in COLLATORS for readers in READERS]
     cfg.dataloader.test = [
         LazyCall(build_image_test_loader)(
             dataset=LazyCall(WithTails if name.startswith("padded") else Sentences)(),
@@ -157,8 +168,8 @@ def found_on(folder: Path, mesh: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    folder, *meshes = sys.argv[1:]
-    found = {mesh: found_on(Path(folder), mesh) for mesh in meshes}
+    folder, run, *meshes = sys.argv[1:]
+    found = {mesh: found_on(Path(folder), mesh, CASES[run]) for mesh in meshes}
     Path(folder, f"{flow.env.get_rank()}.json").write_text(json.dumps(found))
 
 

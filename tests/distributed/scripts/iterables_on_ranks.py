@@ -1,4 +1,4 @@
-"""Loads iterables in every read mode, on each mesh of this world: `iterables_on_ranks.py FOLDER`.
+"""Loads iterables in every read mode, on some meshes: `iterables_on_ranks.py FOLDER MESH...`.
 
 Each rank writes `FOLDER/<rank>.json`: mesh -> scenario -> read mode -> what it saw, and which error it got in each case
 of a failing iterable.
@@ -31,7 +31,6 @@ MODES = ("every_rank", "node", "rank0")
 GLOBAL_BATCH = 8
 GIVEN_UP = threading.Event()
 """Until then an iterable hangs."""
-MESHES = {1: [(1, 1, 1)], 4: [(4, 1, 1), (2, 2, 1)]}
 
 
 def micro_batch() -> int:
@@ -219,9 +218,9 @@ def error_of(case: Callable[[str], Any], readers: str) -> str:
 
 def main() -> None:
     found: dict[str, Any] = {"meshes": {}, "faults": {}}
-    for sizes in MESHES[WORLD_SIZE]:
-        set_mesh(ParallelMesh(*sizes, rank=RANK, num_nodes=NODES))
-        found["meshes"]["x".join(map(str, sizes))] = {
+    for mesh in sys.argv[2:]:
+        set_mesh(ParallelMesh(*map(int, mesh.split("x")), rank=RANK, num_nodes=NODES))
+        found["meshes"][mesh] = {
             name: {readers: [get_mesh().data_parallel_rank, scenario(readers)] for readers in MODES}
             for name, scenario in SCENARIOS.items()
         }
