@@ -20,7 +20,7 @@ import pytest
 from hypothesis import settings
 
 # A deadline for one example would only measure how busy the machine is.
-settings.register_profile("short", deadline=None, max_examples=12, derandomize=True, database=None)
+settings.register_profile("short", deadline=None, max_examples=8, derandomize=True, database=None)
 settings.register_profile("long", deadline=None, max_examples=100, database=None)
 settings.load_profile("short")
 

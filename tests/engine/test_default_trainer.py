@@ -134,7 +134,7 @@ def test_a_trainer_is_gone_when_it_is_let_go(tmp_path: Path, graph: bool) -> Non
         gc.enable()
 
 
-@MODES
+@pytest.mark.parametrize("graph", [False, slowly(True)], ids=["eager", "graph"])
 def test_a_stopped_training_resumes_bit_for_bit(tmp_path: Path, graph: bool, whole_training: MakeWhole) -> None:
     whole = whole_training(graph)
     trained(tiny_config(str(tmp_path), graph=graph), stop_after=7)

@@ -190,7 +190,7 @@ def test_an_iterable_dataset_is_read_in_its_order() -> None:
             DataLoader(Numbers(), **{name: value})
 
 
-@pytest.mark.parametrize("arguments", [{}, {"num_shards": 2}, {"num_shards": 2, "num_workers": 2}])
+@pytest.mark.parametrize("arguments", [{}, {"num_shards": 2}, slowly({"num_shards": 2, "num_workers": 2})])
 def test_a_dataset_of_batches_by_index_ends_by_its_length_and_is_shuffled(arguments: dict[str, Any]) -> None:
     in_order = [[3 * index, 3 * index + 1, 3 * index + 2] for index in range(6)]
     loader = DataLoader(Batched(6), batch_size=None, **arguments)

@@ -36,7 +36,7 @@ from tests.deadline import stretched, wait_until
 from tests.iterables.rows import flat, numbers, resumed, rows_of, sample, taken
 from tests.loader.sample_datasets import Speechless
 from tests.loader.streams import loader_threads
-from tests.properties import examples
+from tests.properties import examples, slowly
 
 Point = namedtuple("Point", ["x", "y"])
 
@@ -1001,7 +1001,7 @@ class WaitsAfterARow:
             event.read(1)
 
 
-@pytest.mark.parametrize("options", [{}, {"num_shards": 1, "num_workers": 1}])
+@pytest.mark.parametrize("options", [{}, slowly({"num_shards": 1, "num_workers": 1})])
 def test_a_loader_that_waits_for_a_row_says_so_when_another_thread_closes_it(
     options: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -245,6 +245,15 @@ def _files(tmp_path_factory: pytest.TempPathFactory) -> None:
                 archive.addfile(member, io.BytesIO(content))
 
 
+RESUMED = ["generator function", "torch DataLoader with workers", "StatefulDataLoader's protocol", "WebDataset"]
+ONE_OF_EACH = [
+    *("factory of iterators", "list of samples", "list of batches", "shuffling torch DataLoader", "OneFlow DataLoader"),
+    *("Grain IterDataset", "Hugging Face stream", "WebLoader", "DALI pipeline"),
+]
+REUSING = ["list of batches", "torch DataLoader", "DALI iterator's protocol", "FFCV loader's protocol"]
+"""Kinds that the short run resumes, reads round after round, and keeps batches of."""
+
+
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> Kind:
     found = KINDS[request.param]
@@ -256,6 +265,7 @@ def kind(request: pytest.FixtureRequest) -> Kind:
     return found
 
 
+@pytest.mark.parametrize("kind", few_of(KINDS, *ONE_OF_EACH), indirect=True)
 def test_each_row_comes_once_a_round_in_batches_of_the_size_asked_for(kind: Kind) -> None:
     loader = from_iterable(kind.make(), 4, ends="pad", **kind.options)
     rounds = [taken(loader), taken(loader)]
@@ -271,13 +281,7 @@ def test_each_row_comes_once_a_round_in_batches_of_the_size_asked_for(kind: Kind
     assert isinstance(loader, BatchLoader) == kind.is_map_style
 
 
-SOME_KINDS = [
-    *("generator function", "torch DataLoader with workers", "StatefulDataLoader's protocol", "OneFlow DataLoader"),
-    *("Grain DataLoader of batches", "shuffling Hugging Face stream", "WebDataset"),
-]
-
-
-@pytest.mark.parametrize("kind", few_of(KINDS, *SOME_KINDS), indirect=True)
+@pytest.mark.parametrize("kind", few_of(KINDS, *RESUMED), indirect=True)
 def test_it_resumes_at_every_cut_point(kind: Kind) -> None:
     """Of the second round too, for some cuts: of a kind whose rounds differ."""
     loader = from_iterable(kind.make(), 4, ends="cycle", **kind.options)
@@ -298,6 +302,7 @@ def test_rounds_resume_too(kind: Kind) -> None:
         assert resumed(kind.make, cut, 9, micro_batch_size=4, ends="drop", **kind.options) == whole[cut:]
 
 
+@pytest.mark.parametrize("kind", few_of(KINDS, *REUSING), indirect=True)
 def test_batches_that_are_kept_stay_what_they_were(kind: Kind) -> None:
     loader = from_iterable(kind.make(), 4, ends="drop", **kind.options)
     kept = [(batch, copy.deepcopy(batch.y.tensor.numpy())) for batch in loader]

@@ -105,7 +105,7 @@ def test_processes_without_proc_are_refused_with_the_remedy(make: Any, monkeypat
         next(iter(make()))
 
 
-@pytest.mark.parametrize("change", ["path", "argv", "executable"])
+@pytest.mark.parametrize("change", ["path", slowly("argv"), "executable"])
 def test_processes_start_whatever_sys_says_of_the_program(change: str, monkeypatch: Any) -> None:
     if change == "path":
         monkeypatch.setattr(sys, "path", [*sys.path, Path("/nowhere"), b"/no\xffwhere", None])
@@ -553,7 +553,7 @@ def test_what_a_worker_writes_to_its_dataset_stays_its_own() -> None:
     assert not second.any()
 
 
-@PROCESSES
+@pytest.mark.parametrize("start_method", ["spawn", slowly("fork")])
 def test_a_large_dataset_is_shared_not_copied(start_method: str) -> None:
     """128 MB of which each worker reads every byte cost it next to nothing of its own."""
     ballast = np.ones(128 * 2**20 // 8, dtype=np.int64)

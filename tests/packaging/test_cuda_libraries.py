@@ -13,6 +13,7 @@ import pytest
 
 from libai_data.launch.cuda_libraries import SONAMES
 from tests.deadline import run_to_end
+from tests.properties import slowly
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SITE = Path(np.__file__).parents[1]
@@ -69,7 +70,7 @@ def test_oneflow_alone_does_not_find_libraries_that_lie_elsewhere(apart: dict[st
     assert "ImportError: lib" in output
 
 
-@pytest.mark.parametrize("before", ["", "import sys; sys.path.insert(0, 'x' * 300); "])
+@pytest.mark.parametrize("before", [slowly(""), "import sys; sys.path.insert(0, 'x' * 300); "])
 def test_oneflow_imports_after_libai_data(before: str, apart: dict[str, Path]) -> None:
     code = f"{before}import libai_data, oneflow; print('sum', oneflow.ones(3).sum().item())"
     assert "sum 3.0" in run(code, path=[apart["site"], apart["packages"]])

@@ -13,6 +13,7 @@ import pytest
 import libai_data
 from tests.deadline import run_to_end
 
+pytestmark = pytest.mark.slow
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
@@ -47,7 +48,6 @@ def in_installed(installed: Path, code: str) -> str:
     return run(sys.executable, str(script), PYTHONPATH=str(installed))
 
 
-@pytest.mark.slow
 def test_the_wheel_holds_every_module_and_the_type_marker(installed: Path) -> None:
     def files(root: Path) -> set[str]:
         return {str(path.relative_to(root)) for path in root.rglob("*") if path.suffix in (".py", ".typed")}
@@ -56,7 +56,6 @@ def test_the_wheel_holds_every_module_and_the_type_marker(installed: Path) -> No
     assert "py.typed" in files(installed / "libai_data")
 
 
-@pytest.mark.slow
 def test_the_wheel_is_used_from_elsewhere(installed: Path) -> None:
     printed = in_installed(
         installed,

@@ -51,7 +51,7 @@ def assert_same(found: list[tuple[Any, int]], expected: Images) -> None:
         np.testing.assert_array_equal(np.asarray(image), pixels)
 
 
-@pytest.mark.parametrize("kind", ["image_folder", slowly("cifar10")])
+@pytest.mark.parametrize("kind", [slowly("image_folder"), slowly("cifar10")])
 def test_images_become_shards_that_webdataset_and_pyarrow_decode(tmp_path: Path, kind: str) -> None:
     webdataset = pytest.importorskip("webdataset")
     from pyarrow import parquet

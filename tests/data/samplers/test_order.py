@@ -121,7 +121,7 @@ def test_each_epoch_and_each_seed_has_another_order(size: int) -> None:
     assert max(agreements) < 10
 
 
-@pytest.mark.parametrize("size", [2, 3, *map(slowly, (4, 5, 6, 7, 8)), 12, slowly(31), 1024, slowly(1087)])
+@pytest.mark.parametrize("size", [2, *map(slowly, (3, 4, 5, 6, 7, 8)), 12, *map(slowly, (31, 1024, 1087))])
 @pytest.mark.parametrize("varied", ["epoch", "seed"])
 def test_each_index_is_as_likely_at_each_position(size: int, varied: str) -> None:
     trials = 4000 if size < 100 else 300
