@@ -29,8 +29,8 @@ RAISING = [
     slowly("by hand", 3, "dataset", "node", 0, "OSError: sample 45 cannot be read", 0),
     slowly("launcher", 3, "dataset", "rank0", 2, "OSError: sample 45 cannot be read", 0),
     slowly("by hand", 2, "dataset", "every_rank", 2, "OSError: sample 45 cannot be read", 1),
-    ("launcher", 3, "raise:2", "node", 0, "RuntimeError: the model of rank 2 is broken", 2),
-    slowly("by hand", 3, "raise:1", "rank0", 2, "RuntimeError: the model of rank 1 is broken", 1),
+    ("launcher", 2, "raise:1", "node", 0, "RuntimeError: the model of rank 1 is broken", 1),
+    slowly("by hand", 3, "raise:2", "rank0", 2, "RuntimeError: the model of rank 2 is broken", 2),
 ]
 
 
@@ -49,8 +49,8 @@ def test_an_exception_on_one_rank_ends_all_and_is_told_once(
 
 
 DYING = [
-    slowly("launcher", 2, "kill:1", "every_rank", 0),
-    ("launcher", 3, "kill:0", "rank0", 2),
+    slowly("launcher", 3, "kill:1", "every_rank", 0),
+    ("launcher", 2, "kill:0", "rank0", 2),
     # Forked workers hold what was open when they were made.
     slowly("by hand", 3, "kill:0", "node+fork", 2),
     slowly("by hand", 3, "kill:1", "rank0", 2),

@@ -373,7 +373,7 @@ def test_options_of_workers_have_no_effect_on_a_stream_without_workers(option: d
     assert rows(DataLoader(Asks(), 4, num_workers=0, **option)) == list(range(30))
 
 
-@pytest.mark.parametrize("num_workers", [slowly(0), 2])
+@pytest.mark.parametrize("num_workers", [slowly(0), 1, slowly(2)])
 def test_the_processes_that_read_a_stream_may_be_asked_to_be_spawned(num_workers: int) -> None:
     loader = DataLoader(Asks(), 4, num_shards=2, num_workers=num_workers, multiprocessing_context="spawn")
     assert sorted(rows(loader)) == list(range(30))

@@ -28,7 +28,7 @@ from tests.forks import a_fork_that_lives_on
 from tests.loader.sample_datasets import Numbers, Slow, Tidying
 from tests.loader.streams import WORKER_NAMES, WORKERS, content, descriptors, is_running, loading, stream, worker_pids
 from tests.pipes import next_line
-from tests.properties import few_of, slowly
+from tests.properties import few_of, is_long_run, slowly
 
 SCRIPT = Path(__file__).with_name("trainers.py")
 REPOSITORY = Path(__file__).parents[2]
@@ -127,7 +127,7 @@ def test_a_killed_trainer_leaves_nothing_whenever_it_is_killed(start: Any, worke
 
 @PROCESSES
 def test_a_trainer_that_is_killed_while_its_workers_start_leaves_nothing(start: Any, workers: dict[str, Any]) -> None:
-    for _ in range(3):
+    for _ in range(3 if is_long_run() else 1):
         trainer = start("go_on_for_ever", numpy=True, **workers)
         wait_until(lambda: len(trainer.family()) > 1, "worker")  # noqa: B023
         time.sleep(random.random() * 0.3)
@@ -184,7 +184,7 @@ def test_ctrl_c_does_not_wait_for_slow_samples(start: Any, workers: dict[str, An
 
 @PROCESSES
 def test_ctrl_c_while_workers_start_lets_only_the_trainer_speak(start: Any, workers: dict[str, Any]) -> None:
-    for _ in range(3):
+    for _ in range(3 if is_long_run() else 1):
         trainer = start("go_on_for_ever", **workers)
         wait_until(lambda: len(trainer.family()) > 2, "second worker")  # noqa: B023
         time.sleep(random.random() * 0.1)

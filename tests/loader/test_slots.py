@@ -374,7 +374,7 @@ def test_a_trainer_that_runs_ahead_of_oneflow_does_not_make_the_memory_grow(capl
     dataset = [{"x": np.full(1500, number, np.float32)} for number in range(40)]
     loader = from_iterable(dataset, 8, num_workers=1, worker_type="thread", ends="cycle")
     with caplog.at_level("WARNING"):
-        for batch in islice(loader, 60):
+        for batch in islice(loader, 30):
             result = batch.x.tensor
             for _ in range(6):
                 result = result.matmul(weights) * 0

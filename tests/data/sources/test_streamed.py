@@ -135,7 +135,12 @@ def halves_of(numbers: Any) -> BlendedDataset:
 
 @pytest.mark.parametrize(
     ("workers", "of", "room"),
-    [(2, Numbers, 8), slowly(0, Numbers, 8), slowly(0, lambda source: halves_of(Numbers(source)), 15)],
+    [
+        (1, Numbers, 8),
+        slowly(2, Numbers, 8),
+        slowly(0, Numbers, 8),
+        slowly(0, lambda source: halves_of(Numbers(source)), 15),
+    ],
 )
 def test_a_training_streams_the_batches_of_local_files_and_fetches_each_shard_once_an_epoch(
     store: ObjectStore, local: Path, workers: int, of: Any, room: int, monkeypatch: pytest.MonkeyPatch
