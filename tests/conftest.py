@@ -45,7 +45,7 @@ STARTS_JOBS = {
     "test_streaming.py": "more jobs",
     "test_two_nodes.py": "jobs",
 }
-LONG = ("distributed", "loader", "docs", "engine", "commands", "data/sources", "data/text")
+LONG = ("distributed", "data/sources", "loader", "docs", "engine", "commands", "data/text")
 
 _shared_memory_before = pytest.StashKey[AbstractSet[object]]()
 _temporary_folder = pytest.StashKey[Path]()
