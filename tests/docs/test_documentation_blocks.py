@@ -150,10 +150,7 @@ def is_run(block: Block) -> bool:
 
 
 LONG_PYTHON = ("docs/conformance.md",)
-LONG_SHELL = (
-    *("docs/api/launch.md", "docs/failures.md", "docs/inspecting.md", "docs/records.md"),
-    *("docs/streaming.md", "docs/training.md"),
-)
+LONG_SHELL = tuple(f"docs/{page}.md" for page in ("api/launch", "failures", "inspecting", "records", "streaming"))
 """Pages whose blocks take seconds, and do what other tests of the short run do."""
 
 ALL = [block for page in PAGES for block in blocks_of(page)]

@@ -1,5 +1,5 @@
 """Evaluates with collators of the user's own, by the trainer, on each mesh:
-`evaluate_in_trainer.py FOLDER short|long MESH...`.
+`evaluate_in_trainer.py FOLDER some|all MESH...`.
 
 Each rank writes `FOLDER/<rank>.json`: mesh -> collator and read mode -> metrics and each sample's tokens and scores (of
 rank 0), or the error.
@@ -84,14 +84,14 @@ COLLATORS: dict[str, Any] = {
 
 
 CASES = {
-    "short": [
+    "some": [
         *((name, "data_parallel") for name in COLLATORS),
         *(("none", "node"), ("a mask as first field", "node")),
         *(("padded to the longest", "rank0"), ("a square", "rank0")),
     ],
-    "long": [(name, readers) for name in COLLATORS for readers in READERS],
+    "all": [(name, readers) for name in COLLATORS for readers in READERS],
 }
-"""Collators and read modes of each run."""
+"""Collators and read modes of a launch."""
 
 
 class Scorer(GPT):
@@ -168,8 +168,8 @@ def found_on(folder: Path, mesh: str, names: list[tuple[str, str]]) -> dict[str,
 
 
 def main() -> None:
-    folder, run, *meshes = sys.argv[1:]
-    found = {mesh: found_on(Path(folder), mesh, CASES[run]) for mesh in meshes}
+    folder, which, *meshes = sys.argv[1:]
+    found = {mesh: found_on(Path(folder), mesh, CASES[which]) for mesh in meshes}
     Path(folder, f"{flow.env.get_rank()}.json").write_text(json.dumps(found))
 
 

@@ -219,7 +219,8 @@ def error_of(case: Callable[[str], Any], readers: str) -> str:
 def main() -> None:
     found: dict[str, Any] = {"meshes": {}, "faults": {}}
     for mesh in sys.argv[2:]:
-        set_mesh(ParallelMesh(*map(int, mesh.split("x")), rank=RANK, num_nodes=NODES))
+        data, tensor, pipeline = map(int, mesh.split("x"))
+        set_mesh(ParallelMesh(data, tensor, pipeline, rank=RANK, num_nodes=NODES))
         found["meshes"][mesh] = {
             name: {readers: [get_mesh().data_parallel_rank, scenario(readers)] for readers in MODES}
             for name, scenario in SCENARIOS.items()

@@ -123,7 +123,7 @@ def checkpoint_without_data() -> dict[str, Any]:
     return {"libai": parts, "moved": {"start": running.start_iter, "seen": trainer.seen}}
 
 
-def elastic(other: Path, own: Path, *sizes: int) -> dict[str, Any]:
+def elastic(other: Path, own: Path, data: int, tensor: int) -> dict[str, Any]:
     """Goes on from the checkpoint of another mesh, if that has been here before."""
     if not other.exists():
         return {}
@@ -131,7 +131,7 @@ def elastic(other: Path, own: Path, *sizes: int) -> dict[str, Any]:
         shutil.copytree(other, own)
         (own / "last_checkpoint").write_text("model_0000005")
     flow.comm.barrier()
-    cfg = libai_config(str(own), *sizes)
+    cfg = libai_config(str(own), data, tensor)
     default_setup(cfg, SimpleNamespace(resume=True))
     trainer = recorded(TwoLines)
     running = trainer(cfg)
