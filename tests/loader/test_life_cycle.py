@@ -35,7 +35,7 @@ TRACED = tuple(str(PACKAGE / name) for name in ("loader", "data/samplers", "deli
 assert all(map(os.path.isdir, TRACED))
 SAMPLES = 11
 STEPS = 50
-STEPS_OF_SHORT_RUN, STEPS_OF_LONG_RUN = 1_200, 12_000
+STEPS_OF_SHORT_RUN, STEPS_OF_LONG_RUN = 3_000, 12_000
 PHASES = [phase for phase in Phase if phase is not Phase.shrink]
 """To find a shorter sequence that fails would take many minutes where processes are started."""
 
