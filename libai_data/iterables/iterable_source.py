@@ -132,10 +132,11 @@ class Source:
         return alone.reading(*self._opened(thing, epoch, state))
 
     def _opened(self, thing: Any, epoch: int, state: str | None) -> Opened:
-        if not self._is_told and not self.batches and yields_batches(thing):
+        if not self._is_told and not self.batches and (inner := loader_within(thing)) is not None:
+            through = "" if yields_batches(thing) else f"goes through a {type(inner).__name__}, which "
             raise ConfigError(
-                f"{self.name} returned a {type(thing).__name__}, which yields batches, but what a function yields "
-                "counts as samples; set batches=True, or batches=False if each of its items is a sample"
+                f"{self.name} returned a {type(thing).__name__}, which {through}yields batches, but what a function "
+                "yields counts as samples; set batches=True, or batches=False if each of its items is a sample"
             )
         self._rounds_begun = max(self._rounds_begun, epoch + 1)
         keeps_state = _keeps_state(thing)

@@ -16,6 +16,7 @@ _MOST_WRAPPERS = 16
 _MOST_OBJECTS = 100
 _ITERTOOLS = tuple(each for each in vars(itertools).values() if isinstance(each, type))
 _DATA = ("torch.utils.data", "oneflow.utils.data")
+_BARS = ("tqdm", "alive_progress", "progressbar", "fastprogress", "click", "enlighten", "rich")
 _OWN_LOADERS = ("BatchLoader", "SharedLoader", "IterableLoader", "CombinedLoader", "LiBaiLoader")
 
 
@@ -103,7 +104,7 @@ def without_bar(thing: Any) -> Any:
 
 
 def loader_within(iterator: Any) -> Any:
-    """The loader of batches that a generator, or an iterator such as `enumerate` or `islice`, goes through, or None."""
+    """The loader of batches that a generator, a progress bar, or an iterator such as `enumerate`, reads; or None."""
     waiting, seen = [iterator], 0
     while waiting and seen < _MOST_OBJECTS:
         thing, seen = waiting.pop(), seen + 1
@@ -113,6 +114,8 @@ def loader_within(iterator: Any) -> Any:
             waiting.extend(thing.gi_frame.f_locals.values() if thing.gi_frame is not None else ())
         elif isinstance(thing, (tuple, enumerate, zip, map, filter, type(iter(())))) or type(thing) in _ITERTOOLS:
             waiting.extend(gc.get_referents(thing))
+        elif any(derives_from(thing, package) for package in _BARS):
+            waiting.extend(getattr(thing, "__dict__", {}).values())
     return None
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import chain, islice
 from typing import Any
 
 import pytest
 from tqdm import tqdm
 
-from libai_data.errors import ConfigError
+from libai_data.errors import ConfigError, SampleError
 from libai_data.iterables import from_iterable
 from libai_data.structures import batch_info
 from tests.iterables.rows import rows_of, sample
@@ -23,6 +24,18 @@ def each_itself(batch: Any) -> Any:
     return batch
 
 
+class Bar:
+    """Keeps what it goes through as `alive_progress.alive_it` does."""
+
+    __module__ = "alive_progress.core.progress"
+
+    def __init__(self, it: Any) -> None:
+        self._it = it
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._it)
+
+
 WRAPPERS: dict[str, Any] = {
     "rich": lambda loader: pytest.importorskip("rich.progress").track(loader, disable=True),
     "generator": each_of,
@@ -30,6 +43,7 @@ WRAPPERS: dict[str, Any] = {
     "islice": lambda loader: islice(loader, 3),
     "map of chain": lambda loader: map(each_itself, chain(loader)),
     "enumerate": enumerate,
+    "alive_progress": Bar,
     "zip": lambda loader: zip(range(3), loader),
 }
 
@@ -43,6 +57,8 @@ def test_what_goes_through_a_loader_must_say_whether_it_yields_batches(wrapper: 
     for within in (loader, iter(loader), tqdm(loader, disable=True), from_iterable(rows, 4)):
         with pytest.raises(ConfigError, match=message):
             from_iterable(wrapper(within), 2)
+        with pytest.raises(SampleError, match=message):
+            next(iter(from_iterable(partial(wrapper, within), 2)))
     assert from_iterable(wrapper(loader), 2, batches=True) is not None
     assert from_iterable(wrapper(rows), 2) is not None
 
