@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,18 @@ _OF_ENDING = {
     ".npy": "numpy",
     ".npz": "numpy",
 }
+
+# Names that begin with "." are hidden. The others are files without samples, of Spark, Dask and Databricks.
+_LEFT_OUT = re.compile(r"(^|/)(\.|_(SUCCESS|(common_)?metadata|(started|committed)_[0-9]+)$)")
+
+
+def is_left_out(path: str) -> bool:
+    """Whether a file or folder inside a folder of samples is not one of its samples.
+
+    Args:
+        path: its path from the folder on, with "/".
+    """
+    return _LEFT_OUT.search(path) is not None
 
 
 def format_of_files(paths: Any, files: Sequence[str], formats: Iterable[str]) -> str:

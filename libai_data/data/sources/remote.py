@@ -17,6 +17,7 @@ from typing import Any, Callable, TypeVar
 from urllib.parse import unquote
 
 from libai_data.data.files.identity import digest_of_file, key_of
+from libai_data.data.sources.file_formats import is_left_out
 from libai_data.errors import ConfigError, StorageError, installed
 
 logger = logging.getLogger(__name__)
@@ -105,7 +106,7 @@ def list_files(url: str, attempts: int) -> list[str]:
             return [url]
         if "*" not in url and store.isdir(name):
             folder = str(name).rstrip("/")
-            found = [path for path in store.find(folder) if not re.search(r"(^|/)\.", path[len(folder) :])]
+            found = [path for path in store.find(folder) if not is_left_out(path[len(folder) :])]
         else:
             found = [path for path, info in store.glob(name, detail=True).items() if info["type"] == "file"]
         # Web servers return quoted names. Sort them like the same files on a local disk.

@@ -22,6 +22,7 @@ from typing import Any, Callable
 
 from libai_data.atomic_files import PathLike
 from libai_data.data.files.identity import key_of
+from libai_data.data.sources.file_formats import is_left_out
 from libai_data.data.sources.local_cache import LocalCache
 from libai_data.data.sources.paths import checked_path, is_file, why_missing
 from libai_data.data.sources.remote import fetch, is_remote, list_files, look_up, without_protocol
@@ -198,7 +199,7 @@ def listed(patterns: PathLike | Sequence[PathLike]) -> list[str]:
 
     Args:
         patterns: one or several files, globs ("**" for any depth) or folders, as paths or addresses. A folder means
-            all its files except hidden ones, also the files in linked folders.
+            all its files except hidden ones and those that `is_left_out` lists, also the files in linked folders.
 
     Raises:
         ConfigError: A pattern names no file or a broken link, or the package for the store is not installed.
@@ -239,8 +240,8 @@ def _paths_inside(folder: Path) -> list[str]:
     seen: set[str] = set()
     for root, folders, names in os.walk(folder, followlinks=True, onerror=_raised):
         real = os.path.realpath(root)
-        folders[:] = [] if real in seen else sorted(name for name in folders if not name.startswith("."))
-        found += [os.path.join(root, name) for name in names if not (real in seen or name.startswith("."))]
+        folders[:] = [] if real in seen else sorted(name for name in folders if not is_left_out(f"{name}/"))
+        found += [os.path.join(root, name) for name in names if not (real in seen or is_left_out(name))]
         seen.add(real)
     return found
 

@@ -252,11 +252,13 @@ def test_files_with_a_footer_that_were_joined_are_refused(tmp_path: Path, kind: 
         open_source(joined)
 
 
-def test_views_of_text_and_bytes_are_read(tmp_path: Path) -> None:
+def test_views_of_text_and_bytes_are_read_also_within_lists(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     rows = {"text": ["a", None, "longer than twelve bytes"], "bytes": [b"a", b"b", b"longer than twelve bytes"]}
     kinds = {"text": pyarrow.string_view(), "bytes": pyarrow.binary_view()}
-    table = pyarrow.table({name: pyarrow.array(values).cast(kinds[name]) for name, values in rows.items()})
+    columns = {name: pyarrow.array(values).cast(kinds[name]) for name, values in rows.items()}
+    columns["within"] = pyarrow.ListArray.from_arrays([0, 1, 1, 3], columns["bytes"])
+    table = pyarrow.table(columns)
     with pyarrow.OSFile(str(tmp_path / "a.arrow"), "wb") as out, pyarrow.ipc.new_file(out, table.schema) as writer:
         writer.write_table(table)
     assert ArrowSource(tmp_path / "a.arrow").read_many([2, 0, 1]) == [table.to_pylist()[row] for row in (2, 0, 1)]

@@ -35,7 +35,8 @@ READ = (
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    for name in ("b.tar", "a.tar", "c.txt", "deep/d.tar", ".hidden", "deep/.hidden/e.tar"):
+    left_out = (".hidden", "deep/.hidden/e.tar", "_SUCCESS", "deep/_metadata")
+    for name in ("b.tar", "a.tar", "c.txt", "deep/d.tar", *left_out):
         path = tmp_path / "files" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(name.encode())
@@ -97,7 +98,7 @@ def test_a_local_path_is_itself_and_needs_no_fsspec(folder: Path) -> None:
 
 
 def test_objects_are_listed_as_local_files_are(object_store: ObjectStore) -> None:
-    for name in ("d/b.tar", "d/a.tar", "d/deep/c.tar", "d/.hidden", "e/f.tar"):
+    for name in ("d/b.tar", "d/a.tar", "d/deep/c.tar", "d/.hidden", "d/_SUCCESS", "d/deep/_common_metadata", "e/f.tar"):
         object_store.put(name, b"x")
     expected = [f"s3://bucket/d/{name}" for name in ("a.tar", "b.tar", "deep/c.tar")]
     assert listed("s3://bucket/d") == listed("s3://bucket/d/") == expected
