@@ -12,6 +12,7 @@ from typing import Any
 from libai_data.config import default_argument_parser, try_get_key
 from libai_data.config.lazy_config import load_config
 from libai_data.config.values import check_values, given
+from libai_data.data.datasets.class_numbers import ClassNumbers
 from libai_data.engine.built_parts import as_test_loaders, built_by
 from libai_data.engine.checkpoint import Checkpointer
 from libai_data.engine.default_trainer import DefaultTrainer
@@ -20,6 +21,7 @@ from libai_data.engine.output_folder import clear_trial
 from libai_data.engine.running_stages import stages_of
 from libai_data.engine.setup import default_setup, seed_all, set_key
 from libai_data.errors import ConfigError
+from libai_data.iterables.iterable_loader import indexed_dataset_of
 
 logger = logging.getLogger(__name__)
 
@@ -120,6 +122,8 @@ def evaluate(cfg: Any, trainer_class: type[DefaultTrainer], resume: bool) -> dic
             "--eval-only has nothing to evaluate on: the config has "
             + ("no dataloader.test" if data is None else "a datamodule without test_dataloader")
         )
+    saved = checkpointer.peek(path).get("stateful", {})
+    ClassNumbers(map(indexed_dataset_of, loaders)).load_state_dict(saved.get("classes", {}))
     model.eval()
     if try_get_key(cfg, "graph.enabled", default=False):
         model = built_by(trainer_class, "build_graph", cfg, model, is_train=False)

@@ -14,7 +14,7 @@ from typing import Any, Callable
 from libai_data.config import check_keys, instantiate, try_get_key
 from libai_data.config.values import require
 from libai_data.data.attributes import call_if_there
-from libai_data.data.datasets.class_numbers import check_class_numbers
+from libai_data.data.datasets.class_numbers import ClassNumbers
 from libai_data.delivery import check_forward_fields, to_global
 from libai_data.engine.batches import mixed_up
 from libai_data.engine.built_parts import as_test_loaders, as_three_loaders, built_by, built_evaluator, check_fit
@@ -119,7 +119,7 @@ class DefaultTrainer(RunsStages, TrainerBase):
             self.data.enter("fit")
             (self.train_loader,) = self.data.loaders("train")
             self.test_loader += self.data.loaders("val")
-        check_class_numbers(map(indexed_dataset_of, [self.train_loader, *self.test_loader]))
+        self._classes = ClassNumbers(map(indexed_dataset_of, [self.train_loader, *self.test_loader]))
         self._plan.check_rows_of(self.train_loader)
         follows = self._plan.followed_by(self.train_loader)
         self._data_state = DataState(self.train_loader, try_get_key(cfg, OVERRIDE_KEY) or ())
@@ -375,6 +375,7 @@ class DefaultTrainer(RunsStages, TrainerBase):
             "lr_scheduler": ScheduleState(self.lr_scheduler),
             "train_loader": self._data_state,
             "tokens": self.tokens,
+            "classes": self._classes,
         }
         if self.data is not None and has_state(self.data.datamodule):
             stateful["datamodule"] = self.data

@@ -4,11 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
+from types import SimpleNamespace
 from typing import Any
 
 from libai_data.data.attributes import attribute_of
-from libai_data.data.datasets.combine import ConcatDataset, RandomPart, Subset
-from libai_data.errors import ConfigError
+from libai_data.errors import CheckpointError, ConfigError
+
+_MOST_WRAPPERS = 16
+
+
+class ClassNumbers:
+    """The numbers of classes in datasets that are used together, as a state for checkpoints.
+
+    Raises:
+        ConfigError: A number means two classes; see `check_class_numbers`.
+    """
+
+    may_be_absent = True  # Checkpoints of earlier versions do not have this state.
+
+    def __init__(self, datasets: Iterable[Any]) -> None:
+        self._datasets = list(chain.from_iterable(map(_with_names, datasets)))
+        check_class_numbers(self._datasets)
+
+    def state_dict(self) -> dict[str, int]:
+        return {name: int(number) for each in self._datasets for name, number in each.class_to_idx.items()}
+
+    def load_state_dict(self, state: Any) -> None:
+        """Refuse a checkpoint in which a number means another class than in the datasets."""
+        if not isinstance(state, Mapping) or not all(type(number) is int for number in state.values()):
+            raise CheckpointError(f"the numbers of classes in the checkpoint are {state!r:.100}, not a name for each")
+        check_class_numbers([SimpleNamespace(class_to_idx=state, root="the checkpoint"), *self._datasets])
 
 
 def check_class_numbers(datasets: Iterable[Any]) -> None:
@@ -30,14 +55,16 @@ def check_class_numbers(datasets: Iterable[Any]) -> None:
                 )
 
 
-def _with_names(dataset: Any) -> Iterator[Any]:
-    """The datasets that name their classes, of a dataset that is one or joins some."""
-    if isinstance(dataset, (Subset, RandomPart)):
-        yield from _with_names(dataset.dataset)
-    elif isinstance(dataset, ConcatDataset):
-        yield from chain.from_iterable(map(_with_names, dataset.datasets))
-    elif isinstance(attribute_of(dataset, "class_to_idx"), Mapping) and not attribute_of(dataset, "target_transform"):
-        yield dataset
+def _with_names(dataset: Any, depth: int = 0) -> Iterator[Any]:
+    """The datasets that name their classes, of a dataset that is one, or wraps or joins some, as torch's `Subset`."""
+    if isinstance(attribute_of(dataset, "class_to_idx"), Mapping):
+        if not attribute_of(dataset, "target_transform"):
+            yield dataset
+        return
+    joined = attribute_of(dataset, "datasets")
+    for each in [attribute_of(dataset, "dataset"), *(joined if isinstance(joined, (list, tuple)) else ())]:
+        if each is not None and depth < _MOST_WRAPPERS:
+            yield from _with_names(each, depth + 1)
 
 
 def _place_of(dataset: Any) -> str:
