@@ -260,8 +260,9 @@ def wants_to_end(indices: list[int], error: BaseException) -> SampleError:
     return wrapped
 
 
-def _if_of_dataset(indices: list[int], error: SystemExit) -> SampleError:
-    """Make a SampleError of a SystemExit in the trainer's own thread; raise it again if a signal handler raised it.
+def _if_of_dataset(indices: list[int], error: BaseException) -> SampleError:
+    """Make a SampleError of a SystemExit or GeneratorExit in the trainer's own thread, unless a signal handler raised
+    it.
 
     A signal handler of the user may end the program. A dataset must not: after its `sys.exit(0)`, the training would
     look complete.
@@ -300,7 +301,7 @@ class InProcessExecutor(Executor):
     def submit(self, task: Task) -> TaskResult:
         try:
             return self._runner.run(task)
-        except SystemExit as error:
+        except (SystemExit, GeneratorExit) as error:
             return TaskResult(task.number, _if_of_dataset(task.indices.tolist(), error))
 
     def read(
@@ -313,7 +314,7 @@ class InProcessExecutor(Executor):
             reader.read_into(self._runner.rows(schema, slot, count, 0, count), epochs, indices)
         except Exception as caught:
             error = caught
-        except SystemExit as caught:
+        except (SystemExit, GeneratorExit) as caught:
             error = _if_of_dataset(indices.tolist(), caught)
         return error, reader.take_report()[1]
 

@@ -151,6 +151,13 @@ class ExitingPolitely(Failing):
         sys.exit("goodbye")
 
 
+class Leaving(Failing):
+    """Raises what a generator raises when it is closed."""
+
+    def fail(self, index: int) -> None:
+        raise GeneratorExit("left")
+
+
 class PanicException(BaseException):
     """As pyo3's, which libraries in Rust raise: no Exception."""
 

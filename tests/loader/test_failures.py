@@ -25,6 +25,7 @@ from tests.loader.sample_datasets import (
     ExitingPolitely,
     Failing,
     FailingFilled,
+    Leaving,
     NumberDicts,
     Numbers,
     Panicking,
@@ -124,6 +125,8 @@ def test_a_dataset_that_exits_the_interpreter_ends_neither_its_worker_nor_the_tr
         stream(ExitingPolitely(bad=[9]), batches=4, **workers)
     with pytest.raises(SampleError, match=r"(?s)0.*SystemExit: goodbye"):
         stream(ExitingPolitely(bad=[0]), batches=1, **workers)
+    with pytest.raises(SampleError, match=r"(?s)9.*GeneratorExit: left"):
+        stream(Leaving(bad=[9]), batches=4, on_error="skip", **workers)
 
 
 @EVERYWHERE
