@@ -175,14 +175,17 @@ class EncodedImage:
     def _decode_by_pillow(self) -> np.ndarray:
         image = self._opened
         try:
-            if image.mode.startswith("I"):
-                upper = (np.clip(np.asarray(image), 0, 0xFFFF).astype(np.uint16) >> 8).astype(np.uint8)
-                return upper if self.mode == "L" else np.repeat(upper[:, :, None], 3, axis=2)
-            if image.mode != "F":
+            if not image.mode.startswith(("I", "F")):
                 return np.array(image.convert(self.mode))
+            pixels = np.asarray(image)
         except Exception as error:  # Pillow's decoders raise many kinds of errors for a broken file.
             raise FormatError(f"the {image.format} image is truncated or corrupt: {error}") from error
-        raise FormatError(f"the {image.format} image has pixels of floating point; save it with 8 or 16 bits a channel")
+        is_float = pixels.dtype.kind == "f"
+        if is_float or pixels.min() < 0 or pixels.max() > 0xFFFF:
+            kind = "floating point" if is_float else "32 bits"
+            raise FormatError(f"the {image.format} image has pixels of {kind}; save it with 8 or 16 bits a channel")
+        upper = (pixels.astype(np.uint16) >> 8).astype(np.uint8)
+        return upper if self.mode == "L" else np.repeat(upper[:, :, None], 3, axis=2)
 
 
 def _check_pixels(height: int, width: int) -> None:

@@ -203,6 +203,10 @@ def _damaged_jpeg() -> bytes:
             lambda: encoded(Image.fromarray(np.zeros((4, 5), np.float32)), "TIFF"),
             "floating point; save it with 8 or 16 bits",
         ),
+        *(
+            (lambda value=value: encoded(Image.fromarray(np.full((4, 5), value, np.int32)), "TIFF"), "of 32 bits")
+            for value in (-1, 1 << 16)
+        ),
     ],
 )
 def test_what_is_no_image_of_bytes_is_refused(make: Callable[[], bytes], message: str) -> None:
