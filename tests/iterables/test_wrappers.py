@@ -75,3 +75,9 @@ def test_a_progress_bar_around_a_loader_changes_neither_batches_nor_state(wrappe
             break
     assert found == expected
     assert shown.state_dict() == bare.state_dict()
+
+
+def test_a_zip_that_begins_with_the_numbers_uses_no_batch_more_than_it_yields() -> None:
+    bare, counted = (from_iterable([sample(number) for number in range(16)], 4) for _ in range(2))
+    assert [rows_of(batch) for _, batch in zip(range(2), counted)] == [rows_of(batch) for batch in islice(bare, 2)]
+    assert counted.state_dict() == bare.state_dict()
