@@ -11,9 +11,9 @@ from typing import Callable
 
 from libai_data.data.random.global_generators import (
     HOW_TO_DRAW,
+    callers_of_a_reader,
     share_generators,
     take_has_drawn,
-    waiting_for_readers,
     warn_once,
 )
 from libai_data.errors import SampleError
@@ -45,6 +45,7 @@ class ThreadExecutor(Executor):
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[tuple[Task, TaskResult, bool] | None] = queue.SimpleQueue()
         self._unfinished = 0
+        self._callers: frozenset[int] = frozenset()
         self._done: deque[TaskResult] = deque()
         self._caller_tasks: deque[Task] = deque()
         self._rereads_left = _MOST_REREADS
@@ -69,10 +70,10 @@ class ThreadExecutor(Executor):
                 return
             self._working[number] = (time.monotonic(), task)
             runner.reader.count_idle(time.perf_counter() - idle_since)
-            # While the first sample is read, the caller and the other threads wait.
+            # While the first sample is read, the caller waits, or is about to, and so do the other threads.
             is_alone = runner.reads_first_sample
             try:
-                share_generators(not is_alone)
+                share_generators(not is_alone, self._callers)
                 result = runner.run(task)
             except BaseException as error:
                 result = TaskResult(task.number, wants_to_end(task.indices.tolist(), error))
@@ -90,6 +91,7 @@ class ThreadExecutor(Executor):
             self._caller_tasks.append(task)
             return
         self._unfinished += 1
+        self._callers = callers_of_a_reader()
         self._tasks.put(task)
 
     def next_result(self) -> TaskResult:
@@ -97,8 +99,7 @@ class ThreadExecutor(Executor):
         while not self._done:
             if self._caller_tasks and not self._unfinished:
                 return self._run(self._caller_tasks.popleft())
-            with waiting_for_readers():
-                task, result, has_drawn = self._wait_for_thread()
+            task, result, has_drawn = self._wait_for_thread()
             self._unfinished -= 1
             if has_drawn and self._rereads_left:
                 self._caller_tasks.append(task)

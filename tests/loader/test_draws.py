@@ -367,6 +367,21 @@ def test_a_loader_within_a_sample_leaves_the_samples_draws_as_they_are(
     assert "while another thread read" not in caplog.text
 
 
+def test_a_thread_that_has_not_begun_to_wait_for_its_reader_reads_nothing(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    next_result = loader_threads.ThreadExecutor.next_result
+
+    def waiting_late(self: loader_threads.ThreadExecutor) -> Any:
+        while self._unfinished and not self.has_result():
+            time.sleep(0.001)
+        return next_result(self)
+
+    monkeypatch.setattr(loader_threads.ThreadExecutor, "next_result", waiting_late)
+    samples(ReadsByALoader(["python", "numpy"], size=4, num_workers=1, worker_type="thread"), batch=2)
+    assert "while another thread read" not in caplog.text
+
+
 @pytest.mark.watchdog(120)
 @pytest.mark.parametrize("workers", WORKERS[:3], ids=WORKER_NAMES[:3])
 def test_a_thread_that_reads_no_sample_is_refused_a_generator(workers: dict[str, Any]) -> None:

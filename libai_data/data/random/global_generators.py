@@ -59,6 +59,8 @@ class _Thread(threading.local):
     has_seeded = False
     """Whether code that this thread called has seeded the generators, and restored them."""
     is_watched = False
+    callers: frozenset[int] = frozenset()
+    """Identifiers of the threads that only wait for what this thread reads."""
 
 
 _thread = _Thread()
@@ -189,7 +191,7 @@ class _Watch:
         self._marks, self._states = marks_and_states(generators, _have_shared)
         self._modules = len(sys.modules)
         # Of two threads, the one that begins later sees the other one here, or the one that ends later sees its draws.
-        self._is_beside_others = len(_watching) > 1
+        self._is_beside_others = _others_watch()
         self._was_ambiguous = set_ambiguity(False)
         if key is not None and draws.found:
             self._seed(draws.found, combine64(*key))
@@ -234,30 +236,31 @@ class _Watch:
                 drawn.add(generator.name)
         if self._flow_state is not None:
             flow_generator().restore(self._flow_state)
-        if drawn - {_AMBIGUOUS} and (self._is_beside_others or len(_watching) > 1):
+        if drawn - {_AMBIGUOUS} and (self._is_beside_others or _others_watch()):
             self._draws.warn_of_threads()
         # Libraries that the reading itself has imported were not watched.
         imported = watched() is not self._generators or (not self._has_flow and has_flow())
         return self._draws.learn(drawn, is_first) or imported
 
 
-def share_generators(shares: bool) -> None:
-    """Set whether this thread shares the generators with other threads that read, and so must not move them."""
+def _others_watch() -> bool:
+    return len(_watching) > 1 and not _watching <= {threading.get_ident(), *_thread.callers}
+
+
+def share_generators(shares: bool, callers: frozenset[int] = frozenset()) -> None:
+    """Set whether this thread shares the generators with other threads that read, and so must not move them.
+
+    Args:
+        shares: whether other threads read at the same time.
+        callers: the threads that wait meanwhile; see `callers_of_a_reader`.
+    """
     global _have_shared
-    _thread.shares, _have_shared = shares, _have_shared or shares
+    _thread.shares, _thread.callers, _have_shared = shares, callers, _have_shared or shares
 
 
-@contextmanager
-def waiting_for_readers() -> Iterator[None]:
-    """For a block in which this thread only waits for threads that read for it, and so moves no generator itself."""
-    own = threading.get_ident()
-    is_watching = own in _watching
-    _watching.discard(own)
-    try:
-        yield
-    finally:
-        if is_watching:
-            _watching.add(own)
+def callers_of_a_reader() -> frozenset[int]:
+    """The threads that wait if this thread waits for another one that reads for it: this thread, and its callers."""
+    return _thread.callers | {threading.get_ident()}
 
 
 def reads_beside_others() -> bool:
