@@ -38,11 +38,15 @@ def _object_with(words: str, *names: str) -> Rule:
     return Rule(words, lambda value: not isinstance(value, type) and all(has_attribute(value, name) for name in names))
 
 
+_OPTIMIZER = ("param_groups", "step", "zero_grad", "clip_grad", "_state")
+_SCHEDULE = ("get_last_lr", "step", "last_step", "state_dict", "load_state_dict")
 _RULES = {
     "build_model": Rule("the model, an oneflow.nn.Module", _is_module),
     "build_graph": Rule("the graph, an oneflow.nn.Graph", _is_graph),
-    "build_optimizer": _object_with("an optimizer of OneFlow", "param_groups", "step", "zero_grad"),
-    "build_lr_scheduler": _object_with("a schedule of OneFlow's lr_scheduler", "get_last_lr", "step", "last_step"),
+    "build_optimizer": _object_with("an optimizer of OneFlow", *_OPTIMIZER),
+    "build_lr_scheduler": _object_with(
+        f"an object with {', '.join(_SCHEDULE)}, as most schedules of oneflow.optim.lr_scheduler are", *_SCHEDULE
+    ),
     "build_hooks": Rule("a list of hooks", _is_list),
     "build_writers": Rule("a list of EventWriters ([] for none)", _are_writers),
     "test": Rule("a dict of results ({} for none)", lambda value: isinstance(value, Mapping)),

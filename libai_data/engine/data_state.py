@@ -149,6 +149,16 @@ class PlainState:
                 return state
         return {_ENCODED: encoded(state)}
 
+    def check(self, name: str) -> None:
+        """Raise TypeError, with this name of the object, if no checkpoint can store its state."""
+        try:
+            self.state_dict()
+        except CheckpointError as error:
+            raise TypeError(
+                f"checkpoints cannot store the state_dict of the {name} ({error}); return other values, or rename "
+                "the method"
+            ) from error
+
     def load_state_dict(self, state: Any, **options: Any) -> None:
         """Restore a result of `state_dict`."""
         is_encoded = isinstance(state, Mapping) and set(state) == {_ENCODED}

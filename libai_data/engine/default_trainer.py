@@ -52,7 +52,7 @@ from libai_data.engine.step_trainers import EagerTrainer, GraphTrainer
 from libai_data.engine.token_count import TokenCounter
 from libai_data.engine.train_loop import HookBase, TrainerBase
 from libai_data.engine.writers import CommonMetricPrinter, EventWriter, JSONWriter, TensorboardXWriter
-from libai_data.errors import CheckpointError, ConfigError
+from libai_data.errors import ConfigError
 from libai_data.iterables.iterable_loader import indexed_dataset_of
 from libai_data.mesh.current import get_data_parallel_size, get_rank, synchronize
 
@@ -197,13 +197,7 @@ class DefaultTrainer(RunsStages, TrainerBase):
         for hook in filter(has_state, hooks):
             name = _new_name(f"hook {type(hook).__name__}", self.checkpointer.stateful)
             state = PlainState(hook)
-            try:
-                state.state_dict()
-            except CheckpointError as error:
-                raise TypeError(
-                    f"checkpoints cannot store the state_dict of the {name} ({error}); return other values, or rename "
-                    "the method"
-                ) from error
+            state.check(name)
             self.checkpointer.stateful[name] = state
             if name in self._saved_states:
                 state.load_state_dict(self._saved_states[name])
@@ -215,6 +209,7 @@ class DefaultTrainer(RunsStages, TrainerBase):
         self._trainer.run_step(get_batch, self.cfg.train.input_placement_device)
         if self.iter == self.start_iter:
             warn_of_other_reads(self.train_loader, self.iter + 1)
+            self.checkpointer.check_optimizer_state()
 
     def build_hooks(self) -> list[HookBase | None]:
         """Hooks for timing, learning rate, checkpoints, evaluation, best checkpoint, writing, stopping on a signal."""

@@ -6,13 +6,17 @@ linearly to the schedule's rate after the warm-up (`warmup_method="linear"`), or
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 from libai_data.config import instantiate
 from libai_data.data.samplers.stream_state import Keys, check_state
+from libai_data.engine.data_state import PlainState, has_state
 from libai_data.errors import ConfigError
-from libai_data.errors.argument_rules import INT, check, one_of, real, whole
+from libai_data.errors.argument_rules import INT, MAPPING, check, each, one_of, real, whole
+
+logger = logging.getLogger(__name__)
 
 _RULES = {
     "max_iter": INT,
@@ -128,19 +132,42 @@ def _warmed_up(schedule: str, given: Mapping[str, Any], **arguments: Any) -> Any
     return lr_scheduler.WarmUpLR(made, warmup_factor=factor, warmup_iters=warmup_iter, warmup_method=method)
 
 
+_SAVED = Keys({"last_step": whole(0)}, {"lr": each(real(-1e308, 1e308)), "own": MAPPING}, others=True)
+
+
 class ScheduleState:
     """The state of a schedule for checkpoints: only the step, because the config describes the schedule.
 
-    So eager and graph mode agree after a resume, and a larger `train.train_iter` can prolong a training.
+    So eager and graph mode agree after a resume, and a larger `train.train_iter` can prolong a training. A schedule of
+    a user's class that defines `state_dict` and `load_state_dict` restores itself.
     """
 
     def __init__(self, scheduler: Any) -> None:
         self._scheduler = scheduler
+        module = getattr(getattr(type(scheduler), "state_dict", None), "__module__", "oneflow")
+        is_own = has_state(scheduler) and module.partition(".")[0] != "oneflow"
+        self._own = PlainState(scheduler) if is_own else None
+        if self._own is not None:
+            self._own.check(f"schedule {type(scheduler).__name__}")
 
-    def state_dict(self) -> dict:
-        return {"last_step": self._scheduler.last_step}
+    def state_dict(self) -> dict[str, Any]:
+        state = {"last_step": self._scheduler.last_step, "lr": [float(rate) for rate in self._scheduler.get_last_lr()]}
+        return state if self._own is None else {**state, "own": self._own.state_dict()}
 
-    def load_state_dict(self, state: dict) -> None:
-        check_state(state, Keys({"last_step": whole(0)}, others=True), "a schedule", "lr_scheduler", "the checkpoint")
-        self._scheduler.last_step = state["last_step"] - 1
-        self._scheduler.step()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a state; warn if the learning rate is another one than before."""
+        check_state(state, _SAVED, "a schedule", "lr_scheduler", "the checkpoint")
+        if self._own is not None and "own" in state:
+            self._own.load_state_dict(state["own"])
+        else:
+            self._scheduler.last_step = state["last_step"] - 1
+            self._scheduler.step()
+        rates = self.state_dict()["lr"]
+        if "lr" in state and rates != state["lr"]:
+            logger.warning(
+                "The learning rate continues with %s instead of %s. If optim, train.scheduler and train.train_iter are "
+                "as before, %s has a state besides its step: give it state_dict and load_state_dict.",
+                rates,
+                state["lr"],
+                type(self._scheduler).__name__,
+            )

@@ -32,8 +32,9 @@ STATE_OF_A_RUN = {
     "stateful": {},
     "extra": {},
 }
+SCHEDULE = SimpleNamespace(last_step=0, step=lambda: None, get_last_lr=lambda: [0.1])
 STATES: dict[str, tuple[Any, dict[str, Any]]] = {
-    "schedule": (lambda: ScheduleState(SimpleNamespace(last_step=0, step=lambda: None)), {"last_step": 5}),
+    "schedule": (lambda: ScheduleState(SCHEDULE), {"last_step": 5, "lr": [0.1]}),
     "tokens": (lambda: TokenCounter(None), {"tokens": 7, "sources": {"web": 3}}),
     "early stopping": (lambda: EarlyStopping(5, "Acc@1"), EarlyStopping(5, "Acc@1").state_dict()),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from libai_data.config.values import check_values
 from libai_data.delivery import to_global
 from libai_data.engine import DefaultTrainer, HookBase, built_parts
 from libai_data.engine.built_parts import as_test_loaders, as_three_loaders, check_fit
+from libai_data.engine.optim import get_default_optimizer_params
 from libai_data.errors import ConfigError
 from libai_data.loader.batch_loader import BatchLoader
 from libai_data.mesh.current import set_mesh
@@ -56,6 +58,11 @@ MISSING = r"None \(is a `return` missing\?\)"
         ("build_model", TinyDataset, "returned the class TinyDataset; it must return the model"),
         ("build_optimizer", None, f"call at optim in the config, returned {MISSING}; it must return an optimizer of"),
         ("build_lr_scheduler", None, f"call at train.scheduler in the config, returned {MISSING}"),
+        (
+            "build_lr_scheduler",
+            SimpleNamespace(step=len, last_step=0, get_last_lr=len),
+            "returned a SimpleNamespace; it must return an object with get_last_lr, step, last_step, state",
+        ),
         ("build_graph", None, f"build_graph returned {MISSING}; it must return the graph, an oneflow.nn.Graph"),
         ("build_hooks", None, f"build_hooks returned {MISSING}; it must return a list of hooks"),
         ("build_hooks", HookBase(), "build_hooks returned a HookBase; it must return a list of hooks"),
@@ -139,6 +146,21 @@ def test_an_optimizer_or_schedule_of_another_model_is_refused(tmp_path: Path) ->
         built(tiny_config(str(tmp_path)), kind=OtherModel)
     with pytest.raises(ConfigError, match="build_lr_scheduler returned a schedule of another optimizer"):
         built(tiny_config(str(tmp_path)), kind=OtherOptimizer)
+
+
+@pytest.mark.parametrize("kept", [1, flow.zeros(1), "text", None])
+def test_a_state_of_an_optimizer_that_no_checkpoint_can_store_ends_the_first_step(tmp_path: Path, kept: Any) -> None:
+    class Keeps(flow.optim.SGD):
+        def step(self, closure: Any = None) -> None:
+            for parameter in self.param_groups[0].parameters:
+                self._state.setdefault(parameter, {})["kept"] = kept
+
+    cfg = tiny_config(str(tmp_path))
+    cfg.optim = LazyCall(Keeps)(params=LazyCall(get_default_optimizer_params)(), lr=0.1)
+    trainer = built(cfg)
+    with pytest.raises(TypeError, match=r"optimizer \(Keeps\) has the state 'kept' for the parameter 'first.weight'"):
+        trainer.train()
+    assert trainer.iter == 0
 
 
 def test_a_model_of_its_own_for_each_rank_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

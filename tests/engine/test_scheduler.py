@@ -62,3 +62,52 @@ def test_a_restored_schedule_goes_on_where_the_saved_one_stood(cut: int) -> None
     ScheduleState(restored).load_state_dict(ScheduleState(saved).state_dict())
     assert new_optimizer.param_groups[0]["lr"] == whole[cut]
     assert rates(restored, 20 - cut) == whole[cut:]
+
+
+class Halving:
+    """The rate halves in each step, whatever its start: it cannot be computed from the step."""
+
+    def __init__(self, optimizer: Any, may_save: bool = True) -> None:
+        self.optimizer, self.last_step, self.rate = optimizer, 0, 1.0
+        self.kept = {} if may_save else {"optimizer": optimizer}
+
+    def step(self) -> None:
+        self.last_step, self.rate = self.last_step + 1, self.rate / 2
+
+    def get_last_lr(self) -> list[float]:
+        return [self.rate]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"last_step": self.last_step, "rate": self.rate, **self.kept}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.last_step, self.rate = state["last_step"], state["rate"]
+
+
+class Counting(flow.optim.lr_scheduler.ConstantLR):
+    """Its rates depend on a number that OneFlow's schedules do not have."""
+
+    calls = 0
+
+    def get_lr(self, base_lr: float, step: int) -> float:
+        self.calls += 1
+        return base_lr / self.calls
+
+
+def test_a_schedule_with_a_state_of_its_own_restores_it(caplog: pytest.LogCaptureFixture) -> None:
+    saved = Halving(optimizer())
+    rates(saved, 3)
+    restored = Halving(optimizer())
+    ScheduleState(restored).load_state_dict(ScheduleState(saved).state_dict())
+    assert rates(restored, 3) == rates(saved, 3)
+    assert not caplog.records
+    with pytest.raises(TypeError, match="cannot store the state_dict of the schedule Halving"):
+        ScheduleState(Halving(optimizer(), may_save=False))
+
+
+def test_a_schedule_that_continues_with_another_rate_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    saved = Counting(optimizer())
+    rates(saved, 3)
+    ScheduleState(Counting(optimizer())).load_state_dict(ScheduleState(saved).state_dict())
+    assert "continues with [0.25] instead of [0.125]. If optim" in caplog.text
+    assert "Counting has a state besides its step: give it state_dict and load_state_dict" in caplog.text

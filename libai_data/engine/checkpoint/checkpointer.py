@@ -110,6 +110,11 @@ class Checkpointer(CheckpointFolder):
             writer.commit(partial(self.tag_last_checkpoint, name) if is_last else None)
         logger.info("Saved checkpoint %s.", Path(self.save_dir) / name)
 
+    def check_optimizer_state(self) -> None:
+        """Raise TypeError if no checkpoint can store the state that the eager optimizer has since its first step."""
+        if self.optimizer is not None and self.graph is None:
+            optimizer_state.collect(self.model, self.optimizer)
+
     def resume_or_load(self, path: str, *, resume: bool = True) -> dict[str, Any]:
         """Resume from the newest checkpoint, if `resume` is True and there is one; else load the weights of `path`.
 

@@ -67,6 +67,12 @@ def _collect_eager(model: Any, optimizer: Any) -> tuple[int, dict[str, Any]]:
     for group in optimizer.param_groups:
         for parameter in group.parameters:
             for slot, value in optimizer._state.get(parameter, {}).items():
+                if getattr(value, "shape", None) != parameter.shape:
+                    raise TypeError(
+                        f"the optimizer ({type(optimizer).__name__}) has the state {slot!r} for the parameter "
+                        f"'{names[parameter]}', which checkpoints cannot store: {value!r:.100}. They store tensors of "
+                        f"the parameter's shape, {tuple(parameter.shape)}"
+                    )
                 found[f"{slot}/{names[parameter]}"] = value
     return int(optimizer._state["step"]), found
 
