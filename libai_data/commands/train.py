@@ -44,6 +44,7 @@ def main(argv: Sequence[str] | None = None, trainer_class: type[DefaultTrainer] 
     Returns:
         Results of the last evaluation.
     """
+    _open_standard_descriptors()
     parser = default_argument_parser()
     args = parser.parse_args(argv)
     if not args.config_file:
@@ -58,6 +59,15 @@ def main(argv: Sequence[str] | None = None, trainer_class: type[DefaultTrainer] 
     with end_job_on_failure(place["RANK"], place["WORLD_SIZE"]):
         importlib.import_module("oneflow")  # where the ranks find each other
         return run(args, trainer_class)
+
+
+def _open_standard_descriptors() -> None:
+    """Open those of the descriptors 0 to 2 that are closed: else the next files get them, and what OneFlow prints."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # It gets the lowest free descriptor.
 
 
 def run(args: Any, trainer_class: type[DefaultTrainer] = DefaultTrainer) -> dict[str, Any]:

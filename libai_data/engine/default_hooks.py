@@ -54,7 +54,8 @@ def default_hooks(owner: Any) -> list[HookBase | None]:
     if is_main_process():
         built.append(hooks.PeriodicWriter(built_by(owner, "build_writers"), train.log_period))
         wants_bar = try_get_key(cfg, "train.progress_bar")
-        if sys.stderr.isatty() if wants_bar is None else wants_bar:
+        # `sys.stderr` is None in a process that was started without it.
+        if bool(sys.stderr and sys.stderr.isatty()) if wants_bar is None else wants_bar:
             built.append(hooks.ProgressBar())
     signals = try_get_key(cfg, "train.checkpointer.stop_signals")
     built.append(hooks.StopOnSignal(_STOP_SIGNALS if signals is None else list(signals)))

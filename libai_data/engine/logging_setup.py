@@ -30,7 +30,7 @@ class _ReportsOnce(logging.Handler):
             super().handleError(record)
         elif not self._has_reported:
             self._has_reported = True
-            with suppress(OSError, ValueError):
+            with suppress(AttributeError, OSError, ValueError):  # There is no `sys.stderr`, or it is closed.
                 sys.stderr.write(f"libai_data: log lines cannot be written to {self._target}: {error}\n")
 
 

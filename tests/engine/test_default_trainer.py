@@ -5,6 +5,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import weakref
 from collections.abc import Iterator
 from functools import cache
@@ -454,6 +456,20 @@ def test_the_command_trains_evaluates_and_resumes(run_of_7: tuple[Path, Any], ru
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_training_needs_no_standard_streams(tmp_path: Path) -> None:
+    """Its shell command closes them, as some daemons do; the descriptors must not become those of other files."""
+    code = (
+        f"import os; from libai_data.commands.train import main; main([{CONFIG!r}, 'train.train_iter=2']); "
+        "open('found', 'w').write(' '.join(os.readlink(f'/proc/self/fd/{number}') for number in range(3)))"
+    )
+    command = [sys.executable, "-c", code]
+    closed = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    subprocess.run(closed, cwd=tmp_path, env=environment, check=True, timeout=120)
+    assert (tmp_path / "found").read_text() == "/dev/null /dev/null /dev/null"
+    assert "Training took" in (tmp_path / "output/tiny/log.txt").read_text()
 
 
 def test_a_fast_dev_run_takes_20_steps_evaluates_every_10_and_leaves_its_log_alone(run_folder: Path) -> None:
