@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 from libai_data.config import LazyConfig
 from libai_data.config.yaml_format import to_yaml
-from libai_data.engine.checkpoint.directory import MANIFEST, OWN_ENDINGS
-from libai_data.engine.checkpoint.folder import LAST, STATE
+from libai_data.engine.checkpoint.directory import LAST, MANIFEST, is_remainder
+from libai_data.engine.checkpoint.folder import STATE
 from libai_data.errors import ConfigError
 from libai_data.launch.restarts import JOB_VARIABLE, RESTARTED_VARIABLE
 from libai_data.mesh.current import broadcast_py_object, is_main_process
@@ -241,7 +241,7 @@ def _is_of_a_run(entry: Path) -> bool:
         entry.name in _FILES
         or _is_config(entry.name)
         or entry.name.startswith(_PREFIXES)
-        or entry.name.endswith(OWN_ENDINGS)
+        or is_remainder(entry)
         or _is_checkpoint(entry)
     )
 

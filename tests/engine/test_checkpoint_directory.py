@@ -14,9 +14,9 @@ from tests.deadline import run_to_end
 
 def write(target: Path, text: str = "hello") -> None:
     pending = PendingDirectory(target)
-    with CheckedFile(pending.path("a.bin")) as file:
+    with CheckedFile(pending.path("a.json")) as file:
         file.write(text.encode())
-    pending.add("a.bin", file)
+    pending.add("a.json", file)
     pending.add_json("b.json", {"text": text})
     pending.commit()
 
@@ -25,7 +25,7 @@ def test_a_committed_directory_is_sound_and_replaces_one_of_the_same_name(tmp_pa
     for text in ("old", "new"):
         write(tmp_path / "c", text)
         verify(tmp_path / "c")
-        assert (tmp_path / "c" / "a.bin").read_text() == text
+        assert (tmp_path / "c" / "a.json").read_text() == text
         assert json.loads((tmp_path / "c" / "b.json").read_text()) == {"text": text}
         assert [path.name for path in tmp_path.iterdir()] == ["c"]
 
@@ -34,7 +34,7 @@ def test_a_committed_directory_is_sound_and_replaces_one_of_the_same_name(tmp_pa
     "manifest",
     [
         *("", "[]", "{", '{"files": {}}', '{"files": {}, "format": "another"}', "\udcff"),
-        *(f'{{"files": {files}, "format": "{FORMAT}"}}' for files in ('["a.bin"]', '{"a.bin": 5}', '{"a.bin": {}}')),
+        *(f'{{"files": {files}, "format": "{FORMAT}"}}' for files in ('["a.json"]', '{"a.json": 5}', '{"a.json": {}}')),
     ],
 )
 def test_a_foreign_or_torn_manifest_is_refused(tmp_path: Path, manifest: str) -> None:
@@ -69,9 +69,9 @@ for number, cut in enumerate(sys.argv[2:]):
         os.rename = killing(os.rename, int(at), when == "after")
         directory.shutil.rmtree = killing(directory.shutil.rmtree, int(at), when == "after")
         pending = directory.PendingDirectory(Path(sys.argv[1]) / str(number) / "c")
-        with directory.CheckedFile(pending.path("a.bin")) as file:
+        with directory.CheckedFile(pending.path("a.json")) as file:
             file.write(b"new")
-        pending.add("a.bin", file)
+        pending.add("a.json", file)
         pending.commit()
         os._exit(0)
     status = os.waitpid(pid, 0)[1]
@@ -95,6 +95,16 @@ def test_a_writer_killed_at_any_moment_leaves_the_old_or_the_new_one(tmp_path: P
         folder = tmp_path / str(number)
         recover(folder)
         verify(folder / "c")
-        texts.add((folder / "c" / "a.bin").read_text())
+        texts.add((folder / "c" / "a.json").read_text())
         assert [path.name for path in folder.iterdir()] == ["c"]
     assert texts == {"old", "new"}
+
+
+def test_files_of_other_programs_stay(tmp_path: Path) -> None:
+    own = [tmp_path / "model.partial" / "state.json", tmp_path / "last_checkpoint.partial"]
+    others = [tmp_path / "data.partial", tmp_path / "data.replaced", tmp_path / "download.partial" / "a.tar"]
+    for path in own + others:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("x")
+    recover(tmp_path)
+    assert [path.exists() for path in own + others] == [False, False, True, True, True]

@@ -24,7 +24,9 @@ FORMAT = "libai_data checkpoint 1"
 _PARTIAL = ".partial"
 _REPLACED = ".replaced"
 OWN_ENDINGS = (_PARTIAL, _REPLACED)
-"""Endings of the names of directories and files that `recover` cleans up."""
+"""Endings of the names of unfinished and replaced directories and files."""
+_SUFFIXES = (".safetensors", ".json")
+LAST = "last_checkpoint"
 _CHUNK = 1 << 22
 
 
@@ -127,7 +129,7 @@ def recover(folder: Path) -> None:
     """
     if not folder.is_dir():
         return
-    for path in folder.iterdir():
+    for path in filter(is_remainder, folder.iterdir()):
         if path.name.endswith(_REPLACED):
             target = path.with_name(path.name[: -len(_REPLACED)])
             if target.exists():
@@ -141,6 +143,15 @@ def recover(folder: Path) -> None:
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink()
+
+
+def is_remainder(path: Path) -> bool:
+    """Whether a killed writer of this package left a file or directory, and no other program: by names and contents."""
+    if not path.name.endswith(OWN_ENDINGS):
+        return False
+    if path.is_dir():
+        return all(entry.suffix in _SUFFIXES for entry in path.iterdir())
+    return path.name == LAST + _PARTIAL
 
 
 def verify(directory: Path) -> None:
