@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,15 @@ import pytest
 
 from libai_data import DataLoader
 from libai_data.delivery import to_global
-from libai_data.engine.evaluation import ClsEvaluator, MeanLossEvaluator, inference_context, inference_on_dataset
+from libai_data.engine.evaluation import (
+    ClsEvaluator,
+    MeanLossEvaluator,
+    inference_context,
+    inference_on_dataset,
+    print_csv_format,
+)
+from libai_data.engine.events import EventStorage
+from libai_data.engine.hooks import EvalHook
 from libai_data.errors import ConfigError, SchemaError
 from tests.engine.test_evaluation import Collecting
 from tests.engine.tiny import TinyDataset, TinyModel
@@ -91,3 +100,41 @@ def test_labels_that_the_model_has_no_class_for_are_refused_unless_a_mask_leaves
     without = {"points": dataset.points[[0, 2]], "labels": np.array([0, 1])}
     found, expected = (evaluated(unlabelled, [each], evaluator=MeanLossEvaluator()) for each in (masked, without))
     assert found["loss"] == pytest.approx(expected["loss"], rel=1e-6)
+
+
+def hook_of(results: Any) -> EvalHook:
+    hook = EvalHook(1, lambda: results)
+    hook.trainer = SimpleNamespace(storage=EventStorage(), iter=5)
+    hook.trainer.storage.put_scalar("lr", 0.1)
+    return hook
+
+
+@pytest.mark.parametrize(
+    ("results", "message"),
+    [
+        ({"a/b": 1, "a": {"b": 2}}, "the evaluation returned two results 'a/b'; rename one of them"),
+        ({1: 1, "1": 2}, "the evaluation returned two results '1'; rename one of them"),
+        ({"loss": 1, "val_loss": 2}, "has two results that are logged as 'val_loss'; rename one of them"),
+    ],
+)
+def test_two_results_of_one_name_are_refused(results: Any, message: str) -> None:
+    with pytest.raises(SchemaError, match=message):
+        hook_of(results).after_train()
+
+
+def test_a_result_with_the_name_of_another_number_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    hook = hook_of({"lr": 1, "Acc@1": 2})
+    hook.after_train()
+    assert "with the names of other numbers of the training: ['lr']. Rename them" in caplog.text
+    caplog.clear()
+    hook = hook_of({"Acc@1": 2})
+    hook.after_train()
+    hook.after_train()
+    assert not caplog.records
+
+
+def test_odd_evaluators_and_results_are_refused(model: TinyModel) -> None:
+    with pytest.raises(ConfigError, match=r"the evaluator is the class Collecting; create one: Collecting\(...\)"):
+        evaluated(model, [{"points": np.ones((4, 6), np.float32)}], evaluator=Collecting)
+    with pytest.raises(SchemaError, match="the evaluation on test returned 'a': 1000"):
+        print_csv_format({"a": 10**400})

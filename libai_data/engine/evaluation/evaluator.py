@@ -103,13 +103,20 @@ logger = logging.getLogger(__name__)
 
 
 def flatten_results_dict(results: Mapping[str, Any]) -> dict[str, Any]:
-    """Make {"task/metric": value} from {"task": {"metric": value}}, at any depth."""
+    """Make {"task/metric": value} from {"task": {"metric": value}}, at any depth.
+
+    Raises:
+        SchemaError: Two results get the same name.
+    """
     flat: dict[str, Any] = {}
     for name, value in results.items():
         if isinstance(value, Mapping):
-            flat.update({f"{name}/{inner}": number for inner, number in flatten_results_dict(value).items()})
+            found = {f"{name}/{inner}": number for inner, number in flatten_results_dict(value).items()}
         else:
-            flat[str(name)] = value
+            found = {str(name): value}
+        for twice in flat.keys() & found.keys():
+            raise SchemaError(f"the evaluation returned two results {twice!r}; rename one of them")
+        flat.update(found)
     return flat
 
 
@@ -126,6 +133,8 @@ def prepared(evaluator: DatasetEvaluator, inputs: dict[str, Any], outputs: Any) 
 
 def check_evaluator(evaluator: Any) -> None:
     """Raise ConfigError if an object lacks a method of `DatasetEvaluator`."""
+    if isinstance(evaluator, type):
+        raise ConfigError(f"the evaluator is the class {evaluator.__name__}; create one: {evaluator.__name__}(...)")
     for method in ("reset", "prepare", "process", "evaluate"):
         if not callable(getattr(evaluator, method, None)):
             raise ConfigError(
@@ -149,7 +158,7 @@ def print_csv_format(results: Mapping[str, Any], name: str = "test") -> None:
     for metric, value in flat.items():
         try:
             numbers.append(float(value.__float__()))  # not `float(value)`, which accepts texts
-        except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+        except (AttributeError, TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise SchemaError(
                 f"the evaluation on {name} returned {metric!r}: {value!r:.100}; return a dict of numbers"
             ) from error

@@ -12,7 +12,7 @@ from libai_data.data.samplers.stream_state import Keys, check_state
 from libai_data.engine.checkpoint import Checkpointer
 from libai_data.engine.evaluation.evaluator import flatten_results_dict
 from libai_data.engine.train_loop import HookBase
-from libai_data.errors import CheckpointError, ConfigError, nearest
+from libai_data.errors import CheckpointError, ConfigError, SchemaError, nearest
 from libai_data.errors.argument_rules import TEXT, check, one_of, or_none, real, whole
 from libai_data.mesh.current import broadcast_py_object, synchronize
 
@@ -133,11 +133,25 @@ class EvalHook(_OnEvaluations):
     def __init__(self, eval_period: int, eval_function: Callable[[], dict[str, Any]]) -> None:
         super().__init__(eval_period)
         self._eval_function = eval_function
+        self._names: set[str] = set()  # of results so far
 
     def _act(self) -> None:
-        results = self._eval_function()
-        for name, value in flatten_results_dict(results or {}).items():
-            self.trainer.storage.put_scalar(validation_name(name), value, smoothing_hint=False)
+        storage = self.trainer.storage
+        results = flatten_results_dict(self._eval_function() or {})
+        names = [validation_name(name) for name in results]
+        for name in names:
+            if names.count(name) > 1:
+                raise SchemaError(f"the evaluation has two results that are logged as {name!r}; rename one of them")
+        taken = sorted({*names} & storage.latest().keys() - self._names)
+        if taken:
+            logger.warning(
+                "The evaluation has results with the names of other numbers of the training: %s. Rename them: in the "
+                "log and in metrics.json, each replaces the other.",
+                taken,
+            )
+        self._names.update(names)
+        for name, value in zip(names, results.values()):
+            storage.put_scalar(name, value, smoothing_hint=False)
         synchronize()
 
 
