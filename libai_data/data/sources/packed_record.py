@@ -32,11 +32,14 @@ def pack_record(record: Mapping[str, Any]) -> bytes:
     arrays: dict[str, np.ndarray] = {}
     values: dict[str, Any] = {}
     for name, value in record.items():
+        if not isinstance(name, str) or name == _METADATA:
+            raise SchemaError(f"a field has the name {name!r}; a name is a text other than {_METADATA!r}")
         if isinstance(value, bytes):
             arrays[name] = np.frombuffer(value, np.uint8)
         elif isinstance(value, (np.ndarray, np.generic)):
-            arrays[name] = np.asarray(value)
-            if arrays[name].dtype.kind not in "biuf" or value.dtype.itemsize > 8 or name == _METADATA:
+            # safetensors writes the memory as it lies, so it would mix up the values of Fortran's order and of views.
+            arrays[name] = np.asarray(value, order="C")
+            if arrays[name].dtype.kind not in "biuf" or value.dtype.itemsize > 8:
                 raise SchemaError(f"field {name!r} is an array of {value.dtype}, which cannot be packed; use numbers")
         else:
             values[name] = value

@@ -47,6 +47,19 @@ def test_its_arrays_are_read_by_safetensors() -> None:
     assert set(found) == {"x", "raw"} and np.array_equal(found["x"], x) and found["raw"].tobytes() == b"ab"
 
 
+def test_arrays_of_any_strides_and_byte_order_come_back() -> None:
+    x = np.arange(24).reshape(2, 3, 4)
+    views = [x.T, x[:, ::-1], x[:, :, 1:3], x[..., 1], np.broadcast_to(x[0], (2, 3, 4)), x.astype(">i8")[:, 1:]]
+    found = unpack_record(pack_record({str(number): view for number, view in enumerate(views)}))
+    assert [found[str(number)].tolist() for number in range(len(views))] == [view.tolist() for view in views]
+
+
+@pytest.mark.parametrize("name", [1, "__metadata__"])
+def test_names_that_cannot_be_packed_are_refused(name: Any) -> None:
+    with pytest.raises(SchemaError, match=f"a field has the name {name!r}"):
+        pack_record({name: b"x"})
+
+
 @given(RECORDS, st.data())
 def test_damaged_bytes_are_refused_or_give_a_record(record: dict[str, Any], data: st.DataObject) -> None:
     packed = bytearray(pack_record(record))
