@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, Callable, cast
 
 from libai_data.data.files.file_map import FileMap
 from libai_data.data.shard_work.work_folder import LOCK
@@ -140,11 +140,11 @@ def open_decompressed(path: Path, raw: IO[bytes]) -> IO[bytes]:
     if kind == ".gz":
         return cast(IO[bytes], gzip.GzipFile(fileobj=raw))
     if kind == ".bz2":
-        return bz2.BZ2File(raw)
+        return cast(IO[bytes], _FramedFile(raw, bz2.BZ2Decompressor, _READ_AT_ONCE))
     if kind == ".xz":
-        return lzma.LZMAFile(raw)
+        return cast(IO[bytes], _FramedFile(raw, lzma.LZMADecompressor, _READ_AT_ONCE))
     if kind == ".zst":
-        return cast(IO[bytes], _ZstandardFile(raw, _zstandard(path)))
+        return cast(IO[bytes], _FramedFile(raw, _zstandard(path).ZstdDecompressor().decompressobj))
     return raw
 
 
@@ -194,34 +194,41 @@ def open_parquet(path: Path) -> Iterator[Any]:
         raise Broken(f"{path} cannot be read as Parquet: {error}") from error
 
 
-class _ZstandardFile:
-    """Content of a file of zstd frames. Unlike zstandard's own readers, it notices a frame that is cut off."""
+class _FramedFile:
+    """Content of a file of compressed frames. Unlike the readers of bz2, lzma and zstandard, it notices a last frame
+    that is cut off, and bytes that follow a frame and are no frame. Zeros may follow a frame, as in xz.
 
-    def __init__(self, raw: IO[bytes], zstandard: Any) -> None:
-        self._raw, self._new_frame = raw, zstandard.ZstdDecompressor().decompressobj
+    Args:
+        raw: the file.
+        new_frame: returns a decompressor for one frame.
+        limit: most bytes to decompress at once, if the decompressor has such an argument.
+    """
+
+    def __init__(self, raw: IO[bytes], new_frame: Callable[[], Any], *limit: int) -> None:
+        self._raw, self._new_frame, self._limit = raw, new_frame, limit
         self._frame: Any = None
+        self._rest = b""
 
     def read1(self, count: int) -> bytes:
         """Some bytes; none at the end."""
         while True:
-            data = self._raw.read(count)
-            if not data:
-                if self._frame is not None:
-                    raise EOFError("a zstd frame is cut off")
-                return b""
-            found = self._decompress(data)
+            data, self._rest = self._rest, b""
+            if not data and getattr(self._frame, "needs_input", True):
+                data = self._raw.read(count)
+                if not data:
+                    if self._frame is not None:
+                        raise EOFError("the last frame is cut off")
+                    return b""
+            if self._frame is None:
+                data = data.lstrip(b"\0")
+                if not data:
+                    continue
+                self._frame = self._new_frame()
+            found: bytes = self._frame.decompress(data, *self._limit)
+            if self._frame.eof:
+                self._rest, self._frame = self._frame.unused_data, None
             if found:
                 return found
-
-    def _decompress(self, data: bytes) -> bytes:
-        found = []
-        while data:
-            self._frame = self._frame or self._new_frame()
-            found.append(self._frame.decompress(data))
-            data = b""
-            if self._frame.eof:
-                data, self._frame = self._frame.unused_data, None
-        return b"".join(found)
 
 
 def _damage_errors(path: Path) -> tuple[type[BaseException], ...]:

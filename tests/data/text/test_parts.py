@@ -115,6 +115,21 @@ def test_a_compressed_file_that_is_cut_off_gives_its_whole_lines_and_is_told_of(
     assert "cannot be decompressed further" in bad[0]
 
 
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz", ".zst"])
+@pytest.mark.parametrize(("between", "whole"), [(b"", True), (bytes(8), True), (b"no frame at all", False)])
+def test_what_follows_a_compressed_frame_is_read_or_told_of(
+    tmp_path: Path, suffix: str, between: bytes, whole: bool
+) -> None:
+    if suffix == ".zst":
+        pytest.importorskip("zstandard")
+    path = tmp_path / f"corpus.jsonl{suffix}"
+    frames = [COMPRESS[suffix](json.dumps({"text": text}).encode() + b"\n") for text in "ab"]
+    path.write_bytes(between.join(frames) + between)
+    found, bad = read_all([path], Cutting())
+    assert found == ([("a",), ("b",)] if whole else [("a",)])
+    assert len(bad) == (not whole) and all("cannot be decompressed further" in reason for reason in bad)
+
+
 def test_lines_that_are_no_documents_are_told_with_their_line(tmp_path: Path) -> None:
     path = tmp_path / "corpus.jsonl"
     bad = [b"{", b"[1]", b"{}", b'{"text": null}', b"\xff", b'{"text": "\\ud800"}']
