@@ -50,6 +50,7 @@ class _WebDataset:
 
     def __init__(self, path: Path, schema: Any) -> None:
         self._file = tarfile.open(path, "w", format=tarfile.PAX_FORMAT)  # noqa: SIM115
+        self._keys: set[str] = set()
 
     def write(self, records: Sequence[Any], first: int) -> list[Any]:
         return [self._write(record, index) for index, record in enumerate(records, first)]
@@ -57,18 +58,24 @@ class _WebDataset:
     def _write(self, record: Any, index: int) -> dict[str, Any]:
         fields = {"bin": record} if isinstance(record, bytes) else dict(record)
         key = str(fields.pop("__key__", f"{index:09d}"))
-        if key.startswith("/") or ".." in key.split("/") or "." in key.rpartition("/")[2] or not key.rpartition("/")[2]:
+        last = key.rpartition("/")[2]
+        if key.startswith(("/", "./")) or ".." in key.split("/") or not last or "." in last or "\0" in key:
             raise SchemaError(
-                f"the key {key!r} cannot be a key of WebDataset: it must be a relative path, without a dot in its last "
-                "part"
+                f"the key {key!r} cannot be a key of WebDataset: it must be a relative path, without './' at its "
+                "beginning and without a dot in its last part"
             )
+        # A reader would make one sample of two records with one key, and none of a record without fields.
+        if key in self._keys or not fields:
+            why = "has no field" if not fields else "has the key of an earlier one"
+            raise SchemaError(f"record {index} (key {key!r}) {why}; WebDataset cannot store it")
+        self._keys.add(key)
         found: dict[str, Any] = {"__key__": key}
         for name, value in fields.items():
             ending, content = _as_file(name, value)
-            if ending in found or "/" in ending or not ending:
+            if ending in found or "/" in ending or "\0" in ending or not ending:
                 raise SchemaError(
-                    f"field {name!r} would be a file with the ending {ending!r}, which is empty, contains '/' or is in "
-                    "use; rename the field"
+                    f"field {name!r} would be a file with the ending {ending!r}, which is empty, contains '/' or a "
+                    "zero byte, or is in use; rename the field"
                 )
             info = tarfile.TarInfo(f"{key}.{ending}")
             info.size = len(content)
@@ -180,10 +187,16 @@ def schema_of(to: str, first_records: Callable[[], Sequence[Any]]) -> Any:
     pyarrow = import_pyarrow("writing Parquet")
     rows = [as_row(record) for record in first_records()]
     names = list(dict.fromkeys(name for row in rows for name in row))
-    try:
-        return pyarrow.table({name: [row.get(name) for row in rows] for name in names}).schema
-    except (pyarrow.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise SchemaError(f"the first {len(rows)} records have no columns in common: {error}") from error
+    fields = []
+    for name in names:
+        try:
+            fields.append((name, pyarrow.array([row.get(name) for row in rows]).type))
+        except (pyarrow.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise SchemaError(
+                f"the field {name!r} of the first {len(rows)} records fits no column of Parquet: {error}; convert to "
+                "another format"
+            ) from error
+    return pyarrow.schema(fields)
 
 
 class ShardFormat(NamedTuple):

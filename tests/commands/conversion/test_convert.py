@@ -18,7 +18,7 @@ from libai_data.commands.conversion.conversion import ConversionError, ShardJob,
 from libai_data.commands.conversion.shard_writers import FORMATS, schema_of
 from libai_data.data.sources import open_source, unpack_record
 from libai_data.data.sources.shard_counts import MANIFEST
-from libai_data.errors import ConfigError, FormatError
+from libai_data.errors import ConfigError, FormatError, SchemaError
 from tests.data.sources.record_files import ENDINGS, SOURCES, same, texts, write
 
 pytest.importorskip("array_record")
@@ -249,6 +249,35 @@ def test_the_command_tells_what_it_made_and_what_is_wrong(tmp_path: Path, capsys
     assert "1 shards were kept from an earlier run" in capsys.readouterr().out
     assert main([*command, "--records-per-shard", "0"]) == 1
     assert "libai-data convert: records_per_shard is 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("records", "why"),
+    [
+        ([{"__key__": "k", "a": 1}, {"__key__": "k", "b": 1}], r"record 1 \(key 'k'\) has the key of an earlier one"),
+        ([{"a": 1}, {}], r"record 1 .* has no field"),
+        ([{"__key__": "./k", "a": 1}], r"key './k' cannot be a key"),
+        ([{"__key__": "k\0", "a": 1}], r"key 'k\\x00' cannot be a key"),
+        ([{"a\0": 1}], r"field 'a\\x00' would be a file with the ending 'a\\x00.json'"),
+    ],
+)
+def test_records_that_a_tar_would_join_lose_or_rename_are_refused(tmp_path: Path, records: Any, why: str) -> None:
+    with pytest.raises(SchemaError, match=why):
+        FORMATS["webdataset"].writer(tmp_path / "a.tar", None).write(records, 0)
+
+
+def test_a_field_that_fits_no_column_of_parquet_is_named() -> None:
+    with pytest.raises(SchemaError, match=r"the field 'b' of the first 2 records fits no column of Parquet"):
+        schema_of("parquet", lambda: [{"a": 1, "b": 1}, {"a": 2, "b": "x"}])
+
+
+def test_arrays_of_any_strides_become_array_records(tmp_path: Path) -> None:
+    pytest.importorskip("array_record")
+    x = np.arange(24).reshape(2, 3, 4)
+    np.save(tmp_path / "x.npy", np.asfortranarray(x))
+    convert(Conversion([str(tmp_path / "x.npy")], "array_record", tmp_path / "out"))
+    found = [unpack_record(record)["data"] for record in open_source(tmp_path / "out")]
+    assert np.array_equal(found, x)
 
 
 def test_a_conversion_of_no_files_is_refused(tmp_path: Path) -> None:
