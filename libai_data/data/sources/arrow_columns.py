@@ -84,6 +84,10 @@ def _values_of(column: Any) -> Values:
             dtype = np.dtype({"float": "f4", "double": "f8"}.get(str(kind), str(kind)))
             numbers = np.frombuffer(column.buffers()[1], dtype)[column.offset : column.offset + len(column)]
             return lambda rows: list(numbers[rows].tolist())
+    try:
+        column.take(pa.nulls(0, pa.int64()))
+    except pa.ArrowNotImplementedError:  # such as views within lists, and run-end encoded values
+        return lambda rows: [column[row].as_py() for row in rows.tolist()]
 
     def values(rows: np.ndarray) -> list[Any]:
         numbers = np.ascontiguousarray(rows, np.int64)

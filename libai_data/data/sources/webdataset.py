@@ -115,7 +115,7 @@ def _samples(file: MappedFile, index: TarIndex) -> Iterator[tuple[str, dict[str,
                 )
             seen.add(key)
             current, sample = key, {}
-        if ending in sample:
+        if ending in sample or ending == "__key__":
             raise _refused(file, index, number, f"a second field {ending!r} of the sample {key!r}")
         sample[ending] = number
     if current is not None:

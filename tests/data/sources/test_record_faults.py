@@ -138,6 +138,7 @@ def _read_or_exit(source: ArrayRecordSource, expected: list[bytes]) -> None:
     [
         (["a.txt", "b.txt", "a.cls"], r"x.tar at offset 2560, 'a.cls': the key 'a' occurred before"),
         (["a.txt", "a.TXT"], r"x.tar at offset 1536, 'a.TXT': a second field 'txt'"),
+        (["a.txt", "a.__KEY__"], r"x.tar at offset 1536, 'a.__KEY__': a second field '__key__'"),
     ],
 )
 def test_samples_that_occur_twice_are_refused(tmp_path: Path, names: list[str], told: str) -> None:

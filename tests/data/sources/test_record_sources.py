@@ -265,6 +265,22 @@ def test_views_of_text_and_bytes_are_read_also_within_lists(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_views_within_lists_and_structs_are_read(tmp_path: Path, kind: str) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    view = pyarrow.string_view()
+    rows = [{"a": ["x" * 20, None], "b": {"c": "y"}}, {"a": [], "b": {"c": "y" * 20}}, {"a": None, "b": None}]
+    schema = pyarrow.schema({"a": pyarrow.list_(view), "b": pyarrow.struct({"c": view})})
+    table = pyarrow.Table.from_pylist(rows, schema)
+    path = tmp_path / f"a.{kind}"
+    if kind == "parquet":
+        pytest.importorskip("pyarrow.parquet").write_table(table, path)
+    else:
+        with pyarrow.OSFile(str(path), "wb") as file, pyarrow.ipc.new_file(file, table.schema) as writer:
+            writer.write_table(table)
+    assert SOURCES[kind](path).read_many([2, 0, 1]) == [rows[row] for row in (2, 0, 1)]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
 def test_two_columns_of_one_name_are_refused_with_the_file(tmp_path: Path, kind: str) -> None:
     available(kind)
     import pyarrow
