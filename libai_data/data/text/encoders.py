@@ -52,9 +52,11 @@ def open_encoder(files: Sequence[Path], lower_case: bool, chinese_words: bool, e
         if len(files) == 2:
             return FastEncoder(as_gpt2(Tokenizer(models.BPE.from_file(*map(str, files)))))
         tokenizer = Tokenizer.from_file(str(path))
-        # A file may enable these, but documents must keep their length.
+        # A file may enable these, but documents must keep their length, and a text must always give the same tokens.
         tokenizer.no_truncation()
         tokenizer.no_padding()
+        if getattr(tokenizer.model, "dropout", None):
+            tokenizer.model.dropout = None
         # The other kinds of tokenizers never read special tokens in a text.
         tokenizer.encode_special_tokens = escape_special
         return FastEncoder(tokenizer)

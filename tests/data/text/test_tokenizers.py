@@ -63,6 +63,7 @@ def test_a_tokenizer_json_keeps_long_documents_whole_and_adds_nothing(tmp_path: 
     plain = changed.encode("the quick brown fox").ids
     changed.enable_truncation(2)
     changed.enable_padding(length=50)
+    changed.model.dropout = 0.9
     end = [("<|endoftext|>", changed.token_to_id("<|endoftext|>"))]
     changed.post_processor = tokenizers.processors.TemplateProcessing("$A <|endoftext|>", special_tokens=end)
     changed.save(str(tmp_path / "changed.json"))
