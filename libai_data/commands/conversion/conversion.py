@@ -28,12 +28,11 @@ from libai_data.data.shard_work.process_pool import Work, WorkError, done_by_pro
 from libai_data.data.shard_work.work_folder import check_same_plan, keep_to_plan, own_folder, write_json
 from libai_data.data.sources.opening import SOURCES, open_source, source_format
 from libai_data.data.sources.remote import is_remote
-from libai_data.data.sources.shard_counts import MANIFEST
+from libai_data.data.sources.sharded import MANIFEST, UNFINISHED
 from libai_data.data.sources.storage import listed
 from libai_data.errors import ConfigError, FormatError, SchemaError, nearest
 from libai_data.errors.argument_rules import FILE_NAME, OUTPUT, check, whole
 
-_UNFINISHED = ".libai_data_parts"
 _RECORDS_FOR_SCHEMA = 1000
 
 
@@ -105,7 +104,7 @@ def convert(
     plan = {**how, "records": len(source)}
     output = Path(conversion.output)
     _refuse_overwriting(paths, _shards(conversion, len(source)))
-    folder = output / _UNFINISHED
+    folder = output / UNFINISHED
     with own_folder(folder):
         before = _manifest(output)
         if before:

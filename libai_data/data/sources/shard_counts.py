@@ -21,13 +21,12 @@ from libai_data.data.sources.remote import RemoteFile, list_files, look_up
 from libai_data.data.sources.remote_counts import count_by_ranges
 from libai_data.data.sources.shard_index import DESCRIBED, described_shards, is_raw
 from libai_data.data.sources.shard_table import TABLE, ShardTable, packed_digits
+from libai_data.data.sources.sharded import MANIFEST, check_all_there
 from libai_data.data.sources.storage import LocalFile, Storage
 from libai_data.errors import ConfigError, FormatError, StorageError
 
 STREAMED = ("array_record", "webdataset", "parquet", "mds", "litdata", "arrow", "jsonl", "numpy")
 """Formats of which each shard can be read by itself."""
-MANIFEST = ".libai_data_manifest.json"
-"""The file that `libai-data convert` writes beside its shards."""
 AT_ONCE = 16
 _MOST_SAMPLES = 1 << 40
 _SIGNS = "*?["
@@ -73,6 +72,8 @@ def counted(
         raise no_shards(folder, pattern)
     kind = checked_format(folder, format or format_of_files(folder, files, STREAMED))
     known = _of_described(found, kind) if kind in DESCRIBED else _of_manifest(folder)
+    if not (kind in DESCRIBED or pattern):
+        check_all_there(folder, sorted(set(known).difference(files)))
     if kind == "webdataset" and not known and f"{folder}/{_INDEX}" in found:
         known = _of_index(folder)
     if kind in DESCRIBED:

@@ -17,7 +17,7 @@ from libai_data.commands.conversion import Conversion, Converted, convert, main
 from libai_data.commands.conversion.conversion import ConversionError, ShardJob, WriteShard
 from libai_data.commands.conversion.shard_writers import FORMATS, schema_of
 from libai_data.data.sources import open_source, unpack_record
-from libai_data.data.sources.shard_counts import MANIFEST
+from libai_data.data.sources.sharded import MANIFEST, UNFINISHED
 from libai_data.errors import ConfigError, FormatError, SchemaError
 from tests.data.sources.record_files import ENDINGS, SOURCES, same, texts, write
 
@@ -199,6 +199,21 @@ def test_after_kill_9_the_same_call_keeps_the_finished_shards_and_gives_the_same
     assert result.kept >= 9
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
     assert not (tmp_path / "out" / ".libai_data_parts").exists()
+
+
+def test_a_folder_without_all_its_shards_is_refused(tmp_path: Path) -> None:
+    write("jsonl", tmp_path / "a.jsonl", texts(60))
+    paths = converted(tmp_path).paths
+    assert len(open_source(tmp_path / "out")) == 60
+    Path(paths[1]).unlink()
+    for folder in ({"paths": tmp_path / "out"}, {"paths": f"file://{tmp_path}/out", "streaming": True}):
+        with pytest.raises(ConfigError, match=r"has no .*records-00001-of-00003.tar, which its manifest lists"):
+            open_source(**folder)
+    assert len(open_source(tmp_path / "out" / "*.tar")) == 40
+    (tmp_path / "out" / MANIFEST).unlink()
+    (tmp_path / "out" / UNFINISHED).mkdir()
+    with pytest.raises(ConfigError, match=r"'libai-data convert' did not finish the shards in .*out"):
+        open_source(tmp_path / "out")
 
 
 def test_a_shard_that_does_not_read_back_gets_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
