@@ -102,6 +102,7 @@ class MappedFile:
             self._mapped()
         elif not self.is_copy and self._is_check_due():
             check_not_written(self.path, self._status)
+            self._checked = time.monotonic()
 
     def release(self) -> None:
         """Remove the pages that were read from this process's resident memory, if their content is cached elsewhere."""
@@ -114,14 +115,12 @@ class MappedFile:
             self._checked = time.monotonic()
         elif self._is_check_due():
             self._map.check_not_written()
+            # Only now: after an error, the next read must not use the map, which may be longer than the file.
+            self._checked = time.monotonic()
         return self._map
 
     def _is_check_due(self) -> bool:
-        now = time.monotonic()
-        if now - self._checked <= _SECONDS_BETWEEN_CHECKS:
-            return False
-        self._checked = now
-        return True
+        return time.monotonic() - self._checked > _SECONDS_BETWEEN_CHECKS
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_map": None, "_array": None}

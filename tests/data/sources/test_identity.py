@@ -214,8 +214,9 @@ def test_a_file_that_is_written_to_is_refused_before_the_batch_after_next(
     with path.open("r+b") as file:
         file.write(content[::-1])
     now += 0.03
-    with pytest.raises(FormatError, match="has changed since it was opened"):
-        source[1]
+    for _ in range(2):  # A loader that skips a sample reads the next one at once.
+        with pytest.raises(FormatError, match="has changed since it was opened"):
+            source[1]
 
 
 def test_workers_map_an_array_again_refuse_another_file_and_get_a_copy_of_a_removed_one(tmp_path: Path) -> None:
