@@ -136,6 +136,10 @@ def _rows(piece: Piece, keys: Sequence[str]) -> Iterator[Record]:
             if missing:
                 yield BadLine(0, _missing(missing[0], columns))
                 return
+            twice = [key for key in keys if columns.count(key) > 1]
+            if twice:
+                yield BadLine(0, f"several columns are called {twice[0]!r}; rename them")
+                return
             groups = list(range(piece.start, piece.stop))
             for batch in file.iter_batches(batch_size=_ROWS, row_groups=groups, columns=list(keys)):
                 for found in batch.to_pylist():

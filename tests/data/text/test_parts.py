@@ -130,6 +130,14 @@ def test_what_follows_a_compressed_frame_is_read_or_told_of(
     assert len(bad) == (not whole) and all("cannot be decompressed further" in reason for reason in bad)
 
 
+def test_a_key_that_several_columns_have_is_told_of(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    table = pyarrow.Table.from_arrays([pyarrow.array(["a"]), pyarrow.array(["b"])], ["text", "text"])
+    pytest.importorskip("pyarrow.parquet").write_table(table, tmp_path / "a.parquet")
+    found, bad = read_all([tmp_path / "a.parquet"], Cutting())
+    assert not found and len(bad) == 1 and "several columns are called 'text'" in bad[0]
+
+
 def test_lines_that_are_no_documents_are_told_with_their_line(tmp_path: Path) -> None:
     path = tmp_path / "corpus.jsonl"
     bad = [b"{", b"[1]", b"{}", b'{"text": null}', b"\xff", b'{"text": "\\ud800"}']
