@@ -92,10 +92,7 @@ def _values_of(column: Any) -> Values:
     def values(rows: np.ndarray) -> list[Any]:
         numbers = np.ascontiguousarray(rows, np.int64)
         places = pa.Array.from_buffers(pa.int64(), len(rows), [None, pa.py_buffer(numbers)])
-        try:
-            return list(column.take(places).to_pylist())
-        except pa.ArrowNotImplementedError:  # For example, views within lists.
-            return [column[row].as_py() for row in rows.tolist()]
+        return list(column.take(places).to_pylist())
 
     return values
 
