@@ -132,8 +132,9 @@ class Source:
         return alone.reading(*self._opened(thing, epoch, state))
 
     def _opened(self, thing: Any, epoch: int, state: str | None) -> Opened:
-        if not self._is_told and not self.batches and (inner := loader_within(thing)) is not None:
-            through = "" if yields_batches(thing) else f"goes through a {type(inner).__name__}, which "
+        inner = loader_within(thing) if not (self._is_told or self.batches) else None
+        if inner is not None and (inner is not thing or yields_batches(thing)):
+            through = "" if inner is thing else f"goes through a {type(inner).__name__}, which "
             raise ConfigError(
                 f"{self.name} returned a {type(thing).__name__}, which {through}yields batches, but what a function "
                 "yields counts as samples; set batches=True, or batches=False if each of its items is a sample"
