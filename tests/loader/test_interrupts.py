@@ -40,7 +40,7 @@ BATCHES = 12
 @pytest.mark.parametrize(
     ("arguments", "between"),
     [(WORKERS[0], 7), slowly(WORKERS[0], 1), (WORKERS[1], 11), slowly(WORKERS[1], 1)]
-    + [slowly(WORKERS[2], 17), slowly(WORKERS[3], 67)],
+    + [slowly(WORKERS[2], 17), slowly(WORKERS[3], 37)],
     ids=["in-process", "in-process-all", "thread", "thread-all", "fork", "spawn"],
 )
 def test_an_interrupt_at_any_line_loses_no_batch(arguments: dict[str, Any], between: int) -> None:

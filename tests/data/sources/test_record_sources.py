@@ -273,7 +273,10 @@ def test_views_within_lists_and_structs_are_read(tmp_path: Path, kind: str) -> N
     table = pyarrow.Table.from_pylist(rows, schema)
     path = tmp_path / f"a.{kind}"
     if kind == "parquet":
-        pytest.importorskip("pyarrow.parquet").write_table(table, path)
+        try:
+            pytest.importorskip("pyarrow.parquet").write_table(table, path)
+        except pyarrow.ArrowTypeError:
+            pytest.skip("views in Parquet files need pyarrow 22")
     else:
         with pyarrow.OSFile(str(path), "wb") as file, pyarrow.ipc.new_file(file, table.schema) as writer:
             writer.write_table(table)

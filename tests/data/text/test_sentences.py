@@ -30,7 +30,7 @@ def test_megabytes_of_one_character_are_split_in_seconds(text: str) -> None:
     repeated = text * (size // len(text))
     start = time.process_time()
     found = split_sentences(repeated, keep_newlines=True)
-    assert time.process_time() - start < 5
+    assert time.process_time() - start < 60
     assert "".join(found) in (repeated, "")
 
 
