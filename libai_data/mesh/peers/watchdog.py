@@ -1,8 +1,6 @@
 """Watches the other ranks while a program runs, by connections between the ranks.
 
-The ranks of a node are connected to its first rank, and the first ranks of the nodes to rank 0. So no process has more
-connections than ranks on a node, or nodes. Connections between nodes are made at the first collective of this package,
-where the ranks also compare their job and their machines. A thread watches the connections:
+The ranks are connected by `rank_links`. A thread watches the connections:
 
 * If a connection closes without a farewell, its rank has died or failed.
 * A rank whose program ends sends a farewell, with the number of collectives of this package that it has begun
@@ -23,14 +21,11 @@ In each case all ranks get the reason and end at once. Over the same connections
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import os
-import secrets
 import select
 import signal
-import socket
 import sys
 import threading
 import time
@@ -40,21 +35,10 @@ from functools import partial
 from typing import Any, NoReturn, cast
 
 from libai_data.errors import ContractError, MeshError, PeerError, by_rank
-from libai_data.launch.job_environment import job_key, proof
-from libai_data.mesh.peers.batch_notes import BatchNotes, BatchPlace, different_batches, shared_memory
+from libai_data.mesh.peers.batch_notes import BatchPlace, different_batches
 from libai_data.mesh.peers.main_thread import SECONDS_IDLE, MainThread
-from libai_data.mesh.peers.network_link import (
-    Connection,
-    accept_leaders,
-    connect_to_rank0,
-    open_network_link,
-    receive_head,
-    receive_word,
-    send_head,
-    send_word,
-)
-from libai_data.mesh.peers.node_link import connect_to_leader, let_in, open_node_link, seconds_to_meet
-from libai_data.mesh.peers.same_job import check_same_job, facts_of_rank, told_by_rank0
+from libai_data.mesh.peers.network_link import receive_word, send_word
+from libai_data.mesh.peers.rank_links import RankLinks
 from libai_data.mesh.peers.standstill import (
     COLLECTIVE,
     FIRST_MEETING,
@@ -77,7 +61,6 @@ _SECONDS_LATER_THAN_FOLLOWERS = 0.3
 """A rank that others connect to ends so much later, so that they print their message before OneFlow aborts them."""
 
 _SECONDS_TO_FLUSH = 2.0
-_SECONDS_FOR_PREDECESSOR = 10.0
 _SECONDS_BETWEEN_LOOKS = 1.0
 
 _LEFT, _WAITS, _PLACE, _AT, _RELEASE, _END = "left ", "waits ", "stands ", "at ", "go ", "end: "
@@ -88,20 +71,13 @@ class Liveness:
 
     def __init__(self, rank: int, world_size: int, num_nodes: int, has_gpus: bool = False) -> None:
         self._rank, self._world_size, self._nodes = rank, world_size, num_nodes
-        per_node = world_size // num_nodes
-        self._node = rank // per_node
-        self._leader = self._node * per_node
-        self._followers = [] if rank != self._leader else list(range(rank + 1, rank + per_node))
         self.stop = StopAgreement()  # on the step before which all ranks stop; connected in `meet`
         self._met = world_size == 1
         self._collectives = 0
         self._exit_asked: tuple[Any, int] = (None, 0)
         self._is_ending = False
-        # The main thread and the thread that watches share these.
-        self._changed = threading.Condition()
-        self._connections: dict[int, Connection] = {}
-        self._names: dict[int, str] = {}
-        self._above: Connection | None = None
+        self._links = RankLinks(rank, world_size, num_nodes, self._farewells)
+        # The main thread and the thread that watches share these; `RankLinks.changed` is held when they change.
         self._leaving = Leaving(world_size)
         self._is_at_meeting = False
         self._arrived: dict[int, tuple[Place, str, list[Any]]] = {}
@@ -111,14 +87,13 @@ class Liveness:
         self._report_at = 0.0
         self._standstill = Standstill(world_size, num_nodes, has_gpus)
         self._last_batch: BatchPlace | None = None
-        self._notes: BatchNotes | None = None
-        if self._followers:
-            self._notes_memory = shared_memory(per_node)
-            self._notes = BatchNotes(self._notes_memory, 0, per_node)
         if world_size > 1:
             self._main.check_visible()
-            self._heard, self._ask = os.pipe()
             threading.Thread(target=self._watch, name="liveness of other ranks", daemon=True).start()
+
+    def _farewells(self) -> list[str]:
+        """The words for a rank that connects after others have left."""
+        return [f"{_LEFT}{rank} {collectives}" for rank, collectives in self._leaving.after.items()]
 
     def ask_to_stop(self) -> None:
         """Let all ranks stop before one of the next steps. A signal handler of the main thread may call this."""
@@ -126,7 +101,7 @@ class Liveness:
             self.stop.ask()
         else:
             # The other thread sends: the main thread may hold the lock for sending, or be in the middle of a message.
-            os.write(self._ask, b"s")
+            self._links.call(b"s")
 
     @contextmanager
     def waiting(self, kind: str, what: str) -> Iterator[None]:
@@ -163,20 +138,20 @@ class Liveness:
         if not self._met:
             with self.waiting(COLLECTIVE, FIRST_MEETING):
                 self.meet()
-        with self._changed:
+        with self._links.changed:
             self._collectives += 1
             self._is_at_meeting = bool(what)
             problem = self._leaving.problem_of(self._rank, self._collectives, self._is_at_meeting)
         if problem:
-            self._send_to_all(f"{_END}{problem}")
+            self._links.send_to_all(f"{_END}{problem}")
             raise PeerError(problem)
         if not what:
             return {}
         with self.waiting(COLLECTIVE, what):
             own = [self._rank, words, None if self._last_batch is None else [*map(int, self._last_batch)]]
             self._arrive(self._rank, (self._collectives, COLLECTIVE, what), line_of_program(), [own])
-            with self._changed:
-                self._changed.wait_for(lambda: not self._is_at_meeting)
+            with self._links.changed:
+                self._links.changed.wait_for(lambda: not self._is_at_meeting)
         batches = {each: None if batch is None else tuple(batch) for each, _, batch in self._gathered}
         if len(set(batches.values())) > 1:
             self._last_batch = None
@@ -190,111 +165,71 @@ class Liveness:
             ContractError: A neighbour has used another batch in this collective.
         """
         self._last_batch = place
-        if self._notes is not None and (other := self._notes.note(self._collectives, place)) is not None:
-            theirs = self._notes.place_of(other, self._collectives)
-            raise ContractError(different_batches({self._rank: place, self._leader + other: theirs}))
+        if self._links.notes is not None and (other := self._links.notes.note(self._collectives, place)) is not None:
+            theirs = self._links.notes.place_of(other, self._collectives)
+            raise ContractError(different_batches({self._rank: place, self._links.leader + other: theirs}))
 
     def _arrive(self, rank: int, place: Place, line: str, gathered: list[Any]) -> None:
         """Record the place that a rank and all ranks below it have reached. After the last one, all can continue."""
-        with self._changed:
+        with self._links.changed:
             self._arrived[rank] = cast(Place, tuple(place)), line, gathered
             # Not the number of connections: this rank may still wait for some connections.
-            if len(self._arrived) <= len(self._followers) + (self._nodes - 1 if self._rank == 0 else 0):
+            if len(self._arrived) <= len(self._links.followers) + (self._nodes - 1 if self._rank == 0 else 0):
                 return
             arrived, self._arrived = self._arrived, {}
         if len({place for place, _, _ in arrived.values()}) > 1:
             places = by_rank({each: in_words(place, at) for each, (place, at, _) in sorted(arrived.items())})
             self._end(f"the ranks have begun different collectives: {places}. {SAME_COLLECTIVES}")
         gathered = [each for _, _, below in arrived.values() for each in below]
-        if self._above is None:
+        if self._links.above is None:
             self._release(json.dumps(gathered))
         else:
-            send_word(self._above, _AT + json.dumps((self._rank, place, line, gathered)))
+            send_word(self._links.above, _AT + json.dumps((self._rank, place, line, gathered)))
 
     def _release(self, gathered: str) -> None:
         """Let this rank and those below continue: all ranks have arrived, and have sent these words."""
-        for connection in list(self._connections.values()):
-            if connection is not self._above:
-                send_word(connection, _RELEASE + gathered)
-        with self._changed:
+        for connection in self._links.below():
+            send_word(connection, _RELEASE + gathered)
+        with self._links.changed:
             self._gathered = json.loads(gathered)
             self._is_at_meeting = False
-            self._changed.notify_all()
+            self._links.changed.notify_all()
 
     def meet(self) -> None:
         """Compare job and machine with rank 0, and complete the connections. The first call is collective."""
         if self._met:
             return
         self._met = True
-        listener, port = open_network_link() if self._rank == 0 and self._nodes > 1 else (None, 0)
-        own = facts_of_rank(key=secrets.token_hex(16), port=port)
-        theirs = told_by_rank0(own)
-        check_same_job(own, theirs, self._rank, self._world_size, self._nodes)
-        with self._changed:
-            seconds, expected = seconds_to_meet(), len(self._followers) if self._rank == self._leader else 1
-            if not self._changed.wait_for(lambda: len(self._connections) >= expected, seconds):
-                raise PeerError(f"rank {self._rank} and the others of its node could not connect within {seconds:g} s")
-        if listener is not None:
-            per_node = self._world_size // self._nodes
-            nodes = {own["machine"]: 0}
-            for node, link in accept_leaders(listener, range(1, self._nodes), theirs["key"]).items():
-                other = nodes.setdefault(receive_head(link)["machine"], node)
-                if other != node:
-                    raise MeshError(
-                        f"nodes {other} and {node} run on one machine, where OneFlow computes wrong sums; start one "
-                        "launcher on each machine"
-                    )
-                self._add(link, f"rank {node * per_node} of node {node}, or the network to it,")
-        elif self._nodes > 1 and self._rank == self._leader:
-            host = os.environ.get("MASTER_ADDR", "127.0.0.1")
-            self._above = connect_to_rank0(host, theirs["port"], self._node, theirs["key"])
-            send_head(self._above, {"machine": own["machine"]})
-            self._add(self._above, "rank 0, or the network to it,")
-        below = [each for each in self._connections.values() if each is not self._above]
+        self._links.meet()
+        above = self._links.above
         self.stop.connect(
-            None if self._above is None else partial(send_word, self._above),
-            [partial(send_word, each) for each in below],
+            None if above is None else partial(send_word, above),
+            [partial(send_word, each) for each in self._links.below()],
         )
 
-    def _add(self, connection: Connection, name: str) -> None:
-        with self._changed:
-            for rank, collectives in self._leaving.after.items():
-                send_word(connection, f"{_LEFT}{rank} {collectives}")
-            self._connections[connection.fileno()] = connection
-            self._names[connection.fileno()] = name
-            self._changed.notify_all()
-        os.write(self._ask, b"c")
-
     def _watch(self) -> None:
-        name = f"{proof(job_key(), 'node', self._node)[:32]}/liveness"
         events = select.poll()
-        events.register(self._heard, select.POLLIN)
-        listener: socket.socket | None = None
-        if self._followers:
-            listener = self._listen(name)
+        events.register(self._links.calls, select.POLLIN)
+        try:
+            listener = self._links.open_to_node()
+        except PeerError as error:
+            self._end(str(error))
+        if listener is not None:
             events.register(listener, select.POLLIN)
-        elif self._rank != self._leader:
-            above = connect_to_leader(name, self._rank, self._leader, float("inf"))
-            with suppress(OSError, EOFError):  # If the leader is gone, its connection is closed, which is noticed next.
-                descriptor = above.receive_descriptor()
-                self._notes = BatchNotes(descriptor, self._rank - self._leader, self._world_size // self._nodes)
-                os.close(descriptor)
-            self._above = above
-            self._add(above, f"rank {self._leader}")
         watched: set[int] = set()
         # Also after this rank's own farewell: OneFlow's shutdown waits for the others, and would wait for a dead rank.
         while True:
-            for descriptor in set(self._connections) - watched:
+            for descriptor in set(self._links.connections) - watched:
                 events.register(descriptor, select.POLLIN)
                 watched.add(descriptor)
             for descriptor, _ in events.poll(
                 1000 * (_SECONDS_BETWEEN_LOOKS if self._leaving.after else SECONDS_BETWEEN_REPORTS)
             ):
-                if descriptor == self._heard:
-                    if b"s" in os.read(self._heard, 64):
+                if descriptor == self._links.calls:
+                    if b"s" in os.read(self._links.calls, 64):
                         self.stop.ask()
                 elif listener is not None and descriptor == listener.fileno():
-                    self._accept(listener)
+                    self._links.accept(listener)
                 elif not self._handle(descriptor):
                     events.unregister(descriptor)
             if self._leaving.after:
@@ -302,42 +237,19 @@ class Liveness:
             else:
                 self._report_place()
 
-    def _listen(self, name: str) -> socket.socket:
-        deadline = time.monotonic() + _SECONDS_FOR_PREDECESSOR
-        while True:
-            try:
-                return open_node_link(name)
-            except OSError as error:
-                if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
-                    where = f"{os.environ.get('MASTER_ADDR')}, port {os.environ.get('MASTER_PORT')}"
-                    self._end(
-                        f"rank {self._rank} cannot meet the other ranks of its node ({error}); another job on this "
-                        f"machine uses {where}: give each its own --master_port"
-                    )
-                time.sleep(0.1)
-
-    def _accept(self, listener: socket.socket) -> None:
-        rank, channel = let_in(listener.accept()[0])
-        if rank not in self._followers or f"rank {rank}" in self._names.values():
-            channel.close()
-            return
-        with suppress(OSError):  # If the rank is gone, its connection is closed, which is noticed next.
-            channel.send_descriptor(self._notes_memory)
-        self._add(channel, f"rank {rank}")
-
     def _handle(self, descriptor: int) -> bool:
         """Handle a word; returns False if no more words will arrive over this connection."""
-        word = receive_word(self._connections[descriptor])
+        word = receive_word(self._links.connections[descriptor])
         if word.startswith(PREFIX):
             self.stop.hear(word)
         elif word.startswith(_END):
             self._end(word[len(_END) :], received_from=descriptor)
         elif word.startswith(_LEFT):
             rank, collectives = map(int, word[len(_LEFT) :].split())
-            with self._changed:
+            with self._links.changed:
                 self._leaving.after[rank] = collectives
                 problem = self._leaving.problem_of(self._rank, self._collectives, self._is_at_meeting)
-            self._send_to_all(word, but=descriptor)
+            self._links.send_to_all(word, but=descriptor)
             if problem:
                 self._end(problem)
         elif word.startswith(_WAITS):
@@ -351,7 +263,7 @@ class Liveness:
             sender, _, report = word[len(_PLACE) :].partition(" ")
             self._note_place(int(sender), Report.unpacked(report))
         else:
-            name = self._names[descriptor]
+            name = self._links.name_of(descriptor)
             rank = int(name.split()[1].rstrip(","))
             if rank not in self._leaving.after:
                 self._end(f"{name} is gone; see its output", received_from=descriptor)
@@ -385,25 +297,20 @@ class Liveness:
     def _note_place(self, rank: int, report: Report) -> None:
         if self._rank == 0:
             self._standstill.note(rank, report, time.monotonic())
-        elif self._above is not None:
-            send_word(self._above, f"{_PLACE}{rank} {report.packed()}")
+        elif self._links.above is not None:
+            send_word(self._links.above, f"{_PLACE}{rank} {report.packed()}")
 
     def _note(self, rank: int, seconds: float) -> None:
         """Record whether a rank waits for others, and send it to rank 0, which decides whether the job ends."""
         self._leaving.note(rank, seconds)
-        if self._above is not None:
-            send_word(self._above, f"{_WAITS}{rank} {seconds}")
-
-    def _send_to_all(self, word: str, but: int = -1) -> None:
-        for descriptor, connection in list(self._connections.items()):
-            if descriptor != but:
-                send_word(connection, word)
+        if self._links.above is not None:
+            send_word(self._links.above, f"{_WAITS}{rank} {seconds}")
 
     def _end(self, why: str, received_from: int = -1) -> None:
         """End all ranks. The thread that watches calls this, or the main thread at its end."""
         self._is_ending = True
-        self._send_to_all(f"{_END}{why}", but=received_from)
-        leads, has_left = len(self._connections) > 1, self._rank in self._leaving.after
+        self._links.send_to_all(f"{_END}{why}", but=received_from)
+        leads, has_left = len(self._links.connections) > 1, self._rank in self._leaving.after
         # After its farewell, this rank cannot fail itself, and its main thread soon ends the process with code 0.
         seconds = 0.0 if has_left else SECONDS_FOR_THE_CAUSE
         seconds += _SECONDS_LATER_THAN_FOLLOWERS if leads else 0.0
@@ -436,13 +343,13 @@ class Liveness:
         while self._is_ending:
             # The thread that watches ends this process with code 1; the main thread would end it with code 0.
             time.sleep(_SECONDS_BETWEEN_LOOKS)
-        with self._changed:
+        with self._links.changed:
             if self._rank in self._leaving.after:
                 return
             self._leaving.after[self._rank] = self._collectives
             problems = [self._leaving.problem_of(*each, False) for each in self._leaving.after.items()]
-        self._send_to_all(f"{_LEFT}{self._rank} {self._collectives}")
-        os.write(self._ask, b"c")
+        self._links.send_to_all(f"{_LEFT}{self._rank} {self._collectives}")
+        self._links.call(b"c")
         if any(problems):
             # The ranks that have left have not all begun the same number of collectives.
             self._end(next(filter(None, problems)))

@@ -238,15 +238,15 @@ def named(plant: Plant) -> tuple[int, str]:
 def main() -> None:
     found: dict[str, Any] = {}
     set_mesh(ParallelMesh(2, 2, 1, rank=RANK))
-    watching = watch_over_ranks()
+    links = watch_over_ranks()._links
     # As if each rank were on a node of its own; `own_loop.py` skips batches on one node.
-    notes, watching._notes = watching._notes, None
+    notes, links.notes = links.notes, None
     try:
         for name, plant in FAULTS.items():
             found[name] = named(plant)
             flow.comm.barrier()
     finally:
-        watching._notes = notes
+        links.notes = notes
     Path(sys.argv[1], f"{RANK}.json").write_text(json.dumps(found))
 
 

@@ -24,7 +24,8 @@ def leader_of_node_1(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def close(leader: Any) -> None:
-    for descriptor in (leader._heard, leader._ask, leader._notes_memory):
+    links = leader._links
+    for descriptor in (links.calls, links._call, links._notes_memory):
         os.close(descriptor)
 
 
@@ -35,12 +36,12 @@ def test_a_rank_whose_follower_comes_before_it_has_met_rank_0_reports_both_toget
     leader = leader_of_node_1(monkeypatch)
     monkeypatch.setattr(watchdog, "send_word", lambda connection, word: sent.append((connection, word)))
     follower, rank0 = object(), object()
-    leader._connections[1] = follower
-    leader._above = rank0  # It connects now, and is not among the connections yet.
+    leader._links.connections[1] = follower
+    leader._links.above = rank0  # It connects now, and is not among the connections yet.
     place = (1, watchdog.COLLECTIVE, "synchronize")
     leader._arrive(3, place, "loop.py:7", [[3, "three"]])
     assert not sent
-    leader._connections[2] = rank0
+    leader._links.connections[2] = rank0
     leader._arrive(2, place, "loop.py:7", [[2, "two"]])
     assert [connection for connection, _ in sent] == [rank0]
     rank, at, _, told = json.loads(sent[0][1].split(" ", 1)[1])
