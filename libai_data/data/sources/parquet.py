@@ -72,7 +72,7 @@ class _Shard(BatchedShard):
                 f"cannot be read: {error}"
             ) from error
         self._file.release()
-        return BatchRows(batches[0], self._columns), table.nbytes
+        return BatchRows(batches[0], self._columns), batches[0].get_total_buffer_size()
 
     def _rows_of(self, number: int) -> int:
         return int(self._parquet().metadata.row_group(number).num_rows)
