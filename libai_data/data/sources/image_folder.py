@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import operator
 import os
 import stat
@@ -23,7 +24,12 @@ from libai_data.data.sources.remote import is_remote
 from libai_data.errors import ConfigError, FormatError
 from libai_data.errors.argument_rules import OUTPUT, check, one_of, or_none
 
-IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
+logger = logging.getLogger(__name__)
+
+IMAGE_SUFFIXES = (
+    *(".png", ".jpg", ".jpeg", ".jfif", ".bmp", ".webp", ".tif", ".tiff"),
+    *(".gif", ".ppm", ".pgm", ".pbm", ".pnm"),
+)
 _RULES = {
     "cache_dir": or_none(OUTPUT),
     "nested": one_of("error", "merge"),
@@ -35,7 +41,8 @@ _FEW_FILES = 20_000
 class ImageFolderSource:
     """Paths and labels of the images under a folder.
 
-    Each sub-folder is a class. Hidden folders and files are left out. Classes are numbered from 0 in the order of their
+    Each sub-folder is a class. Hidden folders and files are left out. Other files whose names do not end with one of
+    `IMAGE_SUFFIXES` are left out with a warning. Classes are numbered from 0 in the order of their
     names. A class without images keeps its number, so that train and test folders agree. Images are in the order of
     their classes and paths, which is the same on every machine. A link to a folder counts as a folder; each folder
     counts once per class.
@@ -93,6 +100,7 @@ class ImageFolderSource:
                 f"class of its own, give the folder above it as root; to add its images to {self.classes[label]!r}, "
                 "set nested='merge'"
             )
+        self._warn_of_others(PackedNames.from_numbers(*listing[6:8]))
 
     @property
     def labels(self) -> np.ndarray:
@@ -149,18 +157,34 @@ class ImageFolderSource:
             digest.update(numbers.tobytes())
         return {"images": len(self), "names": digest.hexdigest()}
 
+    def _warn_of_others(self, others: PackedNames) -> None:
+        """Warn of files that are left out, and name the classes without images that have such files."""
+        if not len(others):
+            return
+        empty = set(np.flatnonzero(np.diff(self._ends, prepend=0) == 0).tolist())
+        left = {name.partition("/")[0] for name in others} if empty else set()
+        lost = [name for label, name in enumerate(self.classes) if label in empty and name in left]
+        logger.warning(
+            "%d files in %s are left out, because their names do not end with %s, such as %r.%s",
+            len(others),
+            self.root,
+            ", ".join(IMAGE_SUFFIXES),
+            others[0],
+            f" So these classes have no images: {lost[:10]}{' and others' * (len(lost) > 10)}." if lost else "",
+        )
+
     def _kept_listing(self, folder: Path) -> list[np.ndarray]:
         def build() -> list[np.ndarray]:
             return _listing(self.root, self.classes) or []
 
         def is_current(listing: list[np.ndarray]) -> bool:
-            times, folders = listing[3], PackedNames.from_numbers(*listing[4:])
+            times, folders = listing[3], PackedNames.from_numbers(*listing[4:6])
             try:
                 return all(os.stat(self.root / each).st_mtime_ns == time for each, time in zip(folders, times))
             except FileNotFoundError:
                 return False
 
-        key = key_of("folder 2", os.path.realpath(self.root), IMAGE_SUFFIXES)
+        key = key_of("folder 3", os.path.realpath(self.root), IMAGE_SUFFIXES)
         return cached_arrays(folder, key, build, is_current=is_current)
 
 
@@ -174,9 +198,9 @@ def _listing(root: Path, classes: Sequence[str], at_most: int | None = None) -> 
     """List the files of all classes, and all folders; without `at_most`, with a progress bar on a terminal.
 
     Returns:
-        Six int64 vectors: the number of files up to the end of each class, the names of the files within their
-        classes (two), the modification time of each folder (ns), and the folders within the root (two). None if there
-        are more entries than `at_most`.
+        Eight int64 vectors: the number of files up to the end of each class, the names of the files within their
+        classes (two), the modification time of each folder (ns), the folders within the root (two), and the files
+        within the root that are left out (two). None if there are more entries than `at_most`.
 
     Raises:
         ConfigError: A folder cannot be listed.
@@ -186,6 +210,7 @@ def _listing(root: Path, classes: Sequence[str], at_most: int | None = None) -> 
     # The time is read before the folder is listed, so a change during the listing is found later.
     folders, times = [""], [settled(os.stat(root).st_mtime_ns)]
     ends, entries = array("q", [0]), 0
+    others: list[str] = []
 
     def below(folder: str, seen: set[str]) -> Iterator[str]:
         nonlocal entries
@@ -205,6 +230,8 @@ def _listing(root: Path, classes: Sequence[str], at_most: int | None = None) -> 
                         inner.append(path)
                     elif path.lower().endswith(IMAGE_SUFFIXES):
                         yield path
+                    else:
+                        others.append(path)
         for path in sorted(inner):
             real = os.path.realpath(root / path)
             if real not in seen:
@@ -222,7 +249,8 @@ def _listing(root: Path, classes: Sequence[str], at_most: int | None = None) -> 
         packed = PackedNames.of(names())
     except _TooManyError:
         return None
-    return [np.array(ends[1:]), *packed.numbers(), np.array(times), *PackedNames.of(folders).numbers()]
+    seen_folders, left_out = PackedNames.of(folders).numbers(), PackedNames.of(sorted(others)).numbers()
+    return [np.array(ends[1:]), *packed.numbers(), np.array(times), *seen_folders, *left_out]
 
 
 def _open_without_waiting(path: str, flags: int) -> int:
