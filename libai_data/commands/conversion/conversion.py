@@ -26,9 +26,9 @@ from libai_data.commands.conversion.shard_writers import FORMATS, schema_of
 from libai_data.data.files.identity import key_of
 from libai_data.data.shard_work.process_pool import Work, WorkError, done_by_processes
 from libai_data.data.shard_work.work_folder import check_same_plan, keep_to_plan, own_folder, write_json
+from libai_data.data.sources.manifest import MANIFEST, UNFINISHED, Manifest, parsed_manifest
 from libai_data.data.sources.opening import SOURCES, open_source, source_format
 from libai_data.data.sources.remote import is_remote
-from libai_data.data.sources.sharded import MANIFEST, UNFINISHED
 from libai_data.data.sources.storage import listed
 from libai_data.errors import ConfigError, FormatError, SchemaError, nearest
 from libai_data.errors.argument_rules import FILE_NAME, OUTPUT, check, whole
@@ -108,10 +108,10 @@ def convert(
     with own_folder(folder):
         before = _manifest(output)
         if before:
-            check_same_plan(output, before["plan"], plan)
+            check_same_plan(output, before.plan, plan)
         keep_to_plan(folder, plan)
         # Until the run is finished, the folder has one JSON file per finished shard.
-        for name, report in before.get("shards", {}).items():
+        for name, report in (before.shards if before else {}).items():
             write_json(folder / f"{name}.json", report)
         (output / MANIFEST).unlink(missing_ok=True)
         schema = schema_of(conversion.to, lambda: source.read_many(range(min(len(source), _RECORDS_FOR_SCHEMA))))
@@ -171,17 +171,9 @@ def _name(job: ShardJob) -> str:
     return f"the shard {job.path} (records {job.first} to {job.stop - 1})"
 
 
-def _manifest(output: Path) -> dict[str, Any]:
+def _manifest(output: Path) -> Manifest | None:
     path = output / MANIFEST
-    if not path.exists():
-        return {}
-    try:
-        found: dict[str, Any] = json.loads(path.read_text("utf-8"))
-        if not {"plan", "shards"} <= set(found):
-            raise ValueError("it has no plan")
-    except ValueError as error:
-        raise FormatError(f"{path} cannot be read ({error}); remove it to have all shards written again") from error
-    return found
+    return parsed_manifest(str(path), path.read_bytes()) if path.exists() else None
 
 
 def _note(folder: Path, job: ShardJob) -> Path:

@@ -16,12 +16,12 @@ import numpy as np
 from libai_data.data.json_text import parsed_json
 from libai_data.data.sources.file_formats import format_of_files
 from libai_data.data.sources.local_cache import NO_ROOM
+from libai_data.data.sources.manifest import MANIFEST, check_size, parsed_manifest, places_of
 from libai_data.data.sources.packed_names import PackedNames
 from libai_data.data.sources.remote import RemoteFile, list_files, look_up
 from libai_data.data.sources.remote_counts import count_by_ranges
 from libai_data.data.sources.shard_index import DESCRIBED, described_shards, is_raw
 from libai_data.data.sources.shard_table import TABLE, ShardTable, packed_digits
-from libai_data.data.sources.sharded import MANIFEST, check_all_there
 from libai_data.data.sources.storage import LocalFile, Storage
 from libai_data.errors import ConfigError, FormatError, StorageError
 
@@ -71,9 +71,7 @@ def counted(
     if not files:
         raise no_shards(folder, pattern)
     kind = checked_format(folder, format or format_of_files(folder, files, STREAMED))
-    known = _of_described(found, kind) if kind in DESCRIBED else _of_manifest(folder)
-    if not (kind in DESCRIBED or pattern):
-        check_all_there(folder, sorted(set(known).difference(files)))
+    known = _of_described(found, kind) if kind in DESCRIBED else _of_manifest(folder, [] if pattern else files)
     if kind == "webdataset" and not known and f"{folder}/{_INDEX}" in found:
         known = _of_index(folder)
     if kind in DESCRIBED:
@@ -176,8 +174,7 @@ def _samples(
 ) -> int:
     if remote.url in known:
         samples, size = known[remote.url]
-        if size not in (None, remote.size):
-            raise FormatError(f"{remote.url} has {remote.size} bytes, but the table or manifest beside it says {size}")
+        check_size(remote.url, remote.size, size)
         if not 0 <= samples <= _MOST_SAMPLES:
             raise FormatError(
                 f"{remote.url} has {samples} samples according to the table or manifest beside it, which is not "
@@ -212,31 +209,33 @@ def _of_described(files: Sequence[str], kind: str) -> _Known:
     }
 
 
-def _of_manifest(folder: str) -> _Known:
-    """The shards in the manifest of `libai-data convert`; none without a manifest."""
-
-    def entries(content: Any) -> _Known:
-        return {f"{folder}/{name}": (int(each["records"]), int(each["size"])) for name, each in content.items()}
-
-    return _entries_in(f"{folder}/{MANIFEST}", "shards", entries, "manifest of 'libai-data convert'")
+def _of_manifest(folder: str, files: Sequence[str]) -> _Known:
+    """The shards in the manifest of `libai-data convert`, all of which must be in `files` unless it is empty; none
+    without a manifest."""
+    path = f"{folder}/{MANIFEST}"
+    content = _content(path)
+    shards = {} if content is None else parsed_manifest(path, content).shards
+    places = places_of(folder, shards, files or [f"{folder}/{name}" for name in shards])
+    return {place: (shards[name]["records"], shards[name]["size"]) for name, place in places.items()}
 
 
 def _of_index(folder: str) -> _Known:
     """The shards in the index of WebDataset (wids)."""
-
-    def entries(content: Any) -> _Known:
-        return {f"{folder}/{each['url']}": (int(each["nsamples"]), each.get("filesize")) for each in content}
-
-    return _entries_in(f"{folder}/{_INDEX}", "shardlist", entries, "index of WebDataset shards")
-
-
-def _entries_in(path: str, key: str, entries: Callable[[Any], _Known], what: str) -> _Known:
-    try:
-        with LocalFile(path) as file:
-            content = Path(file.path).read_bytes()
-    except ConfigError:  # There is no such file.
+    path = f"{folder}/{_INDEX}"
+    content = _content(path)
+    if content is None:
         return {}
     try:
-        return entries(parsed_json(content)[key])
+        shards = parsed_json(content)["shardlist"]
+        return {f"{folder}/{each['url']}": (int(each["nsamples"]), each.get("filesize")) for each in shards}
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise FormatError(f"{path} is no {what} ({error!r}); remove it") from error
+        raise FormatError(f"{path} is no index of WebDataset shards ({error!r}); remove it") from error
+
+
+def _content(path: str) -> bytes | None:
+    """The bytes of a file beside the shards; None if there is no such file."""
+    try:
+        with LocalFile(path) as file:
+            return Path(file.path).read_bytes()
+    except ConfigError:
+        return None

@@ -12,18 +12,14 @@ import numpy as np
 
 from libai_data.atomic_files import PathLike
 from libai_data.data.files.identity import key_of
-from libai_data.data.json_text import parsed_json
+from libai_data.data.sources.manifest import check_complete
 from libai_data.data.sources.mapped_file import MappedFile
+from libai_data.data.sources.remote import without_protocol
 from libai_data.data.sources.storage import listed, patterns_of
-from libai_data.errors import ConfigError, FormatError
 
 Paths = Union[PathLike, Sequence[PathLike]]
 Indices = Union[Sequence[int], np.ndarray]
 
-MANIFEST = ".libai_data_manifest.json"
-"""The file that `libai-data convert` writes beside its shards."""
-UNFINISHED = ".libai_data_parts"
-"""The folder that `libai-data convert` keeps beside its shards until all of them are written."""
 _READ_AT_ONCE = 256
 
 
@@ -35,34 +31,9 @@ def opened(paths: Paths | MappedFile) -> list[MappedFile]:
     """
     if isinstance(paths, MappedFile):
         return [paths]
-    for folder in filter(os.path.isdir, patterns_of(paths)):
-        _check_complete(Path(folder))
+    for folder in filter(os.path.isdir, map(without_protocol, patterns_of(paths))):
+        check_complete(Path(folder))
     return [MappedFile(path) for path in listed(paths)]
-
-
-def _check_complete(folder: Path) -> None:
-    if os.path.isdir(folder / UNFINISHED):
-        raise ConfigError(
-            f"'libai-data convert' did not finish the shards in {folder}; run the command again, or name the shards to "
-            "read by a glob"
-        )
-    manifest = folder / MANIFEST
-    if not manifest.exists():
-        return
-    try:
-        names = [str(name) for name in parsed_json(manifest.read_bytes())["shards"]]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise FormatError(f"{manifest} is no manifest of 'libai-data convert' ({error!r}); remove it") from error
-    check_all_there(str(folder), [name for name in names if not (folder / name).exists()])
-
-
-def check_all_there(folder: str, missing: Sequence[str]) -> None:
-    """Raise a ConfigError if shards in the manifest of a folder are missing."""
-    if missing:
-        raise ConfigError(
-            f"{folder} has no {missing[0]}, which its manifest lists ({len(missing)} shards are missing); copy the "
-            "missing shards, run 'libai-data convert' again, or name the shards to read by a glob"
-        )
 
 
 class Shard(Protocol):

@@ -17,7 +17,7 @@ from libai_data.commands.conversion import Conversion, Converted, convert, main
 from libai_data.commands.conversion.conversion import ConversionError, ShardJob, WriteShard
 from libai_data.commands.conversion.shard_writers import FORMATS, schema_of
 from libai_data.data.sources import open_source, unpack_record
-from libai_data.data.sources.sharded import MANIFEST, UNFINISHED
+from libai_data.data.sources.manifest import MANIFEST, UNFINISHED
 from libai_data.errors import ConfigError, FormatError, SchemaError
 from tests.data.sources.record_files import ENDINGS, SOURCES, same, texts, write
 
@@ -214,6 +214,26 @@ def test_a_folder_without_all_its_shards_is_refused(tmp_path: Path) -> None:
     (tmp_path / "out" / UNFINISHED).mkdir()
     with pytest.raises(ConfigError, match=r"'libai-data convert' did not finish the shards in .*out"):
         open_source(tmp_path / "out")
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_shards_that_were_moved_into_subfolders_are_read_and_others_of_their_names_refused(
+    tmp_path: Path, streaming: bool
+) -> None:
+    write("jsonl", tmp_path / "a.jsonl", texts(60))
+    paths = [Path(path) for path in converted(tmp_path).paths]
+    expected = list(open_source(tmp_path / "out"))
+    for number, path in enumerate(paths):
+        (tmp_path / "out" / f"{number}").mkdir()
+        path.rename(tmp_path / "out" / f"{number}" / path.name)
+    folder = f"file://{tmp_path}/out"
+    assert list(open_source(folder, streaming=streaming)) == expected
+    (tmp_path / "out" / "1" / paths[1].name).write_bytes(b"short")
+    with pytest.raises(FormatError, match=r"1/records-00001-of-00003.tar has 5 bytes, but .* manifest beside it says"):
+        open_source(folder, streaming=streaming)
+    (tmp_path / "out" / "1" / paths[1].name).unlink()
+    with pytest.raises(ConfigError, match=r"has no records-00001-of-00003.tar, which its manifest lists"):
+        open_source(folder, streaming=streaming)
 
 
 def test_a_shard_that_does_not_read_back_gets_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
