@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -138,3 +139,35 @@ def test_odd_evaluators_and_results_are_refused(model: TinyModel) -> None:
         evaluated(model, [{"points": np.ones((4, 6), np.float32)}], evaluator=Collecting)
     with pytest.raises(SchemaError, match="the evaluation on test returned 'a': 1000"):
         print_csv_format({"a": 10**400})
+
+
+class Returning(Collecting):
+    def __init__(self, results: Any) -> None:
+        super().__init__()
+        self.results = results
+
+    def evaluate(self) -> Any:
+        return self.results
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize(
+    ("results", "message"),
+    [
+        ({"a": {"b": 1, "score": lambda: 1}}, "'a/score', a function, which cannot be sent to the other ranks"),
+        (defaultdict(lambda: 0, a=1), "a defaultdict, which cannot be sent .* return a plain dict of numbers"),
+        ([0.5], "a list; return a dict of numbers"),
+    ],
+)
+def test_results_that_cannot_be_sent_to_the_other_ranks_name_evaluator_and_key(
+    model: TinyModel, results: Any, message: str, several: bool
+) -> None:
+    evaluator: Any = [Collecting(), Returning(results)] if several else Returning(results)
+    with pytest.raises(SchemaError, match=f"evaluate of Returning returned {message}"):
+        evaluated(model, [{"points": np.ones((4, 6), np.float32)}], evaluator=evaluator)
+
+
+def test_a_global_tensor_is_no_result(model: TinyModel) -> None:
+    tensor = flow.ones(1).to_global(flow.placement("cpu", [0]), [flow.sbp.broadcast])
+    with pytest.raises(SchemaError, match=r"returned 'a', a Tensor, .*global tensor"):
+        evaluated(model, [{"points": np.ones((4, 6), np.float32)}], evaluator=Returning({"a": tensor}))

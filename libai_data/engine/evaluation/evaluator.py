@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import pickle
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from libai_data.errors import ConfigError, SchemaError
+from libai_data.errors import ConfigError, SchemaError, error_text
+from libai_data.mesh.arrays import is_flow_tensor
+from libai_data.mesh.current import is_main_process
 
 
 class DatasetEvaluator:
@@ -92,7 +95,7 @@ class DatasetEvaluators(DatasetEvaluator):
         """All metrics; raises ValueError if two evaluators use the same name."""
         results: dict[str, Any] = OrderedDict()
         for evaluator in self._evaluators:
-            for name, value in (evaluator.evaluate() or {}).items():
+            for name, value in evaluated(evaluator).items():
                 if name in results:
                     raise ValueError(f"two evaluators return a metric '{name}'; rename one of them")
                 results[name] = value
@@ -129,6 +132,27 @@ def prepared(evaluator: DatasetEvaluator, inputs: dict[str, Any], outputs: Any) 
             "tensors"
         )
     return chosen
+
+
+def evaluated(evaluator: DatasetEvaluator) -> Mapping[str, Any]:
+    """What `evaluator.evaluate` returns; on rank 0, a SchemaError if it is no dict that can be sent to other ranks."""
+    results = evaluator.evaluate()
+    whose = f"evaluate of {type(evaluator).__name__} returned"
+    if not isinstance(results, (Mapping, type(None))):
+        raise SchemaError(f"{whose} a {type(results).__name__}; return a dict of numbers")
+    if results is None or not is_main_process():
+        return results or {}
+    for what, value in [(repr(name), value) for name, value in flatten_results_dict(results).items()] + [("", results)]:
+        try:
+            if is_flow_tensor(value) and value.is_global:
+                raise TypeError("it is a global tensor")
+            pickle.loads(pickle.dumps(value))
+        except Exception as error:  # Methods of users' classes run here.
+            raise SchemaError(
+                f"{whose} {what}{', ' * bool(what)}a {type(value).__name__}, which cannot be sent to the other ranks "
+                f"({error_text(error)}); return a plain dict of numbers, such as {{'name': float(value)}}"
+            ) from error
+    return results
 
 
 def check_evaluator(evaluator: Any) -> None:

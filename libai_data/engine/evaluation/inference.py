@@ -20,7 +20,13 @@ from libai_data.data.samplers.sampler import StreamSampler
 from libai_data.delivery.gather import gather_words
 from libai_data.delivery.shared_loader import SharedLoader
 from libai_data.engine.batches import call_get_batch
-from libai_data.engine.evaluation.evaluator import DatasetEvaluator, DatasetEvaluators, check_evaluator, prepared
+from libai_data.engine.evaluation.evaluator import (
+    DatasetEvaluator,
+    DatasetEvaluators,
+    check_evaluator,
+    evaluated,
+    prepared,
+)
 from libai_data.errors import ConfigError, ContractError, SchemaError
 from libai_data.mesh.arrays import is_flow_tensor
 from libai_data.mesh.current import broadcast_py_object, get_world_size, is_main_process, synchronize, tensor_to_rank0
@@ -118,7 +124,7 @@ def inference_on_dataset(
         seconds,
         samples / max(seconds, 1e-9),
     )
-    return broadcast_py_object(evaluator.evaluate() or {})
+    return broadcast_py_object(evaluated(evaluator))
 
 
 @contextmanager
