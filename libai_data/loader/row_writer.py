@@ -47,14 +47,15 @@ class Rows(dict[str, np.ndarray]):
         return _row_writer(self.schema, dict(self))
 
     @cached_property
-    def ends(self) -> list[tuple[str, np.ndarray]]:
-        """For each field, `ends_of` its rows."""
-        return [(name, words) for name, array in self.items() for words in ends_of(array)]
+    def ends(self) -> list[tuple[str, np.ndarray, int]]:
+        """For each field, `ends_of` its rows, and the number that, times a byte, has this byte in each of its bytes."""
+        ends = ((name, words) for name, array in self.items() for words in ends_of(array))
+        return [(name, words, int.from_bytes(b"\1" * words.itemsize, "little")) for name, words in ends]
 
     @cached_property
-    def last_ends(self) -> list[tuple[str, np.ndarray]]:
+    def last_ends(self) -> list[tuple[str, np.ndarray, int]]:
         """Of each field, the last of its `ends`, if they have so many bytes that data hardly ever equals a mark."""
-        return [(name, words) for name, words in dict(self.ends).items() if words.itemsize >= _BYTES_OF_SURE_MARKS]
+        return [end for end in {end[0]: end for end in self.ends}.values() if end[1].itemsize >= _SURE]
 
 
 def _row_writer(schema: SampleSchema, rows: dict[str, np.ndarray]) -> RowWriter:
@@ -137,10 +138,9 @@ def _checked(spec: FieldSpec, value: Any) -> np.ndarray:
     return array
 
 
+_SURE = 4
+"""Number of bytes of a mark that data hardly ever equals."""
 _MARKS = 0xA5, 0x5A
-_ONES = {size: int.from_bytes(b"\1" * size, "little") for size in (1, 2, 4, 8)}
-"""Size of an end in bytes -> the number that, times a mark, has this mark in each byte."""
-_BYTES_OF_SURE_MARKS = 4
 
 
 class BatchFiller:
@@ -176,28 +176,21 @@ class BatchFiller:
         self._has_filled = True
 
     def _rows_not_filled(self, mark: int, indices: np.ndarray, out: Rows) -> set[tuple[str, int]]:
-        ends = out.last_ends if self._has_filled else out.ends
-        for _, words in ends:
-            words.fill(mark * _ONES[words.itemsize])
-        self._fill(indices, out)
-        left: set[tuple[str, int]] = set()
-        for name, words in ends:
-            rows, marked = words.tolist(), mark * _ONES[words.itemsize]  # A list is searched faster than a small array.
-            if marked in rows:
-                left.update((name, row) for row, word in enumerate(rows) if word == marked)
-        return left
-
-    def _fill(self, indices: np.ndarray, out: Rows) -> None:
+        ends, width = (out.last_ends, _SURE) if self._has_filled else (out.ends, 1)
+        for _, words, ones in ends:
+            words.fill(mark * ones)
         given = dict(out)
-        if self._reads_parts:
-            self._read_batch(indices.copy(), given, out.schema.parts)
-        else:
-            self._read_batch(indices.copy(), given)
-        if len(given) == len(out) and all(map(is_, given.values(), out.values())):
-            return
-        for name, array in given.items():
-            if array is not out.get(name):
-                raise SchemaError(
-                    f"read_batch assigns a new array to out[{name!r}]; fill the array that is there instead: "
-                    f"out[{name!r}][...] = ... (out has {list(out)})"
-                )
+        self._read_batch(indices.copy(), given, *([out.schema.parts] if self._reads_parts else ()))
+        if len(given) != len(out) or not all(map(is_, given.values(), out.values())):
+            for name, array in given.items():
+                if array is not out.get(name):
+                    raise SchemaError(
+                        f"read_batch assigns a new array to out[{name!r}]; fill the array that is there instead: "
+                        f"out[{name!r}][...] = ... (out has {list(out)})"
+                    )
+        left: set[tuple[str, int]] = set()
+        marked = bytes((mark,)) * width
+        for name, words, ones in ends:
+            if marked in words.tobytes():  # Faster than to compare each word.
+                left.update((name, row) for row, word in enumerate(words.tolist()) if word == mark * ones)
+        return left
