@@ -28,8 +28,8 @@ from libai_data.delivery.network import NetworkFeed, NetworkPublisher
 from libai_data.delivery.read_plan import ReadPlan
 from libai_data.errors import ConfigError, ContractError, DataPipelineError, PassError, PeerError
 from libai_data.loader.arena import Arena
+from libai_data.loader.assembly import assemble
 from libai_data.loader.batch_loader import BatchLoader
-from libai_data.loader.batch_reader import assemble
 from libai_data.loader.iteration import Pass, refuse_in_fork
 from libai_data.loader.resumable import ResumableLoader, finish
 from libai_data.mesh.current import broadcast_py_object, get_rank

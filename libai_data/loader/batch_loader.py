@@ -39,7 +39,8 @@ from libai_data.errors.argument_rules import (
     with_python_numbers,
 )
 from libai_data.loader.arena import Arena, PrivateArena
-from libai_data.loader.batch_reader import BatchReader, ReadyBatch, assemble, info_of
+from libai_data.loader.assembly import assemble
+from libai_data.loader.batch_reader import BatchReader, ReadyBatch, info_of
 from libai_data.loader.collate import Collator, trivial_batch_collator
 from libai_data.loader.executor import Executor, InProcessExecutor
 from libai_data.loader.failures import ErrorPolicy, FailureLog

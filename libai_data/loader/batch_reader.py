@@ -1,4 +1,4 @@
-"""Reading batches: a batch is split into tasks, read into a slot, and assembled as an Instance."""
+"""Reading batches: a batch is split into tasks, and read into a slot."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from libai_data.data.datasets.stream_transform import place_and_offset
-from libai_data.data.nesting import Leaf, Skeleton, TupleFields, array_to_text, put_together
+from libai_data.data.nesting import Skeleton, put_together
 from libai_data.data.random.global_generators import warn_once
 from libai_data.data.samplers.sampler import IndexBatch
 from libai_data.data.transforms.batch import BatchTransform, check_rows_together, rows_together
@@ -24,8 +24,7 @@ from libai_data.loader.sample_form import SampleForm
 from libai_data.loader.schema import Layout, SampleSchema, SchemaMismatch, TensorPart, first_error, own_parts
 from libai_data.loader.slots import ArraySpec, Slot, SlotList, bytes_of
 from libai_data.loader.stage_times import NO_TIMES, StageTimes
-from libai_data.mesh.arrays import as_flow_tensors
-from libai_data.structures import BatchInfo, DistTensorData, Instance, NamedBatch, Origin, batch_of, new_info
+from libai_data.structures import BatchInfo, new_info
 
 _INDEX_BYTES = 16
 """Bytes for epoch and index of a sample, which a slot has in addition to the batch."""
@@ -374,48 +373,7 @@ class BatchReader:
         return {name: replace(layout, **self._layouts.get(name, {})) for name, layout in layouts.items()}
 
 
-def assemble(
-    arrays: Mapping[str, np.ndarray],
-    layouts: Mapping[str, Layout],
-    skeleton: Skeleton | None,
-    origin: Origin,
-    as_numpy: bool = False,
-) -> Instance:
-    """Make a rank's batch: OneFlow tensors over the arrays' own memory, or with `as_numpy` the arrays as they are."""
-
-    if skeleton is None:
-        return batch_of(NamedBatch, _fields(arrays, layouts, origin.parts, as_numpy), origin)
-
-    def value_of(leaf: Leaf) -> Any:
-        own = {leaf.path: arrays[leaf.path]}
-        if leaf.text is not None:
-            return array_to_text(own[leaf.path], leaf.text)
-        return _fields(own, layouts, origin.parts, as_numpy)[leaf.path]
-
-    if isinstance(skeleton, TupleFields):
-        instance = batch_of(Instance, dict(put_together(skeleton, value_of)), origin)
-        instance._is_tuple = True
-        return instance
-    return batch_of(NamedBatch, dict(put_together(skeleton, value_of)), origin)
-
-
-_new_field = partial(DistTensorData.__new__, DistTensorData)
 _new_ready = partial(tuple.__new__, ReadyBatch)
-
-
-def _fields(
-    arrays: Mapping[str, np.ndarray], layouts: Mapping[str, Layout], parts: frozenset[str], as_numpy: bool
-) -> dict[str, DistTensorData]:
-    fields: dict[str, DistTensorData] = {}
-    for name, tensor in zip(arrays, arrays.values() if as_numpy else as_flow_tensors(arrays)):
-        # Without `__init__`, whose checks take four times as long: the values are known to be valid.
-        fields[name] = field = _new_field()
-        field.tensor, layout = tensor, layouts[name]
-        field.sbp_list, field.placement_idx = [*layout.sbp_list], layout.placement_idx
-    for name in parts and parts & fields.keys():
-        # For code that makes single fields global, as LiBai does.
-        fields[name]._is_part = True
-    return fields
 
 
 def _samples_read(batch: IndexBatch) -> int:
