@@ -111,8 +111,8 @@ def convert(
             check_same_plan(output, before.plan, plan)
         keep_to_plan(folder, plan)
         # Until the run is finished, the folder has one JSON file per finished shard.
-        for name, report in (before.shards if before else {}).items():
-            write_json(folder / f"{name}.json", report)
+        for name, finished in (before.shards if before else {}).items():
+            write_json(folder / f"{name}.json", finished)
         (output / MANIFEST).unlink(missing_ok=True)
         schema = schema_of(conversion.to, lambda: source.read_many(range(min(len(source), _RECORDS_FOR_SCHEMA))))
         jobs = _jobs(conversion, source, schema)
