@@ -13,7 +13,8 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Callable
 
@@ -77,9 +78,10 @@ def convert(
 ) -> Converted:
     """Write the records of a source, in their order, as shards of another format.
 
-    Each shard is read again and compared before it gets its name. If the run ends early, finished shards are kept, and
-    the same call writes the missing ones. If an input file changed, its shards are written again. A hidden file in the
-    folder stores the settings of the conversion and the digests of the shards.
+    Each shard is read again and compared before it gets its name. If the run ends early, finished shards are kept. The
+    same call reads the finished shards again, and writes the missing and damaged ones. If an input file changed, its
+    shards are written again. A hidden file in the folder stores the settings of the conversion and the digests of the
+    shards.
 
     Args:
         conversion: the records to read, and the shards to write.
@@ -116,13 +118,13 @@ def convert(
         (output / MANIFEST).unlink(missing_ok=True)
         schema = schema_of(conversion.to, lambda: source.read_many(range(min(len(source), _RECORDS_FOR_SCHEMA))))
         jobs = _jobs(conversion, source, schema)
-        reports = {job.path: _finished(folder, job) for job in jobs}
-        missing = [job for job in jobs if reports[job.path] is None]
-        result = Converted([job.path for job in jobs], len(source), kept=len(jobs) - len(missing))
-        done = len(source) - sum(job.stop - job.first for job in missing)
+        jobs = [replace(job, earlier=_finished(folder, job)) for job in jobs]
+        reports: dict[str, ShardReport] = {}
+        result, done = Converted([job.path for job in jobs], len(source)), 0
         progress(done, len(source))
         work = Work(WriteShard(asked, form, conversion.to, schema, str(folder)), _name, ConversionError)
-        for job, report in done_by_processes(work, missing, workers):
+        for job, (report, is_kept) in done_by_processes(work, jobs, workers):
+            result.kept += is_kept
             if _input(source, job.first, job.stop, schema) != job.input:
                 raise ConversionError(
                     f"the source of {_name(job)} changed while it was read; run the same command again"
@@ -180,8 +182,8 @@ def _note(folder: Path, job: ShardJob) -> Path:
     return folder / f"{Path(job.path).name}.json"
 
 
-def _finished(folder: Path, job: ShardJob) -> Any:
-    """The report of a shard whose file is complete and whose input did not change; else None."""
+def _finished(folder: Path, job: ShardJob) -> ShardReport | None:
+    """The report of a shard whose file has its size and whose input did not change; else None."""
     note = _note(folder, job)
     try:
         report = ShardReport(**json.loads(note.read_text("utf-8")))
@@ -204,6 +206,7 @@ class ShardJob:
     first: int
     stop: int
     input: str = ""
+    earlier: ShardReport | None = None  # of an earlier run, whose file is kept if its records are still the same
 
 
 @dataclass(frozen=True)
@@ -223,13 +226,20 @@ class WriteShard:
         self._paths, self._format, self._to, self._schema, self._folder = paths, format, to, schema, folder
         self._source: Any | None = None
 
-    def __call__(self, job: ShardJob) -> ShardReport:
+    def __call__(self, job: ShardJob) -> tuple[ShardReport, bool]:
         """Write a shard, read it again to compare it, and then give it its name.
+
+        Returns:
+            The report, and whether the shard of an earlier run was kept.
 
         Raises:
             SchemaError: The format cannot store a record; the error names the records' indices.
             FormatError: The shard differs when it is read again.
         """
+        if job.earlier is not None:
+            with suppress(FormatError):
+                if self._digest_of_file(Path(job.path)) == job.earlier.digest:
+                    return job.earlier, True
         if self._source is None:
             self._source = open_source(self._paths, self._format)
         path = Path(job.path)
@@ -241,7 +251,7 @@ class WriteShard:
                     f"{path}: the shard of records {job.first} to {job.stop} does not read back as it was written; "
                     "check the disk and the memory of this machine"
                 )
-        return ShardReport(job.stop - job.first, path.stat().st_size, written, job.input)
+        return ShardReport(job.stop - job.first, path.stat().st_size, written, job.input), False
 
     def _write(self, path: Path, job: ShardJob) -> str:
         digest = hashlib.blake2b(digest_size=16)

@@ -73,7 +73,7 @@ def test_every_source_becomes_every_kind_of_shards(tmp_path: Path, kind: str) ->
             folder = tmp_path / to
             folder.mkdir(exist_ok=True)
             job = ShardJob(str(folder / f"{first:02d}.{FORMATS[to].ending}"), first, stop)
-            report = WriteShard(path, "", to, schema_of(to, lambda: expected), str(folder))(job)
+            report = WriteShard(path, "", to, schema_of(to, lambda: expected), str(folder))(job)[0]
             assert report.records == stop - first
         assert as_source_has_it(to, list(open_source(folder)), expected)
 
@@ -113,8 +113,11 @@ def test_shards_do_not_depend_on_workers_and_a_second_run_keeps_them_but_those_t
     assert len(whole) == 4 and contents(tmp_path / "two") == whole and first.size == second.size
     Path(first.paths[2]).unlink()
     Path(first.paths[1]).write_bytes(b"short")
+    damaged = bytearray(Path(first.paths[0]).read_bytes())
+    damaged[512] ^= 1  # of the first field
+    Path(first.paths[0]).write_bytes(damaged)
     again = converted(tmp_path)
-    assert again.kept == 2 and contents(tmp_path / "out") == whole and again.size == first.size
+    assert again.kept == 1 and contents(tmp_path / "out") == whole and again.size == first.size
 
 
 @pytest.mark.parametrize("changed", [{"records_per_shard": 10}, {"to": "parquet"}, {"name": "other"}, "records"])
@@ -189,7 +192,7 @@ def test_after_kill_9_the_same_call_keeps_the_finished_shards_and_gives_the_same
     write("jsonl", tmp_path / "a.jsonl", texts(800))
     converted(tmp_path, output=tmp_path / "whole")
     command = [sys.executable, "-c", SLOW, str(tmp_path / "a.jsonl"), str(tmp_path / "out")]
-    for after in (3, 8):
+    for after in (3, 10):
         process = subprocess.Popen([*command, str(after)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert process.stdout is not None and process.stdout.readline()
         process.kill()
