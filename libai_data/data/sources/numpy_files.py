@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,13 +16,16 @@ from libai_data.errors import ConfigError, FormatError, SchemaError
 from libai_data.mesh.arrays import check_fits
 
 _LOCAL_HEADER = 30
+# Larger arrays are not read completely when a file is opened.
+_CHECKED = 64 << 20
 FIELD = "data"
 
 
 class NumpySource(ShardedSource):
     """The rows of arrays: a record is a dict with the field `array[index]` for each array, a view of the memory map.
 
-    Arrays of a compressed `.npz` file are read into memory when the file is opened. Workers share this memory.
+    Arrays of a compressed `.npz` file are read into memory when the file is opened. Workers share this memory. The
+    checksums of `.npz` files are verified when the file is opened, but not those of uncompressed arrays above 64 MiB.
 
     Args:
         paths: files, globs or folders, see `storage.listed`. The rows of `.npy` files are the field "data". The arrays
@@ -121,6 +125,8 @@ def _open_npz(file: MappedFile) -> dict[str, np.ndarray]:
                 else:
                     with archive.open(info) as content:
                         arrays[name] = np.lib.format.read_array(content, allow_pickle=False)
+                        if content.read(1):  # zipfile compares the checksum when it reads the end
+                            raise ValueError("other bytes follow the array")
                         arrays[name].flags.writeable = False  # as those of a memory map
     except Exception as error:  # For a damaged file, zipfile, zlib and numpy raise exceptions of many classes.
         raise FormatError(
@@ -138,4 +144,7 @@ def _mapped_member(file: MappedFile, info: zipfile.ZipInfo) -> np.ndarray:
         raise ValueError(f"offset {info.header_offset}: there is no member")
     names = int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
     start = info.header_offset + _LOCAL_HEADER + names
-    return npy_array(file.array[start : start + info.file_size])
+    content = file.array[start : start + info.file_size]
+    if len(content) <= _CHECKED and zlib.crc32(content) != info.CRC:
+        raise ValueError("its bytes do not fit its checksum")
+    return npy_array(content)

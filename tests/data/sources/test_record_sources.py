@@ -317,3 +317,13 @@ def test_rows_of_a_compressed_archive_cannot_be_overwritten(tmp_path: Path) -> N
     np.savez_compressed(tmp_path / "a.npz", x=np.zeros((3, 2)))
     with pytest.raises(ValueError, match="read-only"):
         NumpySource(tmp_path / "a.npz")[1]["x"][0] = 1
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_changed_bytes_of_an_archive_of_arrays_are_noticed_by_its_checksums(tmp_path: Path, save: Any) -> None:
+    save(tmp_path / "a.npz", x=np.arange(1000))
+    content = bytearray((tmp_path / "a.npz").read_bytes())
+    content[700] ^= 1
+    (tmp_path / "a.npz").write_bytes(content)
+    with pytest.raises(FormatError, match=r"a\.npz, array 'x.npy'"):
+        NumpySource(tmp_path / "a.npz")
