@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -51,7 +52,9 @@ class _Shard(BatchedShard):
         super().__init__(file, kept)
         opened = self._parquet()
         metadata = opened.metadata
-        if is_joined(metadata, file.bytes, file.size):
+        with _named(file, "the columns of its footer cannot be read; encrypted files are not supported"):
+            joined = is_joined(opened, file.bytes, file.size)
+        if joined:
             raise FormatError(f"{file.source}: {JOINED}")
         self._columns = chosen_columns(opened.schema_arrow.names, columns, file.source)
         self._ends = np.cumsum([metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)])
@@ -68,8 +71,8 @@ class _Shard(BatchedShard):
                 raise ValueError(f"it has {len(table)} rows, but the footer announces {self._rows_of(number)}")
         except (pyarrow.ArrowException, OSError, ValueError) as error:
             raise FormatError(
-                f"{self._file.source}, record {self._first(number)}, offset {self._offset(number)}: row group {number} "
-                f"cannot be read: {error}"
+                f"{self._file.source}, record {self._first(number)}{self._offset(number)}: row group {number} cannot "
+                f"be read: {error}"
             ) from error
         self._file.release()
         return BatchRows(batches[0], self._columns), batches[0].get_total_buffer_size()
@@ -77,27 +80,36 @@ class _Shard(BatchedShard):
     def _rows_of(self, number: int) -> int:
         return int(self._parquet().metadata.row_group(number).num_rows)
 
-    def _offset(self, number: int) -> int:
-        column = self._parquet().metadata.row_group(number).column(0)
-        return int(column.dictionary_page_offset or column.data_page_offset)
+    def _offset(self, number: int) -> str:
+        """Where a row group begins, in words; "" if this cannot be read."""
+        import pyarrow
+
+        try:
+            column = _columns(self._parquet(), number)[0]
+        except (pyarrow.ArrowException, OSError, ValueError, IndexError):
+            return ""
+        return f", offset {column.dictionary_page_offset or column.data_page_offset}"
 
     def _parquet(self) -> Any:
         """The file, opened in this process."""
         return self._kept.made(self._file.source, lambda: _open(self._file))
 
 
-def is_joined(metadata: Any, content: Any, size: int) -> bool:
+def is_joined(file: Any, content: Any, size: int) -> bool:
     """Whether `cat` joined Parquet files. The footer of the last file would then be used for the pages of the first.
 
     Args:
-        metadata: the footer.
+        file: the `pyarrow.parquet.ParquetFile`.
         content: the bytes of the file, to be sliced.
         size: of the file, in bytes.
+
+    Raises:
+        OSError: The columns in the footer are damaged or encrypted; or an ArrowException.
     """
+    metadata = file.metadata
     ends = [len(_MAGIC)]
     if metadata.num_row_groups:
-        group = metadata.row_group(metadata.num_row_groups - 1)
-        for column in map(group.column, range(group.num_columns)):
+        for column in _columns(file, metadata.num_row_groups - 1):
             first = min(filter(None, (column.dictionary_page_offset, column.data_page_offset)), default=0)
             ends.append(first + column.total_compressed_size)
     # The footer counts from the beginning of its own file, so the bytes before this file are missing in its offsets.
@@ -105,12 +117,28 @@ def is_joined(metadata: Any, content: Any, size: int) -> bool:
     return 2 * _MAGIC in content[: max(missing, 0) + len(_MAGIC)]
 
 
+def _columns(file: Any, number: int) -> list[Any]:
+    """The metadata of the columns of a row group."""
+    # If these are damaged or encrypted, `column` ends the process. A reader raises an error; of no rows, it reads none.
+    list(file.reader.iter_batches(0, row_groups=[number], use_threads=False))
+    group = file.metadata.row_group(number)
+    return list(map(group.column, range(group.num_columns)))
+
+
 def _open(file: MappedFile) -> tuple[Any, int]:
     import pyarrow
     from pyarrow.parquet import ParquetFile
 
-    try:
+    with _named(file, "no Parquet file, or it is cut short"):
         found = ParquetFile(pyarrow.BufferReader(pyarrow.py_buffer(file.array)), page_checksum_verification=True)
         return found, _PARSED_FOOTER * found.metadata.serialized_size
+
+
+@contextmanager
+def _named(file: MappedFile, what: str) -> Iterator[None]:
+    import pyarrow
+
+    try:
+        yield
     except (pyarrow.ArrowException, OSError, ValueError) as error:
-        raise FormatError(f"{file.source}, offset {file.size}: no Parquet file, or it is cut short: {error}") from error
+        raise FormatError(f"{file.source}, offset {file.size}: {what}: {error}") from error

@@ -187,7 +187,7 @@ def open_parquet(path: Path) -> Iterator[Any]:
     try:
         with parquet.ParquetFile(str(path)) as file:
             content = FileMap(path)
-            if is_joined(file.metadata, content.bytes, content.status.size):
+            if is_joined(file, content.bytes, content.status.size):
                 raise Broken(f"{path}: {JOINED}")
             yield file
     except (pyarrow.ArrowException, OSError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import pickle
 import subprocess
 import sys
@@ -327,3 +328,35 @@ def test_changed_bytes_of_an_archive_of_arrays_are_noticed_by_its_checksums(tmp_
     (tmp_path / "a.npz").write_bytes(content)
     with pytest.raises(FormatError, match=r"a\.npz, array 'x.npy'"):
         NumpySource(tmp_path / "a.npz")
+
+
+_OPEN = """
+import sys
+from libai_data.data.sources import ParquetSource
+from libai_data.errors import FormatError
+try:
+    ParquetSource(sys.argv[1])
+except FormatError as error:
+    print(error)
+"""
+
+
+def test_columns_of_a_parquet_file_that_are_encrypted_are_refused_without_the_end_of_the_process(
+    tmp_path: Path,
+) -> None:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    encryption = pytest.importorskip("pyarrow.parquet.encryption")
+
+    class Keys(encryption.KmsClient):
+        def wrap_key(self, key: bytes, name: str) -> bytes:
+            return base64.b64encode(key)
+
+    factory, keys = encryption.CryptoFactory(lambda _: Keys()), encryption.KmsConnectionConfig()
+    how = encryption.EncryptionConfiguration(footer_key="f", column_keys={"c": ["a"]}, plaintext_footer=True)
+    table = pyarrow.table({"a": [1], "b": [2]})
+    properties = factory.file_encryption_properties(keys, how)
+    with parquet.ParquetWriter(tmp_path / "a.parquet", table.schema, encryption_properties=properties) as writer:
+        writer.write_table(table)
+    command = [sys.executable, "-c", _OPEN, str(tmp_path / "a.parquet")]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "a.parquet, offset" in found.stdout and "encrypted files are not supported" in found.stdout, found.stderr
