@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Sequence
+from glob import escape, iglob
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ _OF_ENDING = {
 
 # Names that begin with "." are hidden. The others are files without samples, of Spark, Dask and Databricks.
 _LEFT_OUT = re.compile(r"(^|/)(\.|_(SUCCESS|(common_)?metadata|(started|committed)_[0-9]+)$)")
+# The log of a table of Delta Lake or Iceberg.
+_LOG = re.compile(r"(^|/)(_delta_log/|metadata/[^/]*\.metadata\.json$)")
 
 
 def is_left_out(path: str) -> bool:
@@ -36,6 +39,40 @@ def is_left_out(path: str) -> bool:
         path: its path from the folder on, with "/".
     """
     return _LEFT_OUT.search(path) is not None
+
+
+def check_no_table(pattern: str, files: Sequence[str], is_local: bool = False) -> None:
+    """Refuse the files of a table of Delta Lake, Iceberg or Hudi that a glob or a folder names.
+
+    Only the log of the table says which files have rows of its current version. The others have removed rows.
+
+    Args:
+        pattern: the glob or folder.
+        files: the files that it names.
+        is_local: also look for a log beside the folders of these files.
+
+    Raises:
+        ConfigError: They belong to a table.
+    """
+    found = next(filter(_LOG.search, files), "")
+    if is_local and not found:
+        folders = {os.path.dirname(path) for path in files if path.lower().endswith(".parquet")}
+        roots = {re.sub(r"(/[^/]*=[^/]*)+$", "", os.path.abspath(folder)) for folder in folders}
+        near = {*roots, *map(os.path.dirname, roots), *([pattern] if folders and os.path.isdir(pattern) else [])}
+        found = next(filter(None, map(_log_of, sorted(near))), "")
+    if found:
+        raise ConfigError(
+            f"{pattern} belongs to a table with the log {found}. Only the log says which files have current rows, so "
+            "export the table to plain Parquet files, or give the list of its current files, such as "
+            "DeltaTable(...).file_uris()"
+        )
+
+
+def _log_of(folder: str) -> str:
+    """The log of the table that a folder is; "" if it is none."""
+    logs = (f"{folder}/{name}" for name in ("_delta_log", ".hoodie"))
+    iceberg = iglob(f"{escape(folder)}/metadata/*.metadata.json")
+    return next(filter(os.path.isdir, logs), "") or next(iceberg, "")
 
 
 def format_of_files(paths: Any, files: Sequence[str], formats: Iterable[str]) -> str:

@@ -14,7 +14,7 @@ from typing import Any, Callable, Optional
 import numpy as np
 
 from libai_data.data.json_text import parsed_json
-from libai_data.data.sources.file_formats import format_of_files
+from libai_data.data.sources.file_formats import check_no_table, format_of_files
 from libai_data.data.sources.local_cache import NO_ROOM
 from libai_data.data.sources.manifest import MANIFEST, check_size, parsed_manifest, places_of
 from libai_data.data.sources.packed_names import PackedNames
@@ -67,6 +67,7 @@ def counted(
         raise ConfigError(
             f"{folder} is not a folder of shards: the store has {other}; give the address of their folder"
         )
+    check_no_table(folder, found)
     files = [path for path in found if not path.endswith(".json") and _matches(path[len(folder) + 1 :], pattern)]
     if not files:
         raise no_shards(folder, pattern)

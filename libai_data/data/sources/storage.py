@@ -22,7 +22,7 @@ from typing import Any, Callable
 
 from libai_data.atomic_files import PathLike
 from libai_data.data.files.identity import key_of
-from libai_data.data.sources.file_formats import is_left_out
+from libai_data.data.sources.file_formats import check_no_table, is_left_out
 from libai_data.data.sources.local_cache import LocalCache
 from libai_data.data.sources.paths import checked_path, is_file, why_missing
 from libai_data.data.sources.remote import fetch, is_remote, list_files, look_up, without_protocol
@@ -202,7 +202,8 @@ def listed(patterns: PathLike | Sequence[PathLike]) -> list[str]:
             all its files except hidden ones and those that `is_left_out` lists, also the files in linked folders.
 
     Raises:
-        ConfigError: A pattern names no file or a broken link, or the package for the store is not installed.
+        ConfigError: A pattern names no file, a broken link, or a table of Delta Lake, Iceberg or Hudi; or the package
+            for the store is not installed.
         StorageError: A store does not answer.
     """
     found: dict[str, str] = {}
@@ -213,6 +214,8 @@ def listed(patterns: PathLike | Sequence[PathLike]) -> list[str]:
         if not paths:
             why = "" if remote else why_missing(without_protocol(text))
             raise ConfigError(f"no file is named by {text!r}{why}; give files, globs (in quotes) or folders")
+        if remote or not is_file(without_protocol(text)):
+            check_no_table(without_protocol(text), paths, is_local=not remote)
         for path in paths:
             folder, name = os.path.split(path)
             # A path may be relative, or lead through a linked folder.

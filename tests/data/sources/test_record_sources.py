@@ -320,6 +320,23 @@ def test_rows_of_a_compressed_archive_cannot_be_overwritten(tmp_path: Path) -> N
         NumpySource(tmp_path / "a.npz")[1]["x"][0] = 1
 
 
+@pytest.mark.parametrize("log", ["_delta_log/0.json", "metadata/1.metadata.json", ".hoodie/hoodie.properties"])
+def test_files_of_a_table_with_a_log_are_refused_but_if_they_are_listed(tmp_path: Path, log: str) -> None:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "data" / "year=2024" / "a.parquet"
+    for each in (path, tmp_path / log):
+        each.parent.mkdir(parents=True)
+    parquet.write_table(pyarrow.table({"a": [1]}), path)
+    (tmp_path / log).touch()
+    for pattern in ("", "data/*/*.parquet"):
+        with pytest.raises(ConfigError, match=r"belongs to a table with the log .*give the list of its current files"):
+            ParquetSource(tmp_path / pattern)
+    if not log.startswith("."):
+        with pytest.raises(ConfigError, match="belongs to a table with the log"):
+            open_source(f"file://{tmp_path}", "parquet", streaming=True)
+    assert list(ParquetSource([path])) == [{"a": 1}]
+
+
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_changed_bytes_of_an_archive_of_arrays_are_noticed_by_its_checksums(tmp_path: Path, save: Any) -> None:
     save(tmp_path / "a.npz", x=np.arange(1000))
