@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from libai_data.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 _OF_ENDING = {
     ".array_record": "array_record",
@@ -28,7 +31,8 @@ _OF_ENDING = {
 
 # Names that begin with "." are hidden. The others are files without samples, of Spark, Dask and Databricks.
 _LEFT_OUT = re.compile(r"(^|/)(\.|_(SUCCESS|(common_)?metadata|(started|committed)_[0-9]+)$)")
-# The log of a table of Delta Lake or Iceberg.
+# A folder of a partition of Hive, and the log of a table of Delta Lake or Iceberg.
+_PARTITION = re.compile(r"/([^/=]+)=[^/]*(?=/)")
 _LOG = re.compile(r"(^|/)(_delta_log/|metadata/[^/]*\.metadata\.json$)")
 
 
@@ -73,6 +77,18 @@ def _log_of(folder: str) -> str:
     logs = (f"{folder}/{name}" for name in ("_delta_log", ".hoodie"))
     iceberg = iglob(f"{escape(folder)}/metadata/*.metadata.json")
     return next(filter(os.path.isdir, logs), "") or next(iceberg, "")
+
+
+def warn_of_partitions(paths: Sequence[str], known: Sequence[str] = ()) -> None:
+    """Warn of columns that only the names of folders have, such as `year=2024/a.parquet`, and not the rows."""
+    names = sorted({name for path in paths for name in _PARTITION.findall(path)}.difference(known))
+    if names:
+        logger.warning(
+            "The rows have no %s: only the names of folders have these values, as in %s. If you need them, write them "
+            "to the files as columns.",
+            names,
+            next(path for path in paths if _PARTITION.search(path)),
+        )
 
 
 def format_of_files(paths: Any, files: Sequence[str], formats: Iterable[str]) -> str:

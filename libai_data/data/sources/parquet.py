@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from libai_data.data.sources.arrow_columns import BatchedShard, BatchRows, chosen_columns, import_pyarrow
+from libai_data.data.sources.file_formats import warn_of_partitions
 from libai_data.data.sources.last_used import LastUsed
 from libai_data.data.sources.mapped_file import MappedFile
 from libai_data.data.sources.sharded import Paths, ShardedSource, opened
@@ -26,7 +27,8 @@ class ParquetSource(ShardedSource):
 
     A row group is decoded as a whole, and each process caches the row groups that it used last. Shuffled reading is
     fast while the row groups fit into `cache_bytes`. If they do not fit, write smaller row groups, or use ArrayRecord.
-    If pages have checksums, the reader verifies them.
+    If pages have checksums, the reader verifies them. Values that only folders have in their names, as in
+    `year=2024/a.parquet`, are not read, and a warning names them.
 
     Args:
         paths: files, globs or folders; see `storage.listed`.
@@ -45,6 +47,8 @@ class ParquetSource(ShardedSource):
         import_pyarrow("ParquetSource")
         files, kept = opened(paths), LastUsed(cache_bytes)
         super().__init__(files, [_Shard(file, columns, kept) for file in files], columns)
+        if not isinstance(paths, MappedFile):
+            warn_of_partitions(self.paths, self._shards[0].known if self._shards else ())
 
 
 class _Shard(BatchedShard):
@@ -56,7 +60,8 @@ class _Shard(BatchedShard):
             joined = is_joined(opened, file.bytes, file.size)
         if joined:
             raise FormatError(f"{file.source}: {JOINED}")
-        self._columns = chosen_columns(opened.schema_arrow.names, columns, file.source)
+        self.known = opened.schema_arrow.names
+        self._columns = chosen_columns(self.known, columns, file.source)
         self._ends = np.cumsum([metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)])
 
     def _decoded(self, number: int) -> tuple[BatchRows, int]:

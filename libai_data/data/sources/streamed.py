@@ -14,6 +14,7 @@ from libai_data.data.cached_property import cached_property
 from libai_data.data.datasets.fingerprint import hash_of
 from libai_data.data.files.identity import key_of
 from libai_data.data.sources.decompressed import DecompressedFile, zstd_key
+from libai_data.data.sources.file_formats import warn_of_partitions
 from libai_data.data.sources.last_used import LastUsed
 from libai_data.data.sources.local_cache import NO_ROOM, LocalCache
 from libai_data.data.sources.mapped_file import MappedFile
@@ -63,6 +64,8 @@ class StreamedSource(Records):
         self.storage = Storage.from_environment()
         self.table = self._table(format)
         self._open_file = sources[self.table.format]
+        if self.table.format == "parquet":
+            warn_of_partitions([f"{self.folder}/{name}" for name in self.table.names])
         self.shard_lengths = self.table.samples
         self._ends = np.cumsum(self.shard_lengths)
         self.identity = key_of("streamed", self.folder, self.table.identity)

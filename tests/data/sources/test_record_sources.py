@@ -320,6 +320,21 @@ def test_rows_of_a_compressed_archive_cannot_be_overwritten(tmp_path: Path) -> N
         NumpySource(tmp_path / "a.npz")[1]["x"][0] = 1
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+def test_columns_that_only_the_names_of_folders_have_are_named_in_a_warning(
+    tmp_path: Path, streaming: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    for year in (2023, 2024):
+        (tmp_path / f"year={year}").mkdir()
+        table = pyarrow.table({"a": [year]})
+        parquet.write_table(table, tmp_path / f"year={year}" / "a.parquet")
+    folder = f"file://{tmp_path}"
+    assert list(open_source(folder, "parquet", streaming)) == [{"a": 2023}, {"a": 2024}]
+    [message] = [record.getMessage() for record in caplog.records if "folders" in record.getMessage()]
+    assert message.startswith("The rows have no ['year']")
+
+
 @pytest.mark.parametrize("log", ["_delta_log/0.json", "metadata/1.metadata.json", ".hoodie/hoodie.properties"])
 def test_files_of_a_table_with_a_log_are_refused_but_if_they_are_listed(tmp_path: Path, log: str) -> None:
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
