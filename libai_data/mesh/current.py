@@ -261,6 +261,11 @@ def broadcast_py_object(obj: Any, src: int = 0) -> Any:
     return pickle.loads(sent or b"")
 
 
+def check_can_be_sent(obj: Any) -> None:
+    """Raises the exception with which `broadcast_py_object` would fail to send an object."""
+    pickle.loads(pickle.dumps(obj))
+
+
 def tensor_to_rank0(tensor: Any, device: str = "cpu", to_local: bool = False) -> Any:
     """Brings a whole global tensor to rank 0. Collective: each rank must call it.
 

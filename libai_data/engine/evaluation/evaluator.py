@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import pickle
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from libai_data.errors import ConfigError, SchemaError, error_text
 from libai_data.mesh.arrays import is_flow_tensor
-from libai_data.mesh.current import is_main_process
+from libai_data.mesh.current import check_can_be_sent, is_main_process
 
 
 class DatasetEvaluator:
@@ -146,7 +145,7 @@ def evaluated(evaluator: DatasetEvaluator) -> Mapping[str, Any]:
         try:
             if is_flow_tensor(value) and value.is_global:
                 raise TypeError("it is a global tensor")
-            pickle.loads(pickle.dumps(value))
+            check_can_be_sent(value)
         except Exception as error:  # Methods of users' classes run here.
             raise SchemaError(
                 f"{whose} {what}{', ' * bool(what)}a {type(value).__name__}, which cannot be sent to the other ranks "
