@@ -9,7 +9,9 @@ from typing import Any
 
 from libai_data.engine.events import EventStorage, get_event_storage
 from libai_data.engine.losses import LossBuffer
+from libai_data.errors import ContractError
 from libai_data.launch.launcher import STOPPED
+from libai_data.mesh.current import get_rank
 
 logger = logging.getLogger(__name__)
 
@@ -120,21 +122,17 @@ class TrainerBase:
                 self._close_hooks()
 
     def before_train(self) -> None:
-        for hook in self._hooks:
-            hook.before_train()
+        self._call_hooks("before_train")
 
     def after_train(self) -> None:
-        for hook in self._hooks:
-            hook.after_train()
+        self._call_hooks("after_train")
 
     def before_step(self) -> None:
         self.storage.iter = self.iter
-        for hook in self._hooks:
-            hook.before_step()
+        self._call_hooks("before_step")
 
     def after_step(self) -> None:
-        for hook in self._hooks:
-            hook.after_step()
+        self._call_hooks("after_step")
 
     def end_after_step(self) -> None:
         """End the training normally after the current step. Hooks call this, on all ranks at the same step."""
@@ -164,6 +162,17 @@ class TrainerBase:
         self.losses.add(self.iter, {prefix + name: value for name, value in loss_dict.items()})
         if self.losses.is_due(self.iter) or self.iter == self.max_iter - 1:
             self.losses.read_into(storage, prefix)
+
+    def _call_hooks(self, method: str) -> None:
+        step = self.iter
+        for hook in self._hooks:
+            getattr(hook, method)()
+            if self.iter != step:  # The ranks would wait for each other in different steps.
+                raise ContractError(
+                    f"{type(hook).__name__}.{method} changed trainer.iter from {step} to {self.iter} on rank "
+                    f"{get_rank()}; only the trainer counts the steps. To end the training, let all ranks call "
+                    "trainer.end_after_step()"
+                )
 
     def _close_hooks(self) -> None:
         """Close every hook. Log the error of one that fails, to close the others too and to keep an earlier error."""

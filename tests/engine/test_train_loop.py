@@ -13,7 +13,7 @@ from libai_data.engine import hooks
 from libai_data.engine.events import get_event_storage
 from libai_data.engine.step_trainers import EagerTrainer
 from libai_data.engine.train_loop import HookBase, TrainerBase
-from libai_data.errors import ConfigError
+from libai_data.errors import ConfigError, ContractError
 
 
 class Recorder(HookBase):
@@ -64,6 +64,21 @@ def test_hooks_are_called_in_their_order_around_each_step() -> None:
         steps += [f"a after_step {step}", f"b after_step {step}"]
     ends = ["a after_train 5", "b after_train 5", "a close", "b close"]
     assert calls == ["a before_train", "b before_train", *steps, *ends]
+
+
+@pytest.mark.parametrize("method", ["before_train", "before_step", "after_step"])
+def test_a_hook_that_changes_the_step_of_the_trainer_is_named(method: str) -> None:
+    class Jumps(HookBase):
+        pass
+
+    def jump(hook: HookBase) -> None:
+        hook.trainer.iter += 2
+
+    setattr(Jumps, method, jump)
+    trainer = CountingTrainer([])
+    trainer.register_hooks([Recorder("a", []), Jumps()])
+    with pytest.raises(ContractError, match=rf"^Jumps.{method} changed trainer.iter from 3 to 5 on rank 0; "):
+        trainer.train(3, 9)
 
 
 def test_after_a_failed_step_hooks_are_only_closed_and_all_of_them() -> None:
