@@ -200,13 +200,10 @@ _TRAIN: dict[str, Key] = {
     "dist.num_nodes": Key(None, _SIZE, "Machines of the job.", is_computed=True),
     "dist.num_gpus_per_node": Key(None, _SIZE, "Ranks on each machine.", is_computed=True),
     "dist.auto_pipeline_stage_id": Key(
-        None,
-        _checked_later(list_of(int, "ints")),
-        "The stage of each layer if they are spread evenly.",
-        is_computed=True,
+        None, or_none(list_of(int, "ints")), "The stage of each layer if they are spread evenly.", is_computed=True
     ),
     "dist.actual_pipeline_stage_id": Key(
-        None, _checked_later(list_of(int, "ints")), "The stage of each layer.", is_computed=True
+        None, or_none(list_of(int, "ints")), "The stage of each layer.", is_computed=True
     ),
 }
 

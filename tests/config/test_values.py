@@ -96,6 +96,17 @@ def test_an_output_folder_that_is_no_path_of_this_machine_is_refused(folder: str
         check_values(cfg)
 
 
+@pytest.mark.parametrize("key", ["train.dist.auto_pipeline_stage_id", "train.dist.actual_pipeline_stage_id"])
+def test_stages_that_a_run_has_computed_are_numbers(key: str) -> None:
+    cfg = config()
+    for value in ([0, 1], None):
+        OmegaConf.update(cfg, key, value, force_add=True)
+        check_values(cfg)
+    OmegaConf.update(cfg, key, ["first", "second"], force_add=True)
+    with pytest.raises(ConfigError, match=f"{key} is .*a list of ints"):
+        check_values(cfg)
+
+
 @pytest.mark.parametrize("key", ["train.seed", "train.evaluation.eval_iter", "train.log_period"])
 def test_whole_floats_become_ints(key: str) -> None:
     cfg = config()
