@@ -34,6 +34,7 @@ _RECORD = "run.json"
 _RECORD_BYTES = 512
 CONFIG = "config.yaml"
 _LOGS = ("log.txt", "log_eval.txt")
+_CHECKPOINT = re.compile(r"model_(\d{7,}|best|final)")
 _FILES = (LAST, "metrics.json")
 _PREFIXES = (*_LOGS, "events.out.tfevents.")
 # A killed training may take a moment to end, and a file server needs longer to notice that a machine is gone.
@@ -127,6 +128,7 @@ def _delete_results(folder: Path) -> None:
 def _take(folder: Path, resume: bool, weights: str, is_trial: bool) -> Taken:
     folder.mkdir(parents=True, exist_ok=True)
     key = os.path.realpath(folder)
+    _check_outside_of_checkpoints(Path(key))
     job = os.environ.get(JOB_VARIABLE, "")
     before = _lock(folder, job)
     is_own = bool(job) and before.get("job") == job and key not in _taken_before
@@ -142,6 +144,17 @@ def _take(folder: Path, resume: bool, weights: str, is_trial: bool) -> Taken:
     _write_record(_locked[key], job)
     _taken_before.add(key)
     return taken
+
+
+def _check_outside_of_checkpoints(folder: Path) -> None:
+    """Raise ConfigError if another run would replace or remove this folder as one of its checkpoints."""
+    for path in (folder, *folder.parents):
+        names_of_run = os.path.isfile(path.parent / _RECORD) and _CHECKPOINT.fullmatch(path.name)
+        if names_of_run or all(os.path.isfile(path / name) for name in (STATE, MANIFEST)):
+            raise ConfigError(
+                f"train.output_dir {folder} is in {path}, a checkpoint of the run in {path.parent}, which may replace "
+                "or remove it; give a folder outside"
+            )
 
 
 def _lock(folder: Path, job: str) -> dict[str, Any]:

@@ -95,6 +95,20 @@ def test_a_second_training_is_refused_with_host_and_process_until_the_first_one_
     assert take(tmp_path) == "False"
 
 
+@pytest.mark.parametrize("name", ["model_0000004", "model_final/sub", "saved"])
+def test_a_folder_that_another_run_may_remove_as_its_checkpoint_is_refused(tmp_path: Path, name: str) -> None:
+    assert take(tmp_path) == "False"
+    if name == "saved":
+        (tmp_path / name).mkdir()
+        for file in ("state.json", "manifest.json"):
+            (tmp_path / name / file).write_text("{}")
+    with pytest.raises(
+        ConfigError, match=r"train.output_dir .* is in .*, a checkpoint of the run in .* folder outside"
+    ):
+        take_output_folder(str(tmp_path / name), resume=False)
+    assert take(tmp_path / "other") == "False"
+
+
 def test_the_workers_of_a_training_do_not_keep_its_folder(tmp_path: Path) -> None:
     take_output_folder(str(tmp_path), resume=False)
     worker = os.fork()
