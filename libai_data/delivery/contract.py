@@ -282,11 +282,14 @@ def check_forward_fields(forward: Callable[..., Any], field_names: Iterable[str]
         SchemaError: `forward` has no argument for a field, or an argument is missing; the message names them.
     """
     names = [*field_names.keys()] if isinstance(field_names, Mapping) else [*field_names]
-    parameters = [
-        parameter
-        for parameter in inspect.signature(forward).parameters.values()
-        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY)
-    ]
+    parameters = list(inspect.signature(forward).parameters.values())
+    unnamed = [each for each in parameters if each.kind is each.POSITIONAL_ONLY]
+    if any(each.default is each.empty or each.name in names for each in unnamed):
+        raise SchemaError(
+            f"forward has positional-only arguments, {[each.name for each in unnamed]}, but a batch's fields are "
+            "passed by name; remove '/' from the arguments of forward"
+        )
+    parameters = [each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.POSITIONAL_ONLY)]
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     known = [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
     problems = [

@@ -56,6 +56,18 @@ def test_a_field_that_forward_does_not_take_is_named_with_the_nearest(taker: Cal
         check_forward_fields(taker, ["images", "label"])
 
 
+def test_positional_only_arguments_are_named() -> None:
+    def unnamed(images: Any, /, *others: Any, **fields: Any) -> None:
+        pass
+
+    def has_default(images: Any = None, /, *, labels: Any) -> None:
+        pass
+
+    with pytest.raises(SchemaError, match=r"positional-only arguments, \['images'\], .* remove '/'"):
+        check_forward_fields(unnamed, ["images"])
+    check_forward_fields(has_default, ["labels"])
+
+
 @pytest.mark.parametrize("taker", [forward, takes_anything, keyword_only, Model().forward])
 def test_an_argument_that_is_missing_is_named_with_the_nearest(taker: Callable[..., Any]) -> None:
     with pytest.raises(SchemaError, match=r"needs 'images', .*only \['image'\].*Did you mean 'image'"):
