@@ -107,7 +107,7 @@ def _apart(value: Any, path: str, leaves: dict[str, Any]) -> Any:
     if isinstance(value, abc.Mapping) and not isinstance(value, Instance):
         return {key: _apart(value[key], f"{path}.{key}", leaves) for key in [*value.keys()]}
     if is_named_tuple(value):
-        return type(value)(*(_apart(item, f"{path}.{name}", leaves) for name, item in zip(value._fields, value)))
+        return value._make(_apart(item, f"{path}.{name}", leaves) for name, item in zip(value._fields, value))
     if is_nest(value):
         parts = [_apart(item, f"{path}.{number}", leaves) for number, item in enumerate(value)]
         return parts if isinstance(value, list) else tuple(parts)
@@ -135,7 +135,7 @@ def put_together(skeleton: Any, value_of: Callable[[Leaf], Any]) -> Any:
         return TupleFields(fields) if isinstance(skeleton, TupleFields) else fields
     parts = [put_together(item, value_of) for item in skeleton]
     if is_named_tuple(skeleton):
-        return type(skeleton)(*parts)
+        return skeleton._make(parts)
     return parts if isinstance(skeleton, list) else tuple(parts)
 
 

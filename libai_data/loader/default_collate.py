@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter, abc
 from collections.abc import Sequence
 from typing import Any
@@ -89,9 +88,12 @@ def _collated(samples: Sequence[Any], path: str) -> Any:
         except TypeError:  # Its constructor needs other arguments.
             return batch
     if is_named_tuple(first):
-        return type(first)(*_by_key([sample._asdict() for sample in samples], path).values())
+        return first._make(_by_key([sample._asdict() for sample in samples], path).values())
     if is_dataclass(first):
-        return dataclasses.replace(first, **_by_key([*map(fields_of_dataclass, samples)], path))
+        whole = object.__new__(type(first))  # Its own constructor would check or change the values a second time.
+        for name, value in _by_key([*map(fields_of_dataclass, samples)], path).items():
+            object.__setattr__(whole, name, value)
+        return whole
     if isinstance(first, TEXT):
         return list(samples)
     if isinstance(first, (list, tuple)) and not is_numbers(first):

@@ -10,7 +10,7 @@ import sys
 import threading
 from collections import OrderedDict, namedtuple
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -148,6 +148,42 @@ def test_the_default_collation_keeps_types() -> None:
     assert isinstance(batch["b"][1], list)
     assert type(default_collate([OrderedDict(x=1)])) is OrderedDict
     assert isinstance(default_collate([Record(1, 2), Record(3, 4)]), Record)
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """Computes fields when it is made."""
+
+    x: float
+    name: str
+    half: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "x", self.x * 10)
+        object.__setattr__(self, "half", self.x / 2)
+
+
+class ScaledPair(namedtuple("ScaledPair", ["x", "name", "half"])):
+    def __new__(cls, x: float, name: str) -> ScaledPair:
+        return super().__new__(cls, x * 10, name, x * 5)
+
+
+@pytest.mark.parametrize("kind", [Scaled, ScaledPair])
+@pytest.mark.parametrize("is_map_style", [True, False])
+@pytest.mark.parametrize("is_nested", [True, False])
+def test_what_the_constructor_of_a_sample_computes_is_not_computed_again_for_a_batch(
+    kind: Any, is_map_style: bool, is_nested: bool
+) -> None:
+    samples = [kind(float(number), f"name {number}") for number in range(4)]
+    items = [{"pair": sample} for sample in samples] if is_nested else samples
+    loader = from_iterable(items if is_map_style else lambda: iter(items), 4)
+    [batch] = [read["pair"] if is_nested else read for read in loader.numpy()]
+    fields = batch._asdict() if isinstance(batch, ScaledPair) else dict(batch)
+    assert {name: list(values) for name, values in fields.items()} == {
+        "x": [0, 10, 20, 30],
+        "name": [f"name {number}" for number in range(4)],
+        "half": [0, 5, 10, 15],
+    }
 
 
 @pytest.mark.parametrize(
