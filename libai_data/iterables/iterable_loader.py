@@ -68,7 +68,6 @@ class IterableLoader(OfOneProcess):
         self._may_end_apart = may_end_apart
         self._count = count
         self._expected: int | None = None
-        self._has_had_batches = False
         self.mixup_func = inner.mixup_func
 
     def name_source(self, name: str) -> None:
@@ -102,7 +101,7 @@ class IterableLoader(OfOneProcess):
         self._begun_in = self._begun_in or os.getpid()
         refuse_in_fork(self._begun_in, "this loader")
         inner = self._inner.new_pass(as_numpy)
-        return Pass(inner.stream, inner.first, partial(self._take, inner.take, count(1)), self.one_thread)
+        return Pass(inner.stream, inner.first, partial(self._take, inner.take, count()), self.one_thread)
 
     def _take(self, take: Take, numbers: Iterator[int]) -> tuple[Instance, Cursor] | None:
         """The next batch of a pass; None at its end, on all ranks together.
@@ -125,10 +124,10 @@ class IterableLoader(OfOneProcess):
             failure = failure or error
         if failure is not None:
             raise failure
-        if taken is None and not self._has_had_batches:
+        before = next(numbers)
+        if taken is None and not before:
             logger.warning("%s yields no batch: it is empty, or ends='drop' leaves out all of its rows.", self._name)
-        self._has_had_batches = True
-        if taken is not None and next(numbers) - 1 == self._expected and not self.endless:
+        if taken is not None and before == self._expected and not self.endless:
             logger.warning("%s yields more batches than len(loader), which is %d.", self._name, self._expected)
         return None if taken is None else (self._named(taken[0]), taken[1])
 
@@ -214,7 +213,6 @@ class IterableLoader(OfOneProcess):
             # Last, because a state that was refused must change nothing.
             if stream is not None:
                 stream.restore(rest, details)
-            self._has_had_batches = state["position"] > 0
 
     def set_epoch(self, epoch: int) -> None:
         """Begin the next `iter(loader)` with this epoch. Call it on all ranks."""

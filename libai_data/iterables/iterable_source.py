@@ -88,6 +88,8 @@ class Source:
                     f"{self.name} has the parameter {name} but not {other}; give it both, and the loader passes them. "
                     f"If {name} is not for the loader, bind it: functools.partial({self.name}, {name}=...)"
                 )
+        self.knows_epoch = self._takes_epoch or has_attribute(thing, "set_epoch")
+        """Whether the epoch may decide the rows, so that an epoch may have none."""
         self._takes_epoch = "epoch" in accepted
         self._rounds_begun = 0
         self._last_iterator: Callable[[], Any] = lambda: None

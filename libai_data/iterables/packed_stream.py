@@ -287,6 +287,7 @@ class WrappedSource(Source):
         self.inner = inner
         self.name, self.batches, self.short_batch = inner.name, inner.batches, inner.short_batch
         self.takes_shard, self.first_length = inner.takes_shard, inner.first_length
+        self.knows_epoch = inner.knows_epoch
 
     def length(self) -> int:
         return self.inner.length()

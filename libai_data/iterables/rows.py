@@ -172,12 +172,14 @@ class RowReader:
         digests: list[Any] = []
         while len(rows) < count:
             if not self._waiting and not self._fill():
-                if not self._next_index and self._has_had_rows:
+                if not self._next_index and self._has_had_rows and not self._source.knows_epoch:
                     raise self._source.goes_once()
                 if not self._options.cycle:
                     break
                 if not self._next_index:
-                    raise ConfigError(f"{self._source.name} yields no samples, so it cannot cycle")
+                    raise ConfigError(
+                        f"{self._source.name} yields no samples in epoch {self._epoch}, so it cannot cycle"
+                    )
                 self._open(self._epoch + 1, None)
                 continue
             if not self._waiting:  # The iterable has yielded a batch without rows.

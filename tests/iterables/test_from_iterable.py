@@ -29,7 +29,7 @@ from libai_data.engine.batches import join_micro_batches
 from libai_data.engine.evaluation import DatasetEvaluator
 from libai_data.engine.evaluation.inference import inference_on_dataset
 from libai_data.errors import CheckpointError, ConfigError, PassError, SampleError, SchemaError
-from libai_data.iterables import default_collate, from_iterable
+from libai_data.iterables import FilteredStream, default_collate, from_iterable
 from libai_data.iterables.prefetcher import Prefetcher
 from libai_data.structures import DistTensorData, Instance, batch_info
 from tests.deadline import stretched, wait_until
@@ -443,6 +443,34 @@ def test_what_holds_an_iterator_has_no_empty_second_round(is_wrapped: bool, ends
         with pytest.raises((ConfigError, SampleError), match="can be iterated only once"):
             taken(loader, 6 if ends == "cycle" else None)
         loader.close()
+
+
+class EveryOtherEpoch:
+    """Yields nothing in odd epochs."""
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(()) if self.epoch % 2 else map(sample, range(3))
+
+
+def every_other_epoch(epoch: int) -> Iterator[Any]:
+    source = EveryOtherEpoch()
+    source.set_epoch(epoch)
+    return iter(source)
+
+
+@pytest.mark.parametrize("source", [EveryOtherEpoch(), every_other_epoch, FilteredStream(every_other_epoch, bool)])
+def test_an_epoch_may_have_no_rows_if_the_source_knows_it(source: Any, caplog: pytest.LogCaptureFixture) -> None:
+    loader = from_iterable(source, 2)
+    assert [len(list(loader)) for _ in range(4)] == [2, 0, 2, 0]
+    assert caplog.text.count("yields no batch") == 2
+    again = from_iterable(source, 2)
+    again.load_state_dict(loader.state_dict())
+    assert [len(list(again)) for _ in range(3)] == [2, 0, 2]
+    with pytest.raises(ConfigError, match="yields no samples in epoch 1, so it cannot cycle"):
+        taken(from_iterable(source, 2, ends="cycle"), 2)
 
 
 class KnowsItsEpoch:
