@@ -226,7 +226,7 @@ class Source:
             if self.takes_shard:
                 arguments.update(shard=shard, num_shards=num_shards)
             return self._thing(**arguments)
-        if has_attribute(self._thing, "__next__") and (self._rounds_begun or self._uses.newest()):
+        if has_attribute(self._thing, "__next__") and self._uses.has_begun:
             if not has_attribute(self._thing, "reset"):
                 raise self.goes_once()
             self._thing.reset()
@@ -234,6 +234,7 @@ class Source:
         return copy.copy(self._thing) if type(self._thing).__module__.startswith("datasets.") else self._thing
 
     def _with_skips(self, iterator: Iterator[Any]) -> Iterator[Any]:
+        self._uses.has_begun = True
         return Skipping(iterator, self.name) if self._skips else iterator
 
     def _adapted(self, iterator: Iterator[Any]) -> Iterator[Any]:

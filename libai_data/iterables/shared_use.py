@@ -22,11 +22,13 @@ class Uses:
 
     Attributes:
         fresh_state: state of the iterable before the first epoch, as JSON text; None if it is not known.
+        has_begun: whether a loader has begun to read the iterable.
         is_broken_off: whether an epoch was begun, but not read to its end.
         newest: weak reference to the rows that a loader began to read last.
     """
 
     fresh_state: str | None = None
+    has_begun = False
     is_broken_off = False
 
     def __init__(self) -> None:

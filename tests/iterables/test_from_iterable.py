@@ -445,6 +445,17 @@ def test_what_holds_an_iterator_has_no_empty_second_round(is_wrapped: bool, ends
         loader.close()
 
 
+def test_an_iterator_that_an_earlier_loader_began_to_read_is_refused() -> None:
+    rows = numbers()
+    first = from_iterable(rows, 2)
+    next(iter(first))
+    first.close()
+    del first
+    gc.collect()
+    with pytest.raises((ConfigError, SampleError), match="can be iterated only once"):
+        next(iter(from_iterable(rows, 2)))
+
+
 class EveryOtherEpoch:
     """Yields nothing in odd epochs."""
 
