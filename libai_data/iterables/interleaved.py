@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, Callable, NamedTuple
 
+from libai_data.errors import CheckpointError
 from libai_data.iterables.digest import running_digest
 from libai_data.iterables.failed_rows import FailedRow
 from libai_data.iterables.iterable_source import Source
@@ -143,8 +144,12 @@ def open_round(source: Source, epoch: int, shard: int, num_shards: int, state: s
 def open_at(source: Source, epoch: int, shard: int, num_shards: int, place: ShardPlace) -> Opened:
     """Open an epoch of a source at the state of a place, and skip the rows between the state and the place."""
     rows, save = source.open(epoch, shard, num_shards, place.state)
-    for _ in islice(rows, place.taken - place.row):
-        pass
+    left = place.taken - place.row - sum(1 for _ in islice(rows, place.taken - place.row))
+    if left:
+        raise CheckpointError(
+            f"shard {shard} of {source.name} has become shorter: it ended {left} rows before row {place.taken} of "
+            f"epoch {epoch}, which was read already. A shard must yield the same rows each time that it is opened"
+        )
     return rows, save
 
 

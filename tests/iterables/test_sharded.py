@@ -20,6 +20,8 @@ from hypothesis import strategies as st
 from libai_data import DataLoader, get_worker_info
 from libai_data.errors import CheckpointError, ConfigError, SampleError
 from libai_data.iterables import from_iterable, sharded, shuffle_buffer
+from libai_data.iterables.interleaved import ShardPlace, open_at
+from libai_data.iterables.iterable_source import Source
 from tests.deadline import stretched
 from tests.iterables.rows import (
     Scaled,
@@ -156,6 +158,11 @@ def test_a_damaged_state_of_the_shards_is_an_error(how: dict[str, Any], text: st
         rows(loader)
     assert isinstance(error.value.__cause__, CheckpointError)
     loader.close()
+
+
+def test_a_shard_that_ends_before_the_row_to_resume_at_is_named() -> None:
+    with pytest.raises(CheckpointError, match=r"shard 2 of unequal .*: it ended 1 rows before row 7 of epoch 3"):
+        open_at(Source(unequal), 3, 2, 4, ShardPlace(taken=7))
 
 
 def test_a_shuffle_buffer_holds_the_rows_that_follow_from_the_number_of_draws() -> None:
