@@ -37,6 +37,9 @@ class NumpyBatches:
     def __len__(self) -> int:
         return len(self.loader)
 
+    def __bool__(self) -> bool:
+        return True  # `OfOneProcess` explains this.
+
     def __getattr__(self, name: str) -> Any:
         """Attributes of the loader, such as `state_dict`, `set_epoch`, `batch_size` and `close`."""
         if name.startswith("_") or name == "loader":

@@ -90,3 +90,7 @@ def test_a_trainer_of_libai_before_the_data_pipeline_is_refused() -> None:
     mixin = type("Mixin", (), {})
     mine = type("Mine", (mixin, DataPipeline, libais), {})
     assert issubclass(type("Derived", (mine,), {}), DataPipeline)
+
+
+def test_a_loader_without_a_length_is_true() -> None:
+    assert LiBaiLoader(from_iterable(numbers, 4))

@@ -417,6 +417,7 @@ def test_an_iterable_that_never_yields_is_named_after_the_timeout() -> None:
 def test_an_iterable_without_a_row_has_no_batch_and_cannot_cycle() -> None:
     assert list(from_iterable(lambda: iter(()), 4)) == []
     assert list(from_iterable([], batches=True)) == []
+    assert from_iterable(lambda: iter(()), 4).numpy(), "a loader is true, even if it has no length or no batch"
     with pytest.raises(ConfigError, match="yields no samples"):
         next(iter(from_iterable(lambda: iter(()), 4, ends="cycle")))
 

@@ -47,6 +47,9 @@ class LiBaiLoader:
     def __len__(self) -> int:
         return len(self._loader)
 
+    def __bool__(self) -> bool:
+        return True  # Without this, `bool(loader)` would be by its length, which may be unknown.
+
     def __iter__(self) -> Iterator[Instance]:
         return _Pass(self)
 
