@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
+import sys
 import weakref
 from collections import abc
 from collections.abc import Iterable, Iterator
@@ -118,6 +119,11 @@ class Source:
         if self._is_factory or knows_its_rounds(self._thing):
             return 0
         return max(0, epoch - self._rounds_begun)
+    @property
+    def reopens(self) -> bool:
+        """Whether any epoch can be read from its beginning without the epochs before."""
+        return not self.rounds_to_replay(sys.maxsize)
+
 
     def open(self, epoch: int, shard: int, num_shards: int, state: str | None = None) -> Opened:
         """Begin an epoch at a `state` that `SaveState` returned; only a function with `shard` uses `shard`.

@@ -289,6 +289,10 @@ class WrappedSource(Source):
         self.takes_shard, self.first_length = inner.takes_shard, inner.first_length
         self.knows_epoch = inner.knows_epoch
 
+    @property
+    def reopens(self) -> bool:
+        return False  # Only the state shows with which parameters the rows were changed.
+
     def length(self) -> int:
         return self.inner.length()
 

@@ -543,6 +543,25 @@ class Measured(Listed):
         return len(self.listed)
 
 
+class AheadOfItself(Listed):
+    """Counts two samples too many in its state, as an iterable that reads ahead may do."""
+
+    def state_dict(self) -> dict[str, int]:
+        return {"place": self.place + 2}
+
+
+def test_a_wrong_state_after_the_first_batch_of_an_epoch_loses_no_rows() -> None:
+    stopped, again = (from_iterable(AheadOfItself(range(20)), 4) for _ in range(2))
+    taken(stopped)
+    taken(stopped, 1)
+    again.load_state_dict(json.loads(json.dumps(stopped.state_dict())))
+    assert flat(taken(again)) == [*range(4, 20)]
+    taken(stopped, 2)
+    again.load_state_dict(stopped.state_dict())
+    with pytest.raises(CheckpointError, match="load_state_dict does not restore what state_dict saved"):
+        taken(again)
+
+
 class ByState:
     """Its iterator has the state."""
 
