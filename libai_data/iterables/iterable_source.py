@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import logging
 import sys
 import weakref
 from collections import abc
@@ -16,6 +15,7 @@ import numpy as np
 
 from libai_data.data.attributes import attribute_of, has_attribute
 from libai_data.data.datasets.combine import length_of, refuse_class
+from libai_data.data.random.global_generators import warn_once
 from libai_data.data.random.permutation import permuted
 from libai_data.errors import CheckpointError, ConfigError
 from libai_data.iterables.failed_rows import Skipping
@@ -34,8 +34,6 @@ from libai_data.iterables.kinds import (
 from libai_data.iterables.plain_state import decoded, encoded
 from libai_data.iterables.shared_use import Alone, Opened, SaveState, uses_of
 from libai_data.loader.worker_info import get_worker_info
-
-logger = logging.getLogger(__name__)
 
 Arrays = tuple[np.ndarray, ...]
 
@@ -89,9 +87,9 @@ class Source:
                     f"{self.name} has the parameter {name} but not {other}; give it both, and the loader passes them. "
                     f"If {name} is not for the loader, bind it: functools.partial({self.name}, {name}=...)"
                 )
+        self._takes_epoch = "epoch" in accepted
         self.knows_epoch = self._takes_epoch or has_attribute(thing, "set_epoch")
         """Whether the epoch may decide the rows, so that an epoch may have none."""
-        self._takes_epoch = "epoch" in accepted
         self._rounds_begun = 0
         self._last_iterator: Callable[[], Any] = lambda: None
         self._uses = uses_of(thing)
@@ -119,11 +117,11 @@ class Source:
         if self._is_factory or knows_its_rounds(self._thing):
             return 0
         return max(0, epoch - self._rounds_begun)
+
     @property
     def reopens(self) -> bool:
         """Whether any epoch can be read from its beginning without the epochs before."""
         return not self.rounds_to_replay(sys.maxsize)
-
 
     def open(self, epoch: int, shard: int, num_shards: int, state: str | None = None) -> Opened:
         """Begin an epoch at a `state` that `SaveState` returned; only a function with `shard` uses `shard`.
@@ -222,7 +220,7 @@ class Source:
         try:
             encoded(get())
         except CheckpointError as error:
-            logger.warning("The state of %s is not used; a resume counts its samples instead: %s", self.name, error)
+            warn_once(f"The state of {self.name} is not used; a resume counts its samples instead: {error}")
             return None
         return lambda: encoded(get())
 
@@ -236,11 +234,11 @@ class Source:
             if not has_attribute(self._thing, "reset"):
                 raise self.goes_once()
             self._thing.reset()
+        self._uses.has_begun = True
         # Changes of the state in this epoch are made to a shallow copy, so the original stays as it was.
         return copy.copy(self._thing) if type(self._thing).__module__.startswith("datasets.") else self._thing
 
     def _with_skips(self, iterator: Iterator[Any]) -> Iterator[Any]:
-        self._uses.has_begun = True
         return Skipping(iterator, self.name) if self._skips else iterator
 
     def _adapted(self, iterator: Iterator[Any]) -> Iterator[Any]:
