@@ -328,7 +328,7 @@ def _texts_in_lists(value: Any) -> Any:
     if type(value) is tuple and is_texts([*value]):
         return [*value]
     parts = [*map(_texts_in_lists, value)]
-    return value._make(parts) if is_named_tuple(value) else parts if isinstance(value, list) else tuple(parts)
+    return value._make(parts) if is_named_tuple(value) else parts if isinstance(value, list) else tuple(parts)  # type: ignore[union-attr]
 
 
 def array_in(value: Any) -> Any:

@@ -308,7 +308,7 @@ def _without_layout(value: Any) -> Any:
         return {key: _without_layout(item) for key, item in value.items()}
     if isinstance(value, tuple):
         items = map(_without_layout, value)
-        return value._make(items) if hasattr(value, "_fields") else tuple(items)
+        return value._make(items) if hasattr(value, "_fields") else tuple(items)  # type: ignore[attr-defined]
     return [*map(_without_layout, value)] if isinstance(value, list) else value
 
 
