@@ -18,27 +18,14 @@ from libai_data.data.fork_lock import ForkLock
 from libai_data.data.random.global_generators import warn_of_own_generators
 from libai_data.data.samplers.cursor import Cursor
 from libai_data.data.samplers.dealt import DealtIndices
-from libai_data.data.samplers.lane_order import LaneOrder
 from libai_data.data.samplers.listed import as_stream
 from libai_data.data.samplers.sampler import StreamSampler
-from libai_data.data.samplers.shard_plans import most_bytes_of, shard_plan_of
 from libai_data.data.samplers.stream_state import order_in_words
-from libai_data.data.shard_use import BESIDE_AHEAD
 from libai_data.data.transforms.batch import BatchTransform, check_rows_together, rows_together
 from libai_data.errors import ConfigError
-from libai_data.errors.argument_rules import (
-    FIELD_NAMES,
-    FUNCTION,
-    INT,
-    Rule,
-    check,
-    one_of,
-    or_none,
-    real,
-    whole,
-    with_python_numbers,
-)
+from libai_data.errors.argument_rules import check, with_python_numbers
 from libai_data.loader.arena import Arena, PrivateArena
+from libai_data.loader.arguments import PREFETCH, RULES
 from libai_data.loader.assembly import assemble
 from libai_data.loader.batch_reader import BatchReader, ReadyBatch, info_of
 from libai_data.loader.collate import Collator, trivial_batch_collator
@@ -52,38 +39,12 @@ from libai_data.loader.same_dataset import are_same, attributes_of, fingerprint_
 from libai_data.loader.schema import Overrides, TensorPart, parse_layouts
 from libai_data.loader.slots import Slot, SlotList, bytes_of, lay_out
 from libai_data.loader.stage_times import LoaderTimes, StageTimes, summary
-from libai_data.loader.starting import START_METHODS, WorkerStarter
+from libai_data.loader.starting import WorkerStarter
+from libai_data.loader.streaming import fetch_ahead, report_reached, streamed_shards
 from libai_data.loader.threads import ThreadExecutor
 from libai_data.loader.worker import Payload
 from libai_data.mesh.current import get_data_parallel_size, get_mesh
 from libai_data.structures import Agreement, Instance, new_origin, new_rows
-
-WORKER_TYPES = ("process", "thread")
-MOST_PREFETCHED = 256
-PREFETCH = 4
-"""Default number of batches that workers read ahead."""
-RULES = {
-    "num_workers": whole(0, 1024),
-    "prefetch": whole(1, MOST_PREFETCHED),
-    "threads_per_worker": whole(1, 256),
-    "timeout": real(0, 10**9, "seconds; 0 waits forever"),
-    "worker_type": one_of(*WORKER_TYPES),
-    "start_method": one_of(*START_METHODS),
-    "check_every": whole(0, words="batches; 0 never compares"),
-    "content_hash": whole(0, words="samples; 0 reads none"),
-    "collate_fn": or_none(FUNCTION),
-    "worker_init_fn": or_none(FUNCTION),
-    "mixup_func": Rule(
-        "a function, a BatchTransform or None",
-        lambda value: value is None or callable(value) or isinstance(value, BatchTransform),
-    ),
-    "batch_transform": or_none(
-        Rule("a BatchTransform, such as Mixup", lambda value: isinstance(value, BatchTransform))
-    ),
-    "seed": INT,
-    "fields": or_none(FIELD_NAMES),
-}
-"""Rules of arguments that other loaders have, too."""
 
 _MOST_PARTS = 8
 _IN_USE = 8
@@ -274,7 +235,13 @@ class BatchLoader(ResumableLoader):
             self._iteration = None
             self._end_workers()
         self._break_off("a newer iterator of this loader has begun; only the newest one may be used")
-        self._prepare_streaming()
+        if self._streamed is not None:
+            # A forked worker would keep the shard files in use that the read-ahead holds.
+            self._streamed.end_read_ahead()
+        self._streamed = streamed_shards(self.dataset, self.stream)
+        if self._streamed is not None:  # Before workers get a copy of the sources.
+            is_kept = self.num_workers == 0 or self._worker_type == "thread"
+            self._streamed.use_share(self.stream.share_of_node(get_mesh().parts_of_data), is_kept)
         attributes = attributes_of(self._payload.dataset, self._payload.collator) if self._shares_memory else []
         if self._reader is None or self._reader.is_unusable or not are_same(attributes, self._attributes):
             # Workers have the dataset as it was when they started.
@@ -287,35 +254,12 @@ class BatchLoader(ResumableLoader):
             self._reader.first_read = read_by_all(self.stream, position)
         # Twice, because the slots of an interrupted pass return only while the new pass reads ahead.
         self._slot_list.planned = 2 * self._ahead + _IN_USE + also_kept
-        if fetches_ahead:
-            self._read_ahead(position)
+        if fetches_ahead and self._streamed is not None:
+            fetch_ahead(self._streamed, self.stream, position, self._ahead)
         # Not a bound method: the loader would be in a reference cycle, and stay alive when nobody uses it.
-        reached = None if self._streamed is None else partial(_report_reached, self._streamed, self.stream)
+        reached = None if self._streamed is None else partial(report_reached, self._streamed, self.stream)
         self._iteration = Iteration(self.stream, position, self._reader, self._ahead, self._times, reached, self._turns)
         return self._iteration
-
-    def _prepare_streaming(self) -> None:
-        """Find the streamed shards that the stream reads, before workers get a copy of the sources."""
-        if self._streamed is not None:
-            # A forked worker would keep the shard files in use that the read-ahead holds.
-            self._streamed.end_read_ahead()
-        shards = StreamedShards(self.dataset)
-        self._streamed = None
-        if shards.sources and isinstance(self.stream, StreamSampler):
-            self._streamed = shards
-            in_workers = self.num_workers > 0 and self._worker_type != "thread"
-            shards.use_share(self.stream.share_of_node(get_mesh().parts_of_data), is_kept=not in_workers)
-
-    def _read_ahead(self, position: int) -> None:
-        if self._streamed is None:
-            return
-        order = self.stream.order
-        if not isinstance(order, LaneOrder) and (order.shuffle or self._streamed.is_shuffled):
-            self._streamed.check_holds_all()
-        plan = shard_plan_of(self.stream, position, self._streamed)
-        if plan is not None:
-            at_once = self._ahead + BESIDE_AHEAD
-            self._streamed.read_ahead(plan, partial(most_bytes_of, self.stream, at_once, self._streamed))
 
     @property
     def collates(self) -> bool:
@@ -438,18 +382,7 @@ class BatchLoader(ResumableLoader):
             self._iteration = None
 
 
-def read_ahead_of_all(batches: int, workers: int) -> int:
-    """The batches that all workers together read ahead, if each worker reads `batches` ahead."""
-    return min(batches * max(1, workers), MOST_PREFETCHED)
-
-
 def _wait_for_oneflow() -> None:
     """Wait for OneFlow, which runs some steps behind the trainer, and keeps the batches of these steps in use."""
     if "oneflow" in sys.modules:
         sys.modules["oneflow"].zeros(1).numpy()
-
-
-def _report_reached(shards: StreamedShards, stream: Any, position: int) -> int:
-    """Report to the streamed shards which batch was handed out; returns the next position to report."""
-    batch = stream.batch_of(position)
-    return position if batch is None else stream.position_of_batch(shards.reached(batch))
