@@ -64,42 +64,41 @@ class Pass:
     def __next__(self) -> Instance:
         self._one_thread.begin()
         try:
-            return self._next()
+            if self._error is not None:
+                raise self._error
+            if self._is_over:
+                raise StopIteration
+            if self._is_taking:
+                raise PassError(
+                    "this iterator was interrupted while it read a batch; make a new one, with iter(loader)"
+                )
+            refuse_in_fork(self._process, "this iterator")
+            self._is_taking = True
+            try:
+                taken = self.take()
+            except Exception as error:
+                self._error = error
+                raise
+            finally:
+                end_if_fork_of(self._process)
+            if self.stream.cursor is not self._cursor:
+                # The cursor, and so the state of this loader, no longer belongs to this pass.
+                self._error = PassError(
+                    f"the {type(self.stream).__name__} of this loader was moved during this pass: by another loader "
+                    "that has the same sampler, or by its set_epoch or load_state_dict. Make a sampler of its own for "
+                    "each loader, and move it between two passes, or by the loader's methods"
+                )
+                raise self._error
+            if taken is None:
+                self.stream.cursor = self.stream.after_pass()
+                self._is_over = True
+                raise StopIteration
+            batch, self._cursor = taken
+            move, end = partial(setattr, self.stream, "cursor", self._cursor), self._one_thread.end
+            return move() or setattr(self, "_is_taking", False) or end() or batch  # type: ignore[func-returns-value]
         except BaseException:
             self._one_thread.end()
             raise
-
-    def _next(self) -> Instance:
-        if self._error is not None:
-            raise self._error
-        if self._is_over:
-            raise StopIteration
-        if self._is_taking:
-            raise PassError("this iterator was interrupted while it read a batch; make a new one, with iter(loader)")
-        refuse_in_fork(self._process, "this iterator")
-        self._is_taking = True
-        try:
-            taken = self.take()
-        except Exception as error:
-            self._error = error
-            raise
-        finally:
-            end_if_fork_of(self._process)
-        if self.stream.cursor is not self._cursor:
-            # The cursor, and so the state of this loader, no longer belongs to this pass.
-            self._error = PassError(
-                f"the {type(self.stream).__name__} of this loader was moved during this pass: by another loader that "
-                "has the same sampler, or by its set_epoch or load_state_dict. Make a sampler of its own for each "
-                "loader, and move it between two passes, or by the loader's methods"
-            )
-            raise self._error
-        if taken is None:
-            self.stream.cursor = self.stream.after_pass()
-            self._is_over = True
-            raise StopIteration
-        batch, self._cursor = taken
-        move, end = partial(setattr, self.stream, "cursor", self._cursor), self._one_thread.end
-        return move() or setattr(self, "_is_taking", False) or end() or batch  # type: ignore[func-returns-value]
 
 
 def refuse_in_fork(process: int, what: str) -> None:
