@@ -175,7 +175,7 @@ class SampleReader(WatchedDataset):
                     raise self._failure(f"sample {index}", error) from error
                 copy += perf_counter() - read
         self._note_replaced(reading)
-        self._count(perf_counter() - begin - copy, copy, len(indices))
+        self._count(perf_counter() - begin - copy, len(indices), copy)
 
     def _row_filler(self, rows: Rows, row: int, epoch: int) -> Callable[[int], Any]:
         if self._read_batch is not None:
@@ -228,7 +228,7 @@ class SampleReader(WatchedDataset):
             which = which if reading.failed is None else f"sample {reading.failed}"
             raise self._failure(which, error) from error
         finally:
-            self._count(perf_counter() - start, 0.0, len(indices))
+            self._count(perf_counter() - start, len(indices))
 
     def _raise_mismatch(self, schema: SampleSchema, epochs: np.ndarray, indices: np.ndarray) -> None:
         """After `read_batch` failed, raise SchemaMismatch if one of its samples can be read but has another schema."""

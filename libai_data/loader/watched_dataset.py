@@ -91,7 +91,7 @@ class WatchedDataset:
         except BaseException as error:
             raise self._failure(f"sample {key[2]}", error) from error
         finally:
-            self._count_source(start, 1)
+            self._count(perf_counter() - start, 1)
 
     def _note_replaced(self, reading: reading_samples) -> None:
         if reading.replaced:
@@ -127,7 +127,7 @@ class WatchedDataset:
             except BaseException as error:
                 raise self._failure(f"one of the samples {asked}", error) from error
             finally:
-                self._count_source(start, len(asked))
+                self._count(perf_counter() - start, len(asked))
             if len(samples) != len(asked):
                 what = f"{len(samples)} samples" if is_list else f"a {type(found).__name__}"
                 wrong = SchemaError(
@@ -152,10 +152,7 @@ class WatchedDataset:
             check_kept(all_samples[row], before, again, type(self.dataset).__name__)
         return all_samples
 
-    def _count_source(self, start: float, samples: int) -> None:
-        self._count(perf_counter() - start, 0.0, samples)
-
-    def _count(self, source: float, copy: float, samples: int) -> None:
+    def _count(self, source: float, samples: int, copy: float = 0.0) -> None:
         times, transform = self._times, take_transform_time()
         times.source += source - transform
         times.transform += transform
