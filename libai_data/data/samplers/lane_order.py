@@ -109,9 +109,6 @@ class LaneOrder(Order):
         low, high = self._span_edges(epoch)[lane : lane + 2].tolist()
         return low, high
 
-    def in_rows(self, places: np.ndarray) -> np.ndarray:
-        return np.take_along_axis(places, self.rows_by_lane(places), axis=1)
-
     def rows_by_lane(self, places: np.ndarray) -> np.ndarray:
         return np.argsort(self._lane_of_turn[places % self.lanes].astype(np.uint16), axis=-1, kind="stable")
 
@@ -124,20 +121,21 @@ class LaneOrder(Order):
         pairs, of_lane = np.unique(epochs * self.lanes + lanes, return_inverse=True)
         own = np.divmod(pairs, self.lanes)
         spans = np.array([self._span(*each) for each in zip(*(part.tolist() for part in own))])
-        ends, found = _search_each([table.ends for table in self._visits.groups_of(*own, spans)], of_lane, turns)
+        ends, found = _search_each([table.edges for table in self._visits.groups_of(*own, spans)], of_lane, turns)
         parts, firsts, of_part = np.unique(found, return_index=True, return_inverse=True)
         lane = of_lane[firsts]
         numbers = parts - ends[lane]
         tables = self._visits.visits_of(own[0][lane], own[1][lane], spans[lane], numbers)
         within = turns - np.array([table.start for table in tables])[of_part]
-        _, blocks = _search_each([table.block_ends for table in tables], of_part, within)
-        begins, indices = np.concatenate([table.block_begins for table in tables])[blocks], within
+        _, blocks = _search_each([table.block_edges for table in tables], of_part, within)
+        indices = within
         if self.shuffle:
-            sizes = (np.concatenate([table.block_ends for table in tables])[blocks] - begins).astype(np.uint64)
+            begins = np.concatenate([table.block_edges[:-1] for table in tables])[blocks]
+            sizes = np.concatenate([np.diff(table.block_edges) for table in tables])[blocks].astype(np.uint64)
             keys = np.concatenate([table.block_keys for table in tables])[blocks]
             indices = begins + permuted_each(sizes, keys, within - begins)
-        _, shards = _search_each([table.ends for table in tables], of_part, indices)
-        moves = np.concatenate([table.firsts - table.begins for table in tables])
+        _, shards = _search_each([table.edges for table in tables], of_part, indices)
+        moves = np.concatenate([table.firsts - table.edges[:-1] for table in tables])
         return epochs, indices + moves[shards]
 
     def find(self, epoch: int, indices: np.ndarray) -> np.ndarray:
@@ -146,10 +144,10 @@ class LaneOrder(Order):
 
     def _place_of(self, epoch: int, index: int) -> int:
         visits, block, within, first = self._visit_of(epoch, index)
-        begin = int(visits.block_begins[block])
+        begin, end = visits.block_edges[block : block + 2].tolist()
         inner = within - begin
         if self.shuffle:
-            size = np.array([int(visits.block_ends[block]) - begin], dtype=np.uint64)
+            size = np.array([end - begin], dtype=np.uint64)
             inner = int(places_in_each(size, visits.block_keys[block : block + 1], np.array([inner]))[0])
         place = first + (visits.start + begin + inner) * self.lanes
         return place if place < (epoch + 1) * self.epoch_size else -1
@@ -167,8 +165,8 @@ class LaneOrder(Order):
         group = int(np.searchsorted(groups.bounds, in_row, side="right")) - 1
         visits = self._visits.visits(epoch, lane, span, int(np.flatnonzero(groups.order == group)[0]))
         piece = int(np.flatnonzero(visits.places == in_row)[0])
-        within = int(visits.begins[piece]) + index - int(visits.firsts[piece])
-        block = int(np.searchsorted(visits.block_ends, within, side="right"))
+        within = int(visits.edges[piece]) + index - int(visits.firsts[piece])
+        block = int(np.searchsorted(visits.block_edges, within, side="right")) - 1
         return visits, block, within, self._first_place(epoch, lane)
 
     def _first_place(self, epoch: int, lane: int) -> int:
@@ -228,12 +226,12 @@ class LaneOrder(Order):
             span, first = self._span(epoch, lane), self._first_place(epoch, lane)
             if span[0] == span[1]:
                 continue
-            ends = first + (self._visits.groups(epoch, lane, span).ends - 1) * self.lanes
+            ends = first + (self._visits.groups(epoch, lane, span).edges[1:] - 1) * self.lanes
             for number in np.flatnonzero(ends >= start).tolist():
                 visits = self._visits.visits(epoch, lane, span, number)
                 shards = self._visits.row.shards[visits.places]
-                for block in range(len(visits.block_ends)):
-                    begin, end = int(visits.block_begins[block]), int(visits.block_ends[block])
+                bounds = visits.block_edges.tolist()
+                for block, (begin, end) in enumerate(zip(bounds, bounds[1:])):
                     low = first + (visits.start + begin) * self.lanes
                     high = min(first + (visits.start + end - 1) * self.lanes, (epoch + 1) * self.epoch_size - 1)
                     if start <= high and low <= high:
@@ -276,9 +274,7 @@ class LaneOrder(Order):
             edges = self._span_edges(each)
             firsts = {low, *edges[(edges > low) & (edges < high)].tolist()}
             visits = [self._visit_of(each, int(row.starts[shard]) + first - low) for first in firsts]
-            begins = [
-                first + (own.start + int(own.block_begins[block])) * self.lanes for own, block, _, first in visits
-            ]
+            begins = [first + (own.start + int(own.block_edges[block])) * self.lanes for own, block, _, first in visits]
             found = [place for place in begins if start <= place < (each + 1) * self.epoch_size]
             if found:
                 return min(found)
@@ -336,12 +332,12 @@ def laned_order(
 def _search_each(
     tables: Sequence[np.ndarray], numbers: np.ndarray, values: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Search each value in its own table of ends; the value is below the last end of the table.
+    """Search each value in its own table of edges; the value is below the last edge of the table.
 
     Returns:
-        Where each table begins in the concatenation of all tables, and the index of each value in the concatenation.
+        Where each table begins in the concatenation of all ranges between edges, and the range of each value in it.
     """
-    ends = np.concatenate(tables)
-    sizes = np.array([len(table) for table in tables])
+    ends = np.concatenate([table[1:] for table in tables])
+    sizes = np.array([len(table) - 1 for table in tables])
     apart = np.arange(len(tables)) * int(ends.max())
     return np.cumsum(sizes) - sizes, (ends + apart.repeat(sizes)).searchsorted(values + apart[numbers], side="right")

@@ -55,12 +55,12 @@ class Groups(NamedTuple):
     Args:
         bounds: int64 [groups + 1], the first place of each group in the row of the shards, in the order of the row.
         order: int64 [groups], the numbers of the groups in the order of the visits.
-        ends: int64 [groups], samples of the lane up to the end of each group, in the order of the visits.
+        edges: int64 [groups + 1], samples of the lane before each group, in the order of the visits.
     """
 
     bounds: np.ndarray
     order: np.ndarray
-    ends: np.ndarray
+    edges: np.ndarray
 
 
 class Visits(NamedTuple):
@@ -72,22 +72,18 @@ class Visits(NamedTuple):
         start: samples of the lane in the epoch before the group.
         places: int64 [n], the place of each shard in the row.
         firsts: int64 [n], the index of the lane's first sample in each shard.
-        ends: int64 [n], samples of the group up to the end of each shard.
-        begins: int64 [n], samples of the group up to the beginning of each shard.
+        edges: int64 [n + 1], samples of the group before each shard.
         block_shards: int64 [blocks + 1], shards before each block.
-        block_ends: int64 [blocks], samples of the group up to the end of each block.
-        block_begins: int64 [blocks], samples of the group up to the beginning of each block.
+        block_edges: int64 [blocks + 1], samples of the group before each block.
         block_keys: uint64 [blocks], the keys that decide how the samples of each block are shuffled.
     """
 
     start: int
     places: np.ndarray
     firsts: np.ndarray
-    ends: np.ndarray
-    begins: np.ndarray
+    edges: np.ndarray
     block_shards: np.ndarray
-    block_ends: np.ndarray
-    block_begins: np.ndarray
+    block_edges: np.ndarray
     block_keys: np.ndarray
 
 
@@ -144,41 +140,39 @@ class LaneVisits:
         bounds = firsts[:, None] + _evenly(shards, counts)
         order = self._order(counts, epochs, lanes, np.array([_GROUPS]))
         sizes = np.diff(np.clip(self.row.edges[bounds], spans[:, :1], spans[:, 1:]))
-        ends = np.cumsum(np.take_along_axis(sizes, order, axis=1), axis=1)
+        edges = _summed(np.take_along_axis(sizes, order, axis=1))
         for row, count in enumerate(counts.tolist()):
-            yield Groups(bounds[row, : count + 1].copy(), order[row, :count].copy(), ends[row, :count].copy())
+            yield Groups(bounds[row, : count + 1].copy(), order[row, :count].copy(), edges[row, : count + 1].copy())
 
     def _visits(
         self, epochs: np.ndarray, lanes: np.ndarray, spans: np.ndarray, numbers: np.ndarray
     ) -> Iterator[Visits]:
-        tables, which = self.groups_of(epochs, lanes, spans), numbers.tolist()
-        starts = [int(table.ends[number - 1]) if number else 0 for table, number in zip(tables, which)]
-        groups = np.array([table.order[number] for table, number in zip(tables, which)])
+        tables = self.groups_of(epochs, lanes, spans)
+        starts, groups = np.array(
+            [(table.edges[number], table.order[number]) for table, number in zip(tables, numbers)]
+        ).T
         lows, highs = np.array([table.bounds[group : group + 2] for table, group in zip(tables, groups.tolist())]).T
         counts = highs - lows
         places = np.minimum(lows[:, None] + np.arange(int(counts.max()) + 1), highs[:, None])
-        edges = np.clip(self.row.edges[places], spans[:, :1], spans[:, 1:])
+        cuts = np.clip(self.row.edges[places], spans[:, :1], spans[:, 1:])
         order = self._order(counts, epochs, lanes, np.array([_SHARDS]), groups)
-        ends = np.cumsum(np.take_along_axis(np.diff(edges), order, axis=1), axis=1)
+        edges = _summed(np.take_along_axis(np.diff(cuts), order, axis=1))
         places = np.minimum(lows[:, None] + order, highs[:, None] - 1)
-        firsts = self.row.starts[self.row.shards[places]] + np.take_along_axis(edges, order, axis=1)
+        firsts = self.row.starts[self.row.shards[places]] + np.take_along_axis(cuts, order, axis=1)
         firsts -= self.row.edges[places]
         blocks = -(-counts // self._block)
         block_shards = _evenly(counts, blocks)
-        block_ends = np.take_along_axis(ends, block_shards[:, 1:] - 1, axis=1)
+        block_edges = np.take_along_axis(edges, block_shards, axis=1)
         keys = combine64_each((VISITS_VERSION, self._seed), epochs, lanes, groups)
-        block_keys = mix64_array(np.arange(block_ends.shape[1], dtype=np.uint64) + keys[:, None])
-        for row, (start, count, block) in enumerate(zip(starts, counts.tolist(), blocks.tolist())):
-            own, own_blocks = ends[row, :count].copy(), block_ends[row, :block].copy()
+        block_keys = mix64_array(np.arange(int(blocks.max()), dtype=np.uint64) + keys[:, None])
+        for row, (start, count, block) in enumerate(zip(starts.tolist(), counts.tolist(), blocks.tolist())):
             yield Visits(
                 start,
                 places[row, :count].copy(),
                 firsts[row, :count].copy(),
-                own,
-                _before(own),
+                edges[row, : count + 1].copy(),
                 block_shards[row, : block + 1].copy(),
-                own_blocks,
-                _before(own_blocks),
+                block_edges[row, : block + 1].copy(),
                 block_keys[row, :block].copy(),
             )
 
@@ -196,12 +190,7 @@ def _evenly(counts: np.ndarray, parts: np.ndarray) -> np.ndarray:
 
 
 def _summed(lengths: np.ndarray) -> np.ndarray:
-    sums = np.zeros(len(lengths) + 1, dtype=np.int64)
-    np.cumsum(lengths, out=sums[1:])
+    """The sum of the lengths before each one in its row, and at the end of the row the sum of all."""
+    sums = np.zeros((*lengths.shape[:-1], lengths.shape[-1] + 1), dtype=np.int64)
+    np.cumsum(lengths, axis=-1, out=sums[..., 1:])
     return sums
-
-
-def _before(ends: np.ndarray) -> np.ndarray:
-    begins = np.zeros_like(ends)
-    begins[1:] = ends[:-1]
-    return begins

@@ -61,8 +61,8 @@ class Order:
         return True
 
     def in_rows(self, places: np.ndarray) -> np.ndarray:
-        """Sort places of global batches, int64 [batches, size], into the order of the rows; here unchanged."""
-        return places
+        """Sort places of global batches, int64 [batches, size], into the order of the rows."""
+        return np.take_along_axis(places, self.rows_by_lane(places), axis=1)
 
     def rows_by_lane(self, places: np.ndarray) -> np.ndarray:
         """For each row of a batch, the column of its place: int64, shape of `places`; a stable sort by lane."""
