@@ -35,6 +35,13 @@ def call_if_there(thing: Any, name: str, *arguments: Any) -> None:
         method(*arguments)
 
 
+def inner_datasets(dataset: Any) -> list[Any]:
+    """The datasets that a dataset wraps or joins: its attribute `dataset`, and those of its list `datasets`."""
+    joined = attribute_of(dataset, "datasets")
+    inner = [attribute_of(dataset, "dataset"), *(joined if isinstance(joined, (list, tuple)) else ())]
+    return [each for each in inner if each is not None]
+
+
 def batch_method_of(dataset: Any, name: str) -> Callable[..., Any] | None:
     """The method of a dataset that reads several samples; None if it reads other samples than `dataset[index]`.
 

@@ -15,10 +15,11 @@ from typing import Any, Callable
 
 import numpy as np
 
-from libai_data.data.attributes import attribute_of
+from libai_data.data.attributes import attribute_of, inner_datasets
 from libai_data.data.datasets.combine import ConcatDataset, RandomPart, Subset
 from libai_data.data.datasets.mapped import Map
 from libai_data.data.datasets.shares import shares_of, split_evenly
+from libai_data.data.datasets.stream_transform import StreamTransform
 from libai_data.data.items import array_in, as_leaf, leaves_of
 from libai_data.errors import ConfigError, SchemaError
 from libai_data.errors.argument_rules import MAPPING, REAL, check, check_types, list_of, or_none
@@ -234,16 +235,11 @@ def blend_of(dataset: Any) -> Blend | None:
 
 def refuse_inner_blend(dataset: Any) -> None:
     """Raise a ConfigError if a part of a dataset is a blend, whose weights a stream of the dataset would ignore."""
-    if isinstance(dataset, Map):
-        refuse_inner_blend(dataset.dataset)
+    if not isinstance(dataset, (Map, StreamTransform, ConcatDataset, Subset, RandomPart)):
         return
-    parts: Sequence[Any] = ()
-    if isinstance(dataset, ConcatDataset):
-        parts = dataset.datasets
-    elif isinstance(dataset, (Subset, RandomPart)):
-        parts = [dataset.dataset]
-    for part in parts:
-        if blend_of(part) is not None:
+    for part in inner_datasets(dataset):
+        # A `Map` or a stream transform has the blend of its dataset.
+        if blend_of(part) is not None and blend_of(part) is not blend_of(dataset):
             raise ConfigError(
                 f"a {type(part).__name__} is within a {type(dataset).__name__}, so a stream would ignore its weights; "
                 "take parts of single datasets, and blend them last, in one BlendedDataset with the weights of all"

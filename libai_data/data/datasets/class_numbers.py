@@ -7,7 +7,7 @@ from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
-from libai_data.data.attributes import attribute_of
+from libai_data.data.attributes import attribute_of, inner_datasets
 from libai_data.errors import CheckpointError, ConfigError
 
 _MOST_WRAPPERS = 16
@@ -61,10 +61,8 @@ def _with_names(dataset: Any, depth: int = 0) -> Iterator[Any]:
         if not attribute_of(dataset, "target_transform"):
             yield dataset
         return
-    joined = attribute_of(dataset, "datasets")
-    for each in [attribute_of(dataset, "dataset"), *(joined if isinstance(joined, (list, tuple)) else ())]:
-        if each is not None and depth < _MOST_WRAPPERS:
-            yield from _with_names(each, depth + 1)
+    for each in inner_datasets(dataset) if depth < _MOST_WRAPPERS else ():
+        yield from _with_names(each, depth + 1)
 
 
 def _place_of(dataset: Any) -> str:

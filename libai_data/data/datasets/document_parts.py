@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from copy import copy
 from typing import Any, Optional
 
-from libai_data.data.attributes import attribute_of, has_attribute
+from libai_data.data.attributes import attribute_of, has_attribute, inner_datasets
 from libai_data.data.datasets.mapped import Map
 from libai_data.data.sources.indexed import IndexedSource
 from libai_data.errors import ConfigError
@@ -79,7 +79,5 @@ def refuse_repeated(dataset: Any) -> None:
             "share documents. Leave the argument out (a loader's stream repeats the samples by itself), or give the "
             "dataset itself to build_nlp_train_val_test_loader, which divides its documents"
         )
-    inner = attribute_of(dataset, "datasets")
-    for each in [attribute_of(dataset, "dataset"), *(inner if isinstance(inner, (list, tuple)) else ())]:
-        if each is not None:
-            refuse_repeated(each)
+    for each in inner_datasets(dataset):
+        refuse_repeated(each)

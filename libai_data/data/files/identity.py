@@ -16,7 +16,7 @@ import time
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from libai_data.data.attributes import attribute_of, has_attribute
+from libai_data.data.attributes import attribute_of, inner_datasets
 from libai_data.errors import ConfigError
 
 if TYPE_CHECKING:  # Its imports would delay the start of each worker.
@@ -75,9 +75,8 @@ def identity_within(data: Any) -> Any:
     identity = attribute_of(data, "identity", "")
     if identity and isinstance(identity, (str, list, tuple)):
         return identity
-    datasets = attribute_of(data, "datasets", ())
-    inner = [attribute_of(data, name) for name in ("source", "dataset") if has_attribute(data, name)]
-    inner += datasets if isinstance(datasets, (list, tuple)) else []
+    source = attribute_of(data, "source")
+    inner = [*([] if source is None else [source]), *inner_datasets(data)]
     return [identity for identity in map(identity_within, inner) if identity]
 
 

@@ -17,7 +17,6 @@ import numpy as np
 from libai_data.data.cached_property import cached_property
 from libai_data.data.datasets.blend import Blend, blend_of, refuse_inner_blend
 from libai_data.data.datasets.combine import length_of
-from libai_data.data.datasets.stream_transform import StreamTransform
 from libai_data.data.random.hashing import combine64
 from libai_data.data.samplers.blend_turns import Pattern, lane_patterns, patterns_of
 from libai_data.data.samplers.lane_order import LaneOrder, lane_of_turn
@@ -245,7 +244,7 @@ def order_over(dataset: Any, seed: int, shuffle: bool, laned: LaneOrder | None =
         ConfigError: A part of the dataset is a blend, whose weights the order would ignore.
     """
     blend = blend_of(dataset)
-    refuse_inner_blend(dataset.dataset if isinstance(dataset, StreamTransform) else dataset)
+    refuse_inner_blend(dataset)
     if blend is None:
         return laned or Order(length_of(dataset), seed, shuffle)
     if laned is None:
