@@ -15,13 +15,12 @@ from typing import NamedTuple
 import numpy as np
 
 from libai_data.data.datasets.best_fit import best_fit
-from libai_data.data.random.permutation import PERMUTATION_VERSION, permuted
+from libai_data.data.random.permutation import PERMUTATION_VERSION, whole_permutation
 
 INDEX_VERSION = (1, PERMUTATION_VERSION)
 """Must change whenever the same corpus and arguments would give other samples."""
 
 _NEVER = 2**62
-_PERMUTED_AT_ONCE = 1 << 15
 
 
 class Pieces(NamedTuple):
@@ -43,24 +42,22 @@ def whole_corpus(tokens: int, num_epochs: int) -> Pieces:
     return Pieces(starts, np.zeros(num_epochs + 1, np.int64))
 
 
-def documents(bounds: np.ndarray, num_epochs: int, seed: int | None) -> Pieces:
+def documents(bounds: np.ndarray, num_epochs: int, seed: int | None, left_out: int = 0) -> Pieces:
     """The stream of a corpus, with a piece for each document that is not empty.
 
     Args:
         bounds: int64 [documents + 1], where documents begin and end in the `.bin` file, in tokens.
         num_epochs: how often the corpus is repeated.
         seed: decides each epoch's order of documents; None for the order of the file.
+        left_out: number of tokens at the end of each document that the stream leaves out.
     """
-    return _in_order(bounds[:-1], np.diff(bounds), num_epochs, seed)
-
-
-def _in_order(offsets: np.ndarray, lengths: np.ndarray, num_epochs: int, seed: int | None) -> Pieces:
+    offsets, lengths = bounds[:-1], np.maximum(np.diff(bounds) - left_out, 0)
     kept = np.flatnonzero(lengths)
     count = len(kept)
     starts = np.zeros(num_epochs * count + 2, np.int64)
     in_order = np.zeros(num_epochs * count + 1, np.int64)
     for epoch in range(num_epochs):
-        order = kept if seed is None else kept[_shuffled(count, seed, epoch)]
+        order = kept if seed is None else kept[whole_permutation(count, seed, epoch)]
         first = epoch * count
         np.take(offsets, order, out=in_order[first : first + count])
         ends = starts[first + 1 : first + 1 + count]
@@ -68,15 +65,6 @@ def _in_order(offsets: np.ndarray, lengths: np.ndarray, num_epochs: int, seed: i
         ends += starts[first]
     starts[-1] = _NEVER
     return Pieces(starts, in_order)
-
-
-def _shuffled(count: int, seed: int, epoch: int) -> np.ndarray:
-    """A permutation, int64 [count], computed in parts that fit into the processor's cache."""
-    order = np.empty(count, np.int64)
-    for first in range(0, count, _PERMUTED_AT_ONCE):
-        places = np.arange(first, min(count, first + _PERMUTED_AT_ONCE))
-        order[places] = permuted(count, seed, epoch, places)
-    return order
 
 
 def packed(bounds: np.ndarray, length: int, num_epochs: int, seed: int | None) -> list[np.ndarray]:
@@ -95,8 +83,7 @@ def packed(bounds: np.ndarray, length: int, num_epochs: int, seed: int | None) -
         `starts` and `offsets` of the pieces, in the order of the samples; and `firsts`, int64 [samples + 1], the first
         piece of each sample, and at the end the number of pieces.
     """
-    # An empty document has 0 pairs, not -1.
-    whole = _in_order(bounds[:-1], np.maximum(np.diff(bounds) - 1, 0), num_epochs, seed)
+    whole = documents(bounds, num_epochs, seed, left_out=1)
     pairs = np.diff(whole.starts[:-1])
     cuts = -(-pairs // length)
     place = np.arange(int(cuts.sum())) - np.repeat(np.cumsum(cuts) - cuts, cuts)

@@ -21,6 +21,7 @@ PERMUTATION_VERSION = 1
 _ROUNDS = 6
 _SORTED_BELOW = 1024
 _EACH_SORTED_BELOW = 256
+_AT_ONCE = 1 << 15
 
 
 def permuted(size: int, seed: int, number: int, places: np.ndarray) -> np.ndarray:
@@ -38,6 +39,14 @@ def permuted(size: int, seed: int, number: int, places: np.ndarray) -> np.ndarra
     if size < _SORTED_BELOW:
         return _small_permutation(size, seed, number)[places]
     return _walk(places.astype(np.uint64), size, _round_keys(seed, number), _feistel).astype(np.int64)
+
+
+def whole_permutation(size: int, seed: int, number: int) -> np.ndarray:
+    """All values of a permutation, int64 [size], computed in parts that fit into the processor's cache."""
+    values = np.arange(size)
+    for first in range(0, size, _AT_ONCE):
+        values[first : first + _AT_ONCE] = permuted(size, seed, number, values[first : first + _AT_ONCE])
+    return values
 
 
 def places_in_permutation(size: int, seed: int, number: int, values: np.ndarray) -> np.ndarray:
@@ -80,7 +89,7 @@ def whole_permutations(sizes: np.ndarray, seeds: np.ndarray) -> np.ndarray:
     if width >= _SORTED_BELOW:
         found = np.zeros((len(sizes), width), np.int64)
         for row, size, seed in zip(found, sizes.tolist(), seeds.tolist()):
-            row[:size] = permuted(size, seed, 0, np.arange(size))
+            row[:size] = whole_permutation(size, seed, 0)
         return found
     keys = np.arange(width, dtype=np.uint64) + combine64_each((PERMUTATION_VERSION,), seeds, zero)[:, None]
     return _sorted_hashes(mix64_array(mix64_array(keys) ^ combine64_each((), seeds, zero)[:, None]), sizes)

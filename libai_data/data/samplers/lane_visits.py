@@ -14,14 +14,13 @@ import numpy as np
 
 from libai_data.data.datasets.stream_transform import remember
 from libai_data.data.random.hashing import combine64, combine64_each, mix64_array
-from libai_data.data.random.permutation import permuted, whole_permutations
+from libai_data.data.random.permutation import whole_permutation, whole_permutations
 
 VISITS_VERSION = 1
 """Increased whenever the same (shard lengths, lanes, block, seed, epoch, place) would give another sample."""
 
 _GROUP = 256
 _ROW, _GROUPS, _SHARDS = range(3)
-_AT_ONCE = 1 << 16
 
 
 class ShardRow(NamedTuple):
@@ -42,10 +41,7 @@ class ShardRow(NamedTuple):
         """The row of shards of these lengths; with `shuffle` in a random order that the seed decides."""
         shards = np.flatnonzero(lengths)
         if shuffle:
-            order, key = np.arange(len(shards)), combine64(VISITS_VERSION, seed, _ROW)
-            for first in range(0, len(order), _AT_ONCE):
-                order[first : first + _AT_ONCE] = permuted(len(order), key, 0, order[first : first + _AT_ONCE])
-            shards = shards[order]
+            shards = shards[whole_permutation(len(shards), combine64(VISITS_VERSION, seed, _ROW), 0)]
         return cls(_summed(lengths), shards, _summed(lengths[shards]))
 
 
