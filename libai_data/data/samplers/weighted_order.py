@@ -7,6 +7,7 @@ place decide each draw. All operations are defined by IEEE 754 to the last bit, 
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from math import log, sqrt
 from typing import Any
@@ -18,6 +19,7 @@ from libai_data.data.cached_property import cached_property
 from libai_data.data.datasets.blend import blend_of
 from libai_data.data.datasets.combine import length_of
 from libai_data.data.datasets.fingerprint import hash_of
+from libai_data.data.datasets.stream_transform import remember
 from libai_data.data.nesting import array_of
 from libai_data.data.random.hashing import combine64, mix64_array
 from libai_data.data.samplers.order import Order
@@ -71,8 +73,8 @@ class WeightedOrder(Order):
         return np.cumsum(self._known())
 
     @cached_property
-    def _sorted(self) -> dict[int, np.ndarray]:
-        return {}
+    def _sorted(self) -> OrderedDict[int, np.ndarray]:
+        return OrderedDict()
 
     def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if not self.replacement:
@@ -82,16 +84,16 @@ class WeightedOrder(Order):
         return places, np.searchsorted(self._ends, draws, side="right").astype(np.int64)
 
     def _indices_at(self, epoch: int, offsets: np.ndarray) -> np.ndarray:
-        if epoch not in self._sorted:
-            while len(self._sorted) >= _EPOCHS_KEPT:
-                del self._sorted[min(self._sorted)]
+        indices: np.ndarray | None = self._sorted.get(epoch)
+        if indices is None:
             # Only these have keys: the key of a very small weight may be infinite, too.
             drawable = np.flatnonzero(self._known())
             with np.errstate(all="ignore"):
                 keys = _exponential(_uniform(combine64(_VERSION, self.seed, epoch), drawable))
                 keys /= self._known()[drawable]
-            self._sorted[epoch] = drawable[np.argsort(keys, kind="stable")[: self.epoch_size]]
-        return self._sorted[epoch][offsets]
+            indices = drawable[np.argsort(keys, kind="stable")[: self.epoch_size]]
+            remember(self._sorted, epoch, indices, _EPOCHS_KEPT)
+        return indices[offsets]
 
     def _places_in_epoch(self, epoch: int, index: int) -> np.ndarray:
         places = epoch * self.epoch_size + np.arange(self.epoch_size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from collections import Counter, OrderedDict
+from dataclasses import replace
 from itertools import takewhile
 from typing import Any
 
@@ -23,6 +24,7 @@ from libai_data.data.random.permutation import permuted, permuted_each
 from libai_data.data.samplers import CyclicSampler, Ledger, SingleRoundSampler, StepSchedule, StreamState, lane_visits
 from libai_data.data.samplers.lane_order import LaneOrder, lane_of_turn, laned_order
 from libai_data.data.samplers.sampler import IndexBatch, StreamSampler
+from libai_data.data.samplers.weighted_order import WeightedOrder
 from libai_data.delivery.build import build_image_train_loader
 from libai_data.errors import CheckpointError, ConfigError
 from tests.properties import examples
@@ -318,10 +320,20 @@ class ForgottenAtOnce(OrderedDict):
         pass
 
 
-@pytest.mark.parametrize("of", [lambda order: (order, "_spans"), lambda order: (order._visits, "_tables")])
-def test_what_another_thread_forgets_meanwhile_changes_no_sample(of: Any) -> None:
-    order = LaneOrder(120, 1, True, 120, 4, 2, "", np.full(40, 3))
-    places = np.arange(1200)
+IN_LANES = LaneOrder(120, 1, True, 120, 4, 2, "", np.full(40, 3))
+BY_WEIGHT = WeightedOrder(120, 1, True, 60, "", False, np.arange(120) / 119)
+
+
+@pytest.mark.parametrize(
+    ("order", "of"),
+    [
+        (IN_LANES, lambda order: (order, "_spans")),
+        (IN_LANES, lambda order: (order._visits, "_tables")),
+        (BY_WEIGHT, lambda order: (order, "_sorted")),
+    ],
+)
+def test_what_another_thread_forgets_meanwhile_changes_no_sample(order: Any, of: Any) -> None:
+    order, places = replace(order), np.arange(1200)
     expected = order.locate(places)[1].tolist()
     owner, name = of(order)
     owner.__dict__[name] = ForgottenAtOnce()
