@@ -16,7 +16,7 @@ class BatchInfo(NamedTuple):
         step: number of this batch since the stream's beginning.
         epoch: epoch of the global batch's first sample; None in lanes of an endless filter or packer without `lengths`,
             where no rank knows in which epochs the lanes of other ranks are.
-        position: position of the global batch's first sample.
+        position: position of the global batch's first sample; samples that are left out on purpose have no position.
         size: samples that the loader read for the global batch. They are its rows, unless a collate_fn leaves some out
             or joins some.
         valid: rows [0, valid) of the global batch count; the rest is padding (evaluation only).

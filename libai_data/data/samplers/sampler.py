@@ -39,18 +39,11 @@ _SORTED = 1 << 18
 
 
 class IndexBatch(NamedTuple):
-    """One reader's part of a global batch.
+    """One reader's part of a global batch; the fields of `BatchInfo`, and this reader's samples.
 
     Args:
-        step: number of the global batch since the stream's beginning.
-        epoch: epoch of the global batch's first sample; None if ranks measure lanes (`StreamSampler.measures_lanes`).
-        position: position of the global batch's first sample; samples that are left out on purpose have no position.
-        size: rows of the global batch.
-        valid: rows [0, valid) of the global batch count; the rest is padding.
         epochs: int64 [n], the epoch of each of this reader's samples.
         indices: int64 [n], the dataset index of each of this reader's samples.
-        next_start: for a stream transform, the start of the output after the global batch. In lanes, one start for each
-            lane, -1 for lanes that this reader does not follow. Otherwise None.
     """
 
     step: int
