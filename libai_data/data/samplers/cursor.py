@@ -1,15 +1,37 @@
-"""The cursor of a stream: its current position."""
+"""A batch of a stream as indices, and the cursor of a stream: its current position."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
 
 from libai_data.data.datasets.stream_transform import Start
 from libai_data.errors.argument_rules import EPOCH, check
 from libai_data.structures import BatchInfo
 
-if TYPE_CHECKING:
-    from libai_data.data.samplers.sampler import IndexBatch
+
+class IndexBatch(NamedTuple):
+    """One reader's part of a global batch; the fields of `BatchInfo`, and this reader's samples.
+
+    Args:
+        epochs: int64 [n], the epoch of each of this reader's samples.
+        indices: int64 [n], the dataset index of each of this reader's samples.
+    """
+
+    step: int
+    epoch: int | None
+    position: int
+    size: int
+    valid: int
+    epochs: np.ndarray
+    indices: np.ndarray
+    next_start: Start | None = None
+
+
+new_index_batch = partial(tuple.__new__, IndexBatch)
+"""Makes an IndexBatch in half the time of the constructor, which is written in Python."""
 
 
 class Cursor(NamedTuple):

@@ -13,10 +13,11 @@ import numpy as np
 from libai_data.data.attributes import attribute_of
 from libai_data.data.datasets.stream_transform import StreamTransform, place_and_offset
 from libai_data.data.samplers.blend_order import BlendOrder, order_over
+from libai_data.data.samplers.cursor import IndexBatch
 from libai_data.data.samplers.lane_order import LaneOrder, laned_order
 from libai_data.data.samplers.order import check_holds_a_batch
 from libai_data.data.samplers.resuming import continued_schedule
-from libai_data.data.samplers.sampler import IndexBatch, StreamSampler
+from libai_data.data.samplers.sampler import StreamSampler
 from libai_data.data.samplers.schedule import LeftOut, Ranges, StepSchedule, left_out_by
 from libai_data.data.samplers.stream_state import StreamState
 from libai_data.data.samplers.walk import Walk

@@ -14,9 +14,9 @@ from libai_data.data.datasets.combine import indexed_length, length_of
 from libai_data.data.datasets.fingerprint import hash_of
 from libai_data.data.datasets.stream_transform import remember
 from libai_data.data.nesting import array_of
-from libai_data.data.samplers.cursor import Cursor, EpochPositions
+from libai_data.data.samplers.cursor import Cursor, EpochPositions, IndexBatch
 from libai_data.data.samplers.resuming import allowing
-from libai_data.data.samplers.sampler import IndexBatch, StreamSampler
+from libai_data.data.samplers.sampler import StreamSampler
 from libai_data.data.samplers.stream_state import Keys, check_state
 from libai_data.errors import CheckpointError, ConfigError, SampleError, error_text
 from libai_data.errors.argument_rules import FLAG, TEXT, whole

@@ -9,10 +9,10 @@ from typing import Any
 from libai_data.data.attributes import attribute_of
 from libai_data.data.datasets.blend import blend_of
 from libai_data.data.datasets.combine import length_of
-from libai_data.data.samplers.cursor import Cursor
+from libai_data.data.samplers.cursor import Cursor, IndexBatch
 from libai_data.data.samplers.lane_order import laned_order
 from libai_data.data.samplers.order import Order, check_holds_a_batch
-from libai_data.data.samplers.sampler import IndexBatch, StreamSampler
+from libai_data.data.samplers.sampler import StreamSampler
 from libai_data.data.samplers.weighted_order import drawn_order
 from libai_data.errors import ConfigError
 from libai_data.errors.argument_rules import FLAG, check

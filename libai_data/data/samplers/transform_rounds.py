@@ -10,10 +10,10 @@ import numpy as np
 
 from libai_data.data.datasets.stream_transform import Start, StreamTransform, place_and_offset, remember
 from libai_data.data.samplers.blend_order import BlendOrder, order_from_json, order_over
-from libai_data.data.samplers.cursor import EpochPositions
+from libai_data.data.samplers.cursor import EpochPositions, IndexBatch
 from libai_data.data.samplers.lane_order import laned_order
 from libai_data.data.samplers.resuming import RESTART_DATA
-from libai_data.data.samplers.sampler import IndexBatch, StreamSampler
+from libai_data.data.samplers.sampler import StreamSampler
 from libai_data.data.samplers.stream_state import START, Keys, check_state, start_from_json
 from libai_data.data.samplers.walk import UNKNOWN, Walk
 from libai_data.errors import CheckpointError, ConfigError
