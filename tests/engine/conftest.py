@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from libai_data.mesh.current import set_mesh
+from tests.engine.tiny import TinyModel, on_one_rank
 
 
 @pytest.fixture(autouse=True)
@@ -18,3 +19,10 @@ def neither_mesh_nor_log_is_left() -> Iterator[None]:
         logger.removeHandler(handler)
         handler.close()
     logger.setLevel(logging.NOTSET)
+
+
+@pytest.fixture()
+def model() -> TinyModel:
+    """The tiny model, for evaluations."""
+    found: TinyModel = on_one_rank(TinyModel())
+    return found

@@ -16,13 +16,11 @@ from libai_data.engine.checkpoint.directory import CheckedFile
 from libai_data.engine.hooks import PeriodicCheckpointer
 from libai_data.errors import CheckpointError
 from tests.engine.test_train_loop import CountingTrainer
-from tests.engine.tiny import GRAPH_BALLAST, TinyModel
+from tests.engine.tiny import GRAPH_BALLAST, TinyModel, assert_equal_weights, on_one_rank, weights
 
 
-def new_model(hidden: int = 8, ballast: int = 0) -> TinyModel:
-    model = TinyModel(hidden, ballast)
-    model.to_global(flow.placement("cpu", [0]), [flow.sbp.broadcast])
-    return model
+def new_model(hidden: int = 8, ballast: int = 0) -> Any:
+    return on_one_rank(TinyModel(hidden, ballast))
 
 
 def train(model: Any, optimizer: Any, steps: int = 2) -> None:
@@ -35,17 +33,6 @@ def train(model: Any, optimizer: Any, steps: int = 2) -> None:
         model(points, labels)["loss"].backward()
         optimizer.step()
         optimizer.zero_grad()
-
-
-def weights(model: Any) -> dict[str, np.ndarray]:
-    return {name: value.numpy().copy() for name, value in model.state_dict().items()}
-
-
-def assert_equal_weights(left: Any, right: dict[str, np.ndarray]) -> None:
-    found = weights(left)
-    assert found.keys() == right.keys()
-    for name in right:
-        np.testing.assert_array_equal(found[name], right[name])
 
 
 class Counter:

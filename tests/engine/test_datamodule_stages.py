@@ -19,8 +19,8 @@ from libai_data.errors import ConfigError
 from libai_data.iterables import from_iterable
 from libai_data.mesh.current import set_mesh
 from tests.engine.data_runs import metric
-from tests.engine.test_default_trainer import trained, weights
-from tests.engine.tiny import TinyDataset, tiny_config
+from tests.engine.test_default_trainer import trained
+from tests.engine.tiny import TinyDataset, assert_equal_weights, tiny_config, weights
 
 
 class TinyModule(DataModule):
@@ -76,8 +76,7 @@ def test_a_training_with_a_module_is_that_with_the_same_loaders(tmp_path: Path) 
     trainer = with_module(config(tmp_path / "module"), module)
     assert metric(tmp_path / "module") == metric(tmp_path / "plain")
     assert metric(tmp_path / "module", "Acc@1") == metric(tmp_path / "plain", "Acc@1")
-    for name, value in weights(whole).items():
-        np.testing.assert_array_equal(weights(trainer)[name], value)
+    assert_equal_weights(trainer.model, weights(whole.model))
     assert module.calls == ["fit", "end of fit"]
 
 

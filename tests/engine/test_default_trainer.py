@@ -26,7 +26,7 @@ from libai_data.errors import CheckpointError, ConfigError, SchemaError
 from libai_data.mesh import say_farewell, set_mesh
 from libai_data.structures import DistTensorData, Instance
 from tests.engine.data_runs import Stop, Stopped, metric
-from tests.engine.tiny import GRAPH_BALLAST, TinyDataset, tiny_config
+from tests.engine.tiny import GRAPH_BALLAST, TinyDataset, assert_equal_weights, tiny_config, weights
 from tests.properties import slowly
 
 
@@ -73,16 +73,6 @@ def built(cfg: Any, *hooks: HookBase, kind: Any = DefaultTrainer) -> Any:
     return trainer
 
 
-def weights(trainer: Any) -> dict[str, np.ndarray]:
-    return {name: value.numpy().copy() for name, value in trainer.model.state_dict().items()}
-
-
-def assert_equal_weights(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        np.testing.assert_array_equal(found[name], value)
-
-
 class Whole(NamedTuple):
     """A training of 12 steps that nothing has interrupted."""
 
@@ -101,7 +91,7 @@ def whole_training(tmp_path_factory: pytest.TempPathFactory) -> MakeWhole:
         folder = tmp_path_factory.mktemp("whole")
         trainer = trained(tiny_config(str(folder), graph=graph))
         set_mesh(None)
-        return Whole(folder, weights(trainer), trainer._last_eval_results)
+        return Whole(folder, weights(trainer.model), trainer._last_eval_results)
 
     return made
 
@@ -145,7 +135,7 @@ def test_a_stopped_training_resumes_bit_for_bit(tmp_path: Path, graph: bool, who
     assert resumed.start_iter == 5
     for name in ("total_loss", "lr", "Acc@1"):
         assert metric(tmp_path, name) == metric(whole.folder, name)
-    assert_equal_weights(weights(resumed), whole.weights)
+    assert_equal_weights(resumed.model, whole.weights)
 
 
 @MODES
@@ -260,7 +250,7 @@ def test_the_best_checkpoint_survives_a_resume_with_worse_results(tmp_path: Path
 def test_loaded_weights_start_a_training_of_their_own(tmp_path: Path, whole_training: MakeWhole) -> None:
     trainer = built(tiny_config(str(tmp_path), load_weight=str(whole_training(False).folder / "model_final")))
     assert trainer.start_iter == 0
-    assert_equal_weights(weights(trainer), whole_training(False).weights)
+    assert_equal_weights(trainer.model, whole_training(False).weights)
 
 
 def test_epochs_become_steps_over_the_whole_dataset(tmp_path: Path) -> None:
@@ -342,7 +332,7 @@ def test_a_loader_that_cannot_be_saved_resumes_with_the_next_batch(tmp_path: Pat
     trained(config("cut"), kind, stop_after=7)
     resumed = trained(config("cut"), kind, resume=True)
     assert resumed.start_iter == 5
-    assert_equal_weights(weights(resumed), weights(whole))
+    assert_equal_weights(resumed.model, weights(whole.model))
 
 
 class TwoLoaders(GuidesTrainer):

@@ -16,7 +16,7 @@ from libai_data.engine.scheduler import WarmupCosineLR
 from libai_data.engine.step_trainers import EagerTrainer, GraphTrainer
 from libai_data.engine.train_loop import TrainerBase
 from libai_data.errors import SchemaError
-from tests.engine.tiny import GRAPH_BALLAST, TinyDataset, TinyModel
+from tests.engine.tiny import GRAPH_BALLAST, TinyDataset, TinyModel, on_one_rank
 
 STEPS = 8
 
@@ -36,13 +36,10 @@ class OneRank(TrainerBase):
         self.inner.run_step(self.get_batch, "cpu")
 
 
-def losses_of(
-    mode: str, micro_batch: int, accumulate: int, period: int = 1, kind: str = "adamw"
-) -> tuple[Any, list[float]]:
-    model = TinyModel(ballast=GRAPH_BALLAST if mode == "graph" else 0)
-    model.to_global(flow.placement("cpu", [0]), [flow.sbp.broadcast])
+def losses_of(mode: str, micro_batch: int, accumulate: int, period: int = 1) -> tuple[Any, list[float]]:
+    model = on_one_rank(TinyModel(ballast=GRAPH_BALLAST if mode == "graph" else 0))
     groups = [{"params": list(model.parameters()), "clip_grad_max_norm": 0.5, "clip_grad_norm_type": 2.0}]
-    optimizer = flow.optim.AdamW(groups, lr=0.05) if kind == "adamw" else flow.optim.SGD(groups, lr=0.05, momentum=0.9)
+    optimizer = flow.optim.AdamW(groups, lr=0.05)
     schedule = WarmupCosineLR(optimizer, STEPS, 0.1, 2)
     loader, _, _ = build_image_train_loader(TinyDataset(), micro_batch, num_workers=0)
     inner: Any

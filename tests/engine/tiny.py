@@ -73,6 +73,23 @@ class TinyModel(nn.Module):
         return {"prediction_scores": scores}
 
 
+def on_one_rank(model: Any) -> Any:
+    """Make the parameters of a model global."""
+    model.to_global(flow.placement("cpu", [0]), [flow.sbp.broadcast])
+    return model
+
+
+def weights(model: Any) -> dict[str, np.ndarray]:
+    return {name: value.numpy().copy() for name, value in model.state_dict().items()}
+
+
+def assert_equal_weights(model: Any, expected: dict[str, np.ndarray]) -> None:
+    found = weights(model)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value)
+
+
 def tiny_config(output_dir: str, **train: Any) -> DictConfig:
     """A whole config: 12 steps of 8 samples, an evaluation and a checkpoint every 5, each step logged.
 
