@@ -1,4 +1,4 @@
-"""The trainer's evaluation of a ragged tail, with the user's own collators, is that of one rank, or a clear error."""
+"""The trainer's evaluation on any mesh, with the user's own collators too, is that of one rank, or a clear error."""
 
 from __future__ import annotations
 
@@ -10,8 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from libai_data.data.samplers import Order
 from tests.distributed.launcher import found_by_ranks, ranks_of
-from tests.distributed.scripts.evaluate_in_trainer import CASES, SAMPLES, Sentences, found_on
+from tests.distributed.scripts.evaluate_in_trainer import (
+    CASES,
+    LENGTHS,
+    LIMITED,
+    MICRO_BATCH,
+    SAMPLES,
+    Sentences,
+    found_on,
+)
 from tests.properties import slowly
 
 SCRIPT = Path(__file__).parent / "scripts" / "evaluate_in_trainer.py"
@@ -21,7 +30,7 @@ EVALUATIONS = [
     *(slowly("all", SHORT, name, readers) for name, readers in CASES["all"] if (name, readers) not in CASES["some"]),
     *(slowly("some", mesh, name, readers) for mesh in LONG for name, readers in CASES["some"]),
 ]
-"""Which cases a launch has, mesh, collator and read mode."""
+"""Which cases a launch has, mesh, case and read mode."""
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +44,7 @@ def on_ranks(tmp_path_factory: pytest.TempPathFactory) -> Any:
     def found(which: str, mesh: str) -> list[dict[str, Any]]:
         folder = tmp_path_factory.mktemp("evaluated")
         ranks = found_by_ranks(SCRIPT, ranks_of(mesh), folder, which, mesh, timeout=150)
-        return [each[mesh] for each in ranks]
+        return [{**each[mesh], "refused": each["refused"]} for each in ranks]
 
     return found
 
@@ -54,21 +63,32 @@ def test_an_evaluation_of_collated_batches_is_that_of_one_rank_or_refused_on_eve
     which: str, mesh: str, name: str, readers: str, on_ranks: Any, alone: Any
 ) -> None:
     ranks, case = on_ranks(which, mesh), f"{name}, {readers}"
-    found, expected = ranks[0][case], alone(which)[case]
+    found, expected = ranks[0][case], alone(which)["none, data_parallel" if name == LIMITED else case]
     problem = is_refused(name, readers, int(mesh[0]))
     if problem:
         for rank in ranks:
             assert re.search(problem, str(rank[case])), rank[case]
         return
     assert isinstance(found, dict), found
-    assert found["metrics"]["samples"] == expected["metrics"]["samples"] == SAMPLES
+    samples = LENGTHS.get(name, SAMPLES)
+    counted = min(samples, MICRO_BATCH * int(mesh[0])) if name == LIMITED else samples
+    assert found["metrics"]["samples"] == counted
     assert [each[case]["metrics"] for each in ranks] == [found["metrics"]] * len(ranks)
-    assert found["metrics"] == pytest.approx(expected["metrics"], rel=1e-6)
+    if name != LIMITED:
+        assert found["metrics"] == pytest.approx(expected["metrics"], rel=1e-6)
     by_tokens = {tuple(tokens): (scores, tail) for tokens, scores, tail in expected["samples"]}
-    assert sorted(tuple(tokens) for tokens, *_ in found["samples"]) == sorted(map(tuple, Sentences().tokens.tolist()))
+    tokens_in_order = Sentences(samples).tokens[Order(samples, 1234).locate(np.arange(counted))[1]].tolist()
+    assert sorted(tokens for tokens, *_ in found["samples"]) == sorted(tokens_in_order)
     for tokens, scores, tail in found["samples"]:
         np.testing.assert_allclose(scores, by_tokens[tuple(tokens)][0], rtol=1e-4, atol=1e-5)
         assert tail == by_tokens[tuple(tokens)][1]
     for table, doubled in found["tables"]:
         assert np.array_equal(2 * np.array(table), doubled)
         assert np.array_equal(table[: len(expected["tables"][0][0])], expected["tables"][0][0])
+
+
+def test_loaders_of_unequal_lengths_and_local_outputs_are_refused_on_all_ranks(on_ranks: Any) -> None:
+    for rank in on_ranks("some", SHORT):
+        unequal, local = rank["refused"]
+        assert "the test loaders of ranks [0, 2, 3] have ended after 1 batches, those of ranks [1] have not" in unequal
+        assert "is a local tensor, so the parts of the other ranks would be" in local
