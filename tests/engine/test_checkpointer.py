@@ -13,6 +13,7 @@ import pytest
 
 from libai_data.engine.checkpoint import Checkpointer
 from libai_data.engine.checkpoint.directory import CheckedFile
+from libai_data.engine.checkpoint.folder import CheckpointFolder
 from libai_data.engine.hooks import PeriodicCheckpointer
 from libai_data.errors import CheckpointError
 from tests.engine.test_train_loop import CountingTrainer
@@ -221,6 +222,22 @@ def test_a_damaged_last_checkpoint_is_passed_over(
     assert found == str(tmp_path / ("model_0000009" if "pointer" in damage else "model_0000004"))
     assert said in caplog.text
     assert "pointer" in damage or "model_0000009" in caplog.text
+
+
+def test_a_checkpoint_of_another_version_is_not_passed_over(tmp_path: Path) -> None:
+    checkpointer = Checkpointer(new_model(), str(tmp_path))
+    for iteration in (4, 9):
+        checkpointer.save(f"model_000000{iteration}", iteration=iteration)
+    manifest = tmp_path / "model_0000009" / "manifest.json"
+    manifest.write_text('{"format": "libai_data checkpoint 2", "files": {}}')
+    with pytest.raises(CheckpointError, match=r"model_0000009 has format 'libai_data checkpoint 2', .* other version"):
+        Checkpointer(new_model(), str(tmp_path)).get_checkpoint_file()
+
+
+def test_a_folder_in_the_place_of_the_last_checkpoints_name_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "last_checkpoint").mkdir()
+    with pytest.raises(CheckpointError, match="last_checkpoint is a folder, but checkpoints need a file of this name"):
+        CheckpointFolder(str(tmp_path)).recover()
 
 
 def test_without_a_sound_checkpoint_nothing_is_found(tmp_path: Path) -> None:

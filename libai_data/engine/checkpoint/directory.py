@@ -20,7 +20,8 @@ from libai_data.errors import CheckpointError
 logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
-FORMAT = "libai_data checkpoint 1"
+_KIND = "libai_data checkpoint "
+FORMAT = f"{_KIND}1"
 _PARTIAL = ".partial"
 _REPLACED = ".replaced"
 OWN_ENDINGS = (_PARTIAL, _REPLACED)
@@ -28,6 +29,10 @@ OWN_ENDINGS = (_PARTIAL, _REPLACED)
 _SUFFIXES = (".safetensors", ".json")
 LAST = "last_checkpoint"
 _CHUNK = 1 << 22
+
+
+class OtherVersionError(CheckpointError):
+    """A checkpoint is that of another version of this package, so it may be intact."""
 
 
 class CheckedFile:
@@ -159,6 +164,7 @@ def verify(directory: Path) -> None:
 
     Raises:
         CheckpointError: The directory is missing, damaged, or of another format.
+        OtherVersionError: Another version of this package wrote it.
     """
     manifest_path = directory / MANIFEST
     if not os.path.isdir(directory):  # Unlike `Path.is_dir`, it does not raise if a name is too long.
@@ -172,6 +178,11 @@ def verify(directory: Path) -> None:
         form = manifest["format"]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"checkpoint {directory} is damaged: {manifest_path} cannot be read ({error})") from error
+    if form != FORMAT and str(form).startswith(_KIND):
+        raise OtherVersionError(
+            f"checkpoint {directory} has format {form!r}, that of another version of libai_data; this version reads "
+            f"{FORMAT!r}. Use the other version, or move the checkpoint away to continue with an earlier one"
+        )
     if form != FORMAT:
         raise CheckpointError(f"checkpoint {directory} has format {form!r}; this version reads {FORMAT!r}")
     for name, (written, crc) in files.items():

@@ -6,11 +6,19 @@ import json
 import logging
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable
 
 from libai_data.data.samplers.stream_state import Keys, check_state
-from libai_data.engine.checkpoint.directory import LAST, OWN_ENDINGS, recover, verify, write_small_file
+from libai_data.engine.checkpoint.directory import (
+    LAST,
+    OWN_ENDINGS,
+    OtherVersionError,
+    recover,
+    verify,
+    write_small_file,
+)
 from libai_data.errors import CheckpointError, error_text
 from libai_data.errors.argument_rules import MAPPING, OUTPUT, TEXT, check, whole
 from libai_data.mesh.current import broadcast_py_object, is_main_process
@@ -44,9 +52,13 @@ class CheckpointFolder:
         self.sound: set[Path] = set()  # checkpoints that rank 0 has verified already
 
     def recover(self) -> None:
-        """Clean up after a run that was killed while it wrote. Only the run that owns `save_dir` may call this."""
-        if is_main_process() and self.save_dir:
-            recover(Path(self.save_dir))
+        """Clean up after a run that was killed while it wrote. Only the run that owns `save_dir` may call this.
+
+        Raises:
+            CheckpointError: On all ranks: a folder has the name of the file that names the last checkpoint.
+        """
+        if self.save_dir:
+            _of_rank0(partial(_recover, Path(self.save_dir)))
 
     def tag_last_checkpoint(self, name: str) -> None:
         """Make `name` the checkpoint from which a resume continues.
@@ -74,8 +86,11 @@ class CheckpointFolder:
 
         This is the checkpoint that `last_checkpoint` names. If it is damaged or missing, this is the newest one before
         it; the log names each damaged checkpoint.
+
+        Raises:
+            OtherVersionError: On all ranks: another version of this package has written that checkpoint.
         """
-        return broadcast_py_object(str(self._newest_sound() or "") if is_main_process() else "")
+        return str(_of_rank0(self._newest_sound) or "")
 
     def checkpoint_to_resume(self) -> str:
         """Path of the newest intact checkpoint; raises CheckpointError if there is none."""
@@ -140,6 +155,8 @@ class CheckpointFolder:
             try:
                 self._verify(path)
                 return path
+            except OtherVersionError:
+                raise
             except CheckpointError as error:
                 logger.warning("%s; trying an earlier one.", error)
         return None
@@ -148,6 +165,15 @@ class CheckpointFolder:
         if path not in self.sound:
             verify(path)
             self.sound.add(path)
+
+
+def _recover(folder: Path) -> None:
+    if (folder / LAST).is_dir():
+        raise CheckpointError(
+            f"{folder / LAST} is a folder, but checkpoints need a file of this name; move it away, or give another "
+            "train.output_dir"
+        )
+    recover(folder)
 
 
 def _of_rank0(read: Callable[[], Any]) -> Any:
