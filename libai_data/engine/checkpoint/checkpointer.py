@@ -77,6 +77,7 @@ class Checkpointer(CheckpointFolder):
 
         Raises:
             CheckpointError: It could not be written, e.g. because the disk is full. Nothing is left of it.
+            TypeError: An object has a state that no checkpoint can store.
         """
         if not self.save_to_disk:
             return
@@ -84,6 +85,7 @@ class Checkpointer(CheckpointFolder):
         import oneflow as flow
 
         flow._oneflow_internal.eager.Sync()
+        states = self._states()
         with _Rank0Writer(Path(self.save_dir) / name) as writer:
             writer.tensors(_MODEL, dict(self.model.state_dict()))
             step = 0
@@ -103,12 +105,25 @@ class Checkpointer(CheckpointFolder):
                         "tensor": mesh.tensor_parallel_size,
                         "pipeline": mesh.pipeline_parallel_size,
                     },
-                    "stateful": {key: value.state_dict() for key, value in self.stateful.items()},
+                    "stateful": states,
                     "extra": dict(extra or {}),
                 },
             )
             writer.commit(partial(self.tag_last_checkpoint, name) if is_last else None)
         logger.info("Saved checkpoint %s.", Path(self.save_dir) / name)
+
+    def _states(self) -> dict[str, Any]:
+        """The states of the further objects. Collective; if rank 0 cannot store one, all ranks raise TypeError."""
+        states, problem = {}, ""
+        for key, value in self.stateful.items():
+            try:
+                states[key] = value.state_dict()
+            except CheckpointError as error:
+                problem = problem or f"checkpoints cannot store the state of the {key} ({error}); return other values"
+        problem = broadcast_py_object(problem)
+        if problem:
+            raise TypeError(problem)
+        return states
 
     def check_optimizer_state(self) -> None:
         """Raise TypeError if no checkpoint can store the state that the eager optimizer has since its first step."""
