@@ -12,6 +12,7 @@ from typing import Any
 
 from libai_data.config import instantiate
 from libai_data.data.samplers.stream_state import Keys, check_state
+from libai_data.engine.checkpoint.optimizer_state import ChangedAttributes
 from libai_data.engine.data_state import PlainState, has_state
 from libai_data.errors import ConfigError
 from libai_data.errors.argument_rules import INT, MAPPING, check, each, one_of, real, whole
@@ -132,14 +133,17 @@ def _warmed_up(schedule: str, given: Mapping[str, Any], **arguments: Any) -> Any
     return lr_scheduler.WarmUpLR(made, warmup_factor=factor, warmup_iters=warmup_iter, warmup_method=method)
 
 
-_SAVED = Keys({"last_step": whole(0)}, {"lr": each(real(-1e308, 1e308)), "own": MAPPING}, others=True)
+_SAVED = Keys(
+    {"last_step": whole(0)}, {"lr": each(real(-1e308, 1e308)), "own": MAPPING, "attributes": MAPPING}, others=True
+)
 
 
 class ScheduleState:
     """The state of a schedule for checkpoints: only the step, because the config describes the schedule.
 
     So eager and graph mode agree after a resume, and a larger `train.train_iter` can prolong a training. A schedule of
-    a user's class that defines `state_dict` and `load_state_dict` restores itself.
+    a user's class that defines `state_dict` and `load_state_dict` restores itself. Of another class of the user, the
+    attributes that have changed since the start are restored too.
     """
 
     def __init__(self, scheduler: Any) -> None:
@@ -149,9 +153,13 @@ class ScheduleState:
         self._own = PlainState(scheduler) if is_own else None
         if self._own is not None:
             self._own.check(f"schedule {type(scheduler).__name__}")
+        is_users = not is_own and type(scheduler).__module__.partition(".")[0] != "oneflow"
+        self._attributes = ChangedAttributes(scheduler, ("last_step", "_last_lr")) if is_users else None
 
     def state_dict(self) -> dict[str, Any]:
         state = {"last_step": self._scheduler.last_step, "lr": [float(rate) for rate in self._scheduler.get_last_lr()]}
+        if self._attributes is not None:
+            state["attributes"] = self._attributes.state_dict()
         return state if self._own is None else {**state, "own": self._own.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -159,6 +167,13 @@ class ScheduleState:
         check_state(state, _SAVED, "a schedule", "lr_scheduler", "the checkpoint")
         if self._own is not None and "own" in state:
             self._own.load_state_dict(state["own"])
+        elif self._attributes is not None and state.get("attributes") and "lr" in state:
+            self._attributes.load_state_dict(state["attributes"])
+            self._scheduler.last_step = state["last_step"]
+            # Instead of a step, which would change the attributes.
+            for group, rate in zip(self._scheduler.optimizer.param_groups, state["lr"]):
+                group["lr"] = rate
+            self._scheduler._last_lr = list(state["lr"])
         else:
             self._scheduler.last_step = state["last_step"] - 1
             self._scheduler.step()

@@ -240,6 +240,45 @@ def test_a_folder_in_the_place_of_the_last_checkpoints_name_is_refused(tmp_path:
         CheckpointFolder(str(tmp_path)).recover()
 
 
+class Counts(flow.optim.SGD):
+    """Its rate follows numbers that it keeps itself."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.calls, self.seen, self.period = 0, {"first": np.zeros(2)}, 5
+
+    def step(self, closure: Any = None) -> None:
+        self.calls += 1
+        self.seen["first"] += self.calls
+        self.param_groups[0]["lr"] = 0.1 / self.calls
+        super().step(closure)
+
+
+def test_numbers_that_an_optimizer_keeps_itself_are_restored(tmp_path: Path) -> None:
+    model = new_model()
+    optimizer = Counts(model.parameters(), lr=0.1)
+    checkpointer = Checkpointer(model, str(tmp_path), optimizer=optimizer)
+    train(model, optimizer)
+    checkpointer.save("a", iteration=1)
+    train(model, optimizer)
+    other = new_model()
+    resumed = Counts(other.parameters(), lr=0.1)
+    resumed.period = 7  # as the config of the resume says
+    Checkpointer(other, str(tmp_path), optimizer=resumed).load(str(tmp_path / "a"))
+    train(other, resumed)
+    assert (resumed.calls, resumed.seen["first"].tolist(), resumed.period) == (4, [10.0, 10.0], 7)
+    assert_equal_weights(other, weights(model))
+
+
+def test_a_tensor_that_an_optimizer_keeps_itself_is_refused() -> None:
+    model = new_model()
+    optimizer = Counts(model.parameters(), lr=0.1)
+    checkpointer = Checkpointer(model, optimizer=optimizer)
+    optimizer.mean = flow.zeros(2)
+    with pytest.raises(TypeError, match=r"Counts changes its attribute 'mean' in the training, and checkpoints cannot"):
+        checkpointer.check_optimizer_state()
+
+
 def test_without_a_sound_checkpoint_nothing_is_found(tmp_path: Path) -> None:
     checkpointer = Checkpointer(new_model(), str(tmp_path / "none"))
     assert not checkpointer.has_checkpoint()

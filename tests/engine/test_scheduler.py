@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import oneflow as flow
@@ -94,6 +96,29 @@ class Counting(flow.optim.lr_scheduler.ConstantLR):
         return base_lr / self.calls
 
 
+class CountingElsewhere(flow.optim.lr_scheduler.ConstantLR):
+    """As Counting, but no checkpoint can store the object that has the number."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.kept = SimpleNamespace(calls=0)
+        super().__init__(optimizer)
+
+    def get_lr(self, base_lr: float, step: int) -> float:
+        self.kept.calls += 1
+        return base_lr / self.kept.calls
+
+
+def test_numbers_that_a_schedule_keeps_itself_are_restored(caplog: pytest.LogCaptureFixture) -> None:
+    saved, new_optimizer = Counting(optimizer()), optimizer()
+    state = ScheduleState(saved)
+    rates(saved, 3)
+    restored = Counting(new_optimizer)
+    ScheduleState(restored).load_state_dict(json.loads(json.dumps(state.state_dict())))
+    assert new_optimizer.param_groups[0]["lr"] == saved.get_last_lr()[0]
+    assert rates(restored, 3) == rates(saved, 3)
+    assert not caplog.records
+
+
 def test_a_schedule_with_a_state_of_its_own_restores_it(caplog: pytest.LogCaptureFixture) -> None:
     saved = Halving(optimizer())
     rates(saved, 3)
@@ -106,8 +131,8 @@ def test_a_schedule_with_a_state_of_its_own_restores_it(caplog: pytest.LogCaptur
 
 
 def test_a_schedule_that_continues_with_another_rate_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    saved = Counting(optimizer())
+    saved = CountingElsewhere(optimizer())
     rates(saved, 3)
-    ScheduleState(Counting(optimizer())).load_state_dict(ScheduleState(saved).state_dict())
+    ScheduleState(CountingElsewhere(optimizer())).load_state_dict(ScheduleState(saved).state_dict())
     assert "continues with [0.25] instead of [0.125]. If optim" in caplog.text
-    assert "Counting has a state besides its step: give it state_dict and load_state_dict" in caplog.text
+    assert "CountingElsewhere has a state besides its step: give it state_dict and load_state_dict" in caplog.text

@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 _MODEL = "model.safetensors"
 _OPTIMIZER = "optimizer.safetensors"
 _RANDOM = "random.json"
+_ATTRIBUTES = "attributes of the optimizer"
 _SHOWN = 50
 
 
@@ -58,6 +59,8 @@ class Checkpointer(CheckpointFolder):
         self.optimizer = optimizer
         self.graph = graph
         self.stateful = stateful
+        if optimizer is not None and graph is None:
+            self.stateful[_ATTRIBUTES] = optimizer_state.ChangedAttributes(optimizer, ("_state",))
         self._random = RandomStates(model)
 
     def save(
@@ -129,6 +132,7 @@ class Checkpointer(CheckpointFolder):
         """Raise TypeError if no checkpoint can store the state that the eager optimizer has since its first step."""
         if self.optimizer is not None and self.graph is None:
             optimizer_state.collect(self.model, self.optimizer)
+            self.stateful[_ATTRIBUTES].state_dict()
 
     def resume_or_load(self, path: str, *, resume: bool = True) -> dict[str, Any]:
         """Resume from the newest checkpoint, if `resume` is True and there is one; else load the weights of `path`.

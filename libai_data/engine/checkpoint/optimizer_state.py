@@ -9,7 +9,8 @@ resumed in the other mode.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ import numpy as np
 from libai_data.engine.checkpoint.placement import fill, whole_on_rank0
 from libai_data.engine.checkpoint.tensor_file import TensorFile
 from libai_data.errors import CheckpointError
+from libai_data.iterables.plain_state import decoded, encoded
+from libai_data.mesh.arrays import is_flow_tensor
 from libai_data.mesh.current import broadcast_py_object
 
 logger = logging.getLogger(__name__)
@@ -59,6 +62,56 @@ def restore(step: int, file: TensorFile, model: Any, optimizer: Any, graph: Any 
         _restore_graph(step, file, found, parameters, graph)
     else:
         _restore_eager(step, found, parameters, optimizer)
+
+
+class ChangedAttributes:
+    """The attributes of a user's optimizer or schedule that differ from when this object was made, such as a counter.
+
+    The others are those that the config decides, which may change before a resume.
+
+    Args:
+        besides: names of attributes that are stored in another way.
+    """
+
+    may_be_absent = True
+
+    def __init__(self, thing: Any, besides: Collection[str] = ()) -> None:
+        self._thing = thing
+        self._besides = besides
+        self._first = self._texts()
+
+    def _texts(self) -> dict[str, str]:
+        found = {}
+        for name, value in getattr(self._thing, "__dict__", {}).items():
+            if name not in self._besides:
+                try:
+                    found[name] = encoded(value)
+                except CheckpointError:
+                    found[name] = ""
+        return found
+
+    def state_dict(self) -> dict[str, str]:
+        """Attribute -> its value as text; raises TypeError for tensors, and lists and dicts of other objects."""
+        changed = {name: text for name, text in self._texts().items() if self._first.get(name) != text}
+        for name in [name for name, text in changed.items() if not text]:
+            value = getattr(self._thing, name)
+            if is_flow_tensor(value) or isinstance(value, (list, tuple, dict, set, deque)):
+                raise TypeError(
+                    f"{type(self._thing).__name__} changes its attribute {name!r} in the training, and checkpoints "
+                    f"cannot store it: {value!r:.100}. Keep numbers or numpy arrays in it; an optimizer may also keep "
+                    "tensors of a parameter's shape in self._state[parameter]"
+                )
+            del changed[name]  # probably a cache
+        return changed
+
+    def load_state_dict(self, state: Mapping[str, str]) -> None:
+        """Set the attributes again."""
+        for name, text in state.items():
+            if not isinstance(text, str):
+                raise CheckpointError(
+                    f"the saved attribute {name!r} of {type(self._thing).__name__} is {text!r}, no text"
+                )
+            setattr(self._thing, name, decoded(text))
 
 
 def _collect_eager(model: Any, optimizer: Any) -> tuple[int, dict[str, Any]]:
