@@ -118,10 +118,10 @@ class Source:
             return 0
         return max(0, epoch - self._rounds_begun)
 
-    @property
-    def reopens(self) -> bool:
-        """Whether any epoch can be read from its beginning without the epochs before."""
-        return not self.rounds_to_replay(sys.maxsize)
+    def reopens(self, epoch: int) -> bool:
+        """Whether this epoch can be read from its beginning, without a state and without the epochs before."""
+        # An iterable that keeps its place itself may be in the middle of an epoch; its iterators begin anew.
+        return not self.rounds_to_replay(sys.maxsize if _keeps_state(self._thing) else epoch)
 
     def open(self, epoch: int, shard: int, num_shards: int, state: str | None = None) -> Opened:
         """Begin an epoch at a `state` that `SaveState` returned; only a function with `shard` uses `shard`.

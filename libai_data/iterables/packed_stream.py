@@ -289,8 +289,7 @@ class WrappedSource(Source):
         self.takes_shard, self.first_length = inner.takes_shard, inner.first_length
         self.knows_epoch = inner.knows_epoch
 
-    @property
-    def reopens(self) -> bool:
+    def reopens(self, epoch: int) -> bool:
         return False  # Only the state shows with which parameters the rows were changed.
 
     def length(self) -> int:

@@ -96,10 +96,10 @@ class RowReader:
         """
         self._group_size, self.closed = group_size, closed
         self.close()
-        if place.mark is not None and place.mark.index == place.index and place.digest and self._source.reopens:
-            # No row from the mark on shows whether the state fits, so the first rows of the epoch are read again.
-            place = replace(place, mark=None)
         mark = place.mark
+        if mark is not None and mark.index == place.index and place.digest and self._source.reopens(place.epoch):
+            # No row from the mark on shows whether the state fits, so the first rows of the epoch are read again.
+            mark, place = None, replace(place, mark=None)
         earlier = self._source.rounds_to_replay(place.epoch) if mark is None else 0
         for epoch in range(place.epoch - earlier, place.epoch):
             self._open(epoch, None)
