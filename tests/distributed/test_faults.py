@@ -75,6 +75,7 @@ def test_a_rank_that_is_killed_ends_all(
         assert f"local rank {dead} ended with signal SIGKILL" in ended.output
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_interrupted_is_named(tmp_path: Path) -> None:
     ended = run_job("launcher", SCRIPT, 2, "interrupt:1", "every_rank", 0, tmp_path)
     check_end(ended, tmp_path)
@@ -93,6 +94,7 @@ def test_a_killed_worker_is_replaced_and_the_job_goes_on(readers: str, tmp_path:
     assert len(re.findall(rf"rank . ends as planned after 10 steps: {8 * sum(range(80))}$", ended.output, re.M)) == 2
 
 
+@pytest.mark.slow
 def test_a_launcher_that_is_told_to_stop_stops_all(tmp_path: Path) -> None:
     with Job() as job:
         start_by_launcher(job, SCRIPT, 2, "hang:1", "node", "2", str(tmp_path))

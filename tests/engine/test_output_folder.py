@@ -134,7 +134,15 @@ def test_a_restart_waits_for_the_end_of_the_attempt_before(tmp_path: Path) -> No
 
 
 def test_a_training_refuses_a_folder_in_use_before_it_writes_anything(tmp_path: Path) -> None:
-    """Through the launcher, which names no job twice."""
+    with live(tmp_path) as first:
+        assert first.says() == "False"
+        with pytest.raises(ConfigError, match="belongs to a training that is still running"):
+            trained(tiny_config(str(tmp_path), train_iter=3))
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+
+
+@pytest.mark.slow
+def test_a_launcher_names_no_job_twice(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "libai_data.launch", "tools/train_net.py", "--config-file"]
     command += ["tests/engine/tiny_config.py", f"train.output_dir={tmp_path}", "train.train_iter=3"]
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
@@ -143,7 +151,6 @@ def test_a_training_refuses_a_folder_in_use_before_it_writes_anything(tmp_path: 
         ended = run_to_end(command, 100, cwd=REPOSITORY, env=env)
     assert ended.returncode == 1
     assert "belongs to a training that is still running" in ended.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
 
 
 def test_a_new_run_moves_what_an_earlier_one_left_aside_and_leaves_other_files_alone(used: Path) -> None:
