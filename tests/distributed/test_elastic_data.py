@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,7 +10,7 @@ import pytest
 
 from libai_data.data.samplers import Order, StepSchedule
 from tests.data.samplers.step_runs import expected_steps
-from tests.distributed.launcher import launch_ranks
+from tests.distributed.launcher import found_by_ranks
 from tests.distributed.scripts.elastic_data import LEGS, LENGTH, RAMP, SKIPS, schedule_keys
 from tests.engine.data_runs import config_of, metric, train
 
@@ -33,9 +32,7 @@ class Runs(NamedTuple):
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     folder = tmp_path_factory.mktemp("elastic")
-    result = launch_ranks(SCRIPT, 4, str(folder), timeout=150)
-    assert result.returncode == 0, result.output
-    taken = [json.loads((folder / f"taken-{rank}.json").read_text()) for rank in range(4)]
+    taken = found_by_ranks(SCRIPT, 4, folder, timeout=150)
     one_rank = train(config_of(folder / "one_rank", LENGTH, **schedule_keys(), train_micro_batch_size=None))
     return Runs(folder / "run", taken, folder / "one_rank", one_rank.steps)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.data.transforms.pictures import encoded, photograph
-from tests.distributed.launcher import launch_ranks
+from tests.distributed.launcher import found_by_ranks
 from tests.distributed.scripts.transforms_on_ranks import LEGS, SCENARIOS, STEPS, loader_of, rows_of
 from tests.properties import slowly
 
@@ -25,9 +25,7 @@ def ranks(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
         path = folder / "images" / f"class{number % 3}" / f"{number}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(encoded(photograph()[5 * number : 5 * number + 150, : 150 + number]))
-    result = launch_ranks(SCRIPT, 4, str(folder), str(request.param), timeout=300)
-    assert result.returncode == 0, result.output
-    return folder, [json.loads((folder / f"{rank}.json").read_text()) for rank in range(4)]
+    return folder, found_by_ranks(SCRIPT, 4, folder, str(request.param), timeout=300)
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

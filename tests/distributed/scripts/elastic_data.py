@@ -2,7 +2,7 @@
 
     elastic_data.py FOLDER
 
-Rank R writes FOLDER/taken-R.json: step -> for each of its batches, the indices of the rank's rows.
+Rank R writes FOLDER/R.json: step -> for each of its batches, the indices of the rank's rows.
 """
 
 from __future__ import annotations
@@ -79,8 +79,7 @@ def main() -> None:
         flow._oneflow_internal.eager.Sync()
         synchronize()
         set_mesh(None)
-    (folder / f"taken-{get_rank()}.json").write_text(json.dumps(Trainer.taken))
-    print(f"RANK {get_rank()} DONE", flush=True)
+    (folder / f"{get_rank()}.json").write_text(json.dumps(Trainer.taken))
     synchronize()
 
 

@@ -76,7 +76,6 @@ def main() -> None:
             cfg = tiny_config(f"{FOLDER}/graph_{name}", graph=True)
             cfg.train.dist.update(tensor_parallel_size=TENSOR)
             train(cfg, stop_after=stop_after, resume=resume)
-    print(f"RANK {get_rank()} DONE")
 
 
 main()

@@ -41,7 +41,6 @@ def main() -> None:
         trainer.register_hooks([FillUp()])
         print(f"RANK {get_rank()} BEGINS AT {trainer.start_iter}", flush=True)
         trainer.train()
-        print(f"RANK {get_rank()} DONE", flush=True)
 
 
 main()

@@ -122,7 +122,6 @@ def main() -> None:
             found[name].append([taken, states[name]])
             loader.close()
     (folder / f"{rank}.json").write_text(json.dumps(found))
-    print(f"RANK {rank} DONE", flush=True)
 
 
 if __name__ == "__main__":
