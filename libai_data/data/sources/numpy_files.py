@@ -145,6 +145,6 @@ def _mapped_member(file: MappedFile, info: zipfile.ZipInfo) -> np.ndarray:
     names = int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
     start = info.header_offset + _LOCAL_HEADER + names
     content = file.array[start : start + info.file_size]
-    if len(content) <= _CHECKED and zlib.crc32(content) != info.CRC:
+    if len(content) <= _CHECKED and zlib.crc32(content.data) != info.CRC:
         raise ValueError("its bytes do not fit its checksum")
     return npy_array(content)

@@ -379,7 +379,7 @@ def test_columns_of_a_parquet_file_that_are_encrypted_are_refused_without_the_en
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     encryption = pytest.importorskip("pyarrow.parquet.encryption")
 
-    class Keys(encryption.KmsClient):
+    class Keys(encryption.KmsClient):  # type: ignore[name-defined]
         def wrap_key(self, key: bytes, name: str) -> bytes:
             return base64.b64encode(key)
 
