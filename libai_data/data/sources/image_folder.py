@@ -267,5 +267,5 @@ def _listing_errors(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise ConfigError(
-            f"the folder {folder} cannot be listed ({error.strerror}); make it readable, or remove it"
+            f"the folder {error.filename or folder} cannot be listed ({error.strerror}); make it readable, or remove it"
         ) from error

@@ -154,6 +154,12 @@ def test_a_folder_that_cannot_be_listed_is_named() -> None:
             os.chmod(f"{root}/b/secret", 0o755)
 
 
+def test_a_link_that_leads_to_itself_is_named(tmp_path: Path) -> None:
+    os.symlink("self", fill(tmp_path, ["a/1.png"]) / "a" / "self")
+    with pytest.raises(ConfigError, match=r"/a/self cannot be listed \(Too many levels of symbolic links\)"):
+        ImageFolderSource(tmp_path)
+
+
 def test_a_folder_of_a_store_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="each image would need its own request; write the images into shards"):
         ImageFolderSource("s3://bucket/images")
