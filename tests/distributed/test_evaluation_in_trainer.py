@@ -26,6 +26,7 @@ from tests.properties import slowly
 SCRIPT = Path(__file__).parent / "scripts" / "evaluate_in_trainer.py"
 SHORT, LONG = "2x2x1", ("1x4x1", "1x1x4", "2x1x2", "1x2x2", "4x1x1")
 EVALUATIONS = [
+    *(("few", "2x1x2", name, readers) for name, readers in CASES["few"]),
     *(("some", SHORT, name, readers) for name, readers in CASES["some"]),
     *(slowly("all", SHORT, name, readers) for name, readers in CASES["all"] if (name, readers) not in CASES["some"]),
     *(slowly("some", mesh, name, readers) for mesh in LONG for name, readers in CASES["some"]),
@@ -63,7 +64,8 @@ def test_an_evaluation_of_collated_batches_is_that_of_one_rank_or_refused_on_eve
     which: str, mesh: str, name: str, readers: str, on_ranks: Any, alone: Any
 ) -> None:
     ranks, case = on_ranks(which, mesh), f"{name}, {readers}"
-    found, expected = ranks[0][case], alone(which)["none, data_parallel" if name == LIMITED else case]
+    found, reference = ranks[0][case], alone("all" if which == "all" else "some")
+    expected = reference["none, data_parallel" if name == LIMITED else case]
     problem = is_refused(name, readers, int(mesh[0]))
     if problem:
         for rank in ranks:

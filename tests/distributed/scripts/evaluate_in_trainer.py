@@ -1,5 +1,5 @@
 """Evaluates with collators of the user's own, by the trainer, on each mesh:
-`evaluate_in_trainer.py FOLDER some|all MESH...`.
+`evaluate_in_trainer.py FOLDER few|some|all MESH...`.
 
 Each rank writes `FOLDER/<rank>.json`: mesh -> case and read mode -> metrics and each sample's tokens and scores (of
 rank 0), or the error; and "refused" -> the errors of loaders of unequal lengths and of local outputs.
@@ -92,6 +92,7 @@ OTHERS = (*LENGTHS, "workers", LIMITED)
 """Cases without a collator."""
 
 CASES = {
+    "few": [("none", "data_parallel"), ("a square", "rank0")],
     "some": [
         *((name, "data_parallel") for name in COLLATORS),
         *(("none", "node"), ("a mask as first field", "node")),
