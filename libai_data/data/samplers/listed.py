@@ -19,7 +19,7 @@ from libai_data.data.samplers.resuming import allowing
 from libai_data.data.samplers.sampler import StreamSampler
 from libai_data.data.samplers.stream_state import Keys, check_state
 from libai_data.errors import CheckpointError, ConfigError, SampleError, error_text
-from libai_data.errors.argument_rules import FLAG, TEXT, whole
+from libai_data.errors.argument_rules import EPOCH, FLAG, TEXT, whole
 from libai_data.mesh.current import get_data_parallel_rank, get_data_parallel_size
 
 _DIGESTS_KEPT = 1024
@@ -241,6 +241,8 @@ class ListedBatches(EpochPositions):
         """
         check_state(state, _STATE, "a batch_sampler")
         position = int(state["position"])
+        if position:
+            check_state(state, Keys({"epoch": EPOCH}, others=True), "a batch_sampler in the middle of an epoch")
         self.cursor = Cursor(position, int(state["epoch"]) + (position == 0))
         self._all_ended = state.get("rounds_ended") is True
         is_own = state.get("data_parallel_rank") == self._rank_of_lists() and "seed" not in override

@@ -54,7 +54,8 @@ def test_a_saved_place_is_found_again_and_behind_the_last_list_the_next_round_be
 @pytest.mark.parametrize("position", [1, 4, 7])
 def test_the_state_of_another_kind_and_a_position_that_no_list_begins_at_are_refused(position: int) -> None:
     stream = as_stream(LISTS)
-    for other in ({}, {"position": -1}, {"position": "1"}, CyclicSampler(range(9), 3).state_dict()):
+    other_kind = CyclicSampler(range(9), 3).state_dict()
+    for other in ({}, {"position": -1}, {"position": "1"}, {"position": 3, "epoch": -1}, other_kind):
         with pytest.raises(CheckpointError):
             stream.load_state_dict(other)
     stream.load_state_dict({"position": position, "epoch": 0})
