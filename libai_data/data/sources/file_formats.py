@@ -79,15 +79,20 @@ def _log_of(folder: str) -> str:
     return next(filter(os.path.isdir, logs), "") or next(iceberg, "")
 
 
-def warn_of_partitions(paths: Sequence[str], known: Sequence[str] = ()) -> None:
-    """Warn of columns that only the names of folders have, such as `year=2024/a.parquet`, and not the rows."""
-    names = sorted({name for path in paths for name in _PARTITION.findall(path)}.difference(known))
+def warn_of_partitions(path: str, known: Sequence[str] = ()) -> None:
+    """Warn of columns that only the names of folders have, such as `year=2024/a.parquet`, and not the rows.
+
+    Args:
+        path: of the first file; the folders of all files have the same columns.
+        known: columns of the file.
+    """
+    names = [name for name in _PARTITION.findall(path) if name not in known]
     if names:
         logger.warning(
             "The rows have no %s: only the names of folders have these values, as in %s. If you need them, write them "
             "to the files as columns.",
             names,
-            next(path for path in paths if _PARTITION.search(path)),
+            path,
         )
 
 

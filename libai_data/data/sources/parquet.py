@@ -47,8 +47,8 @@ class ParquetSource(ShardedSource):
         import_pyarrow("ParquetSource")
         files, kept = opened(paths), LastUsed(cache_bytes)
         super().__init__(files, [_Shard(file, columns, kept) for file in files], columns)
-        if not isinstance(paths, MappedFile):
-            warn_of_partitions(self.paths, self._shards[0].known if self._shards else ())
+        if files and not isinstance(paths, MappedFile):
+            warn_of_partitions(self.paths[0], self._shards[0].known)
 
 
 class _Shard(BatchedShard):

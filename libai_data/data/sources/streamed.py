@@ -64,8 +64,8 @@ class StreamedSource(Records):
         self.storage = Storage.from_environment()
         self.table = self._table(format)
         self._open_file = sources[self.table.format]
-        if self.table.format == "parquet":
-            warn_of_partitions([f"{self.folder}/{name}" for name in self.table.names])
+        if self.table.format == "parquet" and len(self.table.names):
+            warn_of_partitions(f"{self.folder}/{self.table.names[0]}")
         self.shard_lengths = self.table.samples
         self._ends = np.cumsum(self.shard_lengths)
         self.identity = key_of("streamed", self.folder, self.table.identity)
