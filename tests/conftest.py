@@ -42,7 +42,7 @@ STARTS_JOBS = {
     "test_interrupted_training.py": "more jobs",
     "test_launch_hosts.py": "jobs",
     "test_own_loop.py": "jobs",
-    "test_streaming.py": "more jobs",
+    "test_streaming.py": "streams",
     "test_two_nodes.py": "jobs",
 }
 LONG = ("distributed", "data/sources", "loader", "docs", "engine", "commands", "data/text")
