@@ -48,7 +48,7 @@ def map_descriptor(descriptor: int, offset: int, size: int, protection: int, kin
     address = _libc.mmap(None, size, protection, kind, descriptor, offset)
     if address == _MAP_FAILED:
         number = ctypes.get_errno()
-        limit = " (a process may have vm.max_map_count maps)" * (number == errno.ENOMEM)
+        limit = " (a process may have vm.max_map_count maps and `ulimit -v` KB)" * (number == errno.ENOMEM)
         raise OSError(number, f"cannot map {size} bytes: {os.strerror(number)}{limit}")
     mapped = (item * size).from_address(address)
     weakref.finalize(mapped, _libc.munmap, address, size).atexit = False
