@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import resource
+import struct
 import sys
-import sysconfig
 import threading
 import time
 
@@ -16,6 +16,9 @@ _IDLE = 0.1  # cores; a process that uses less counts as idle
 _YIELDING, _TIMES_THE_OWN = 0.02, 2.0
 """OneFlow waits for other ranks in a busy loop that yields. Then the system's CPU time is above this part of a core,
 and above this multiple of the process's own CPU time."""
+
+_WORDS_WITH_STACK = 9  # of /proc/pid/syscall: a number, six arguments, the stack's address, and the next instruction
+_BYTES_OF_STACK, _BYTES_OF_ADDRESS = 1 << 15, struct.calcsize("@N")
 
 # Seconds for which all ranks must wait inside OneFlow to count as waiting for a rank that has left:
 SECONDS_IDLE = 4.0  # if the processes are idle, and the work of the rank that has left is complete;
@@ -31,26 +34,24 @@ class MainThread:
 
     Attributes:
         is_idle: between the last two checks, the process computed nothing, or waited in OneFlow's busy loop.
-        is_in_oneflow: between the last two checks, the main thread waited in OneFlow's own code or its busy loop.
+        is_in_oneflow: between the last two checks, the main thread waited in OneFlow.
     """
 
     def __init__(self, has_gpus: bool) -> None:
         self._folder = f"/proc/self/task/{os.getpid()}"
         self._ident = threading.main_thread().ident or 0
-        self._standard_library = sysconfig.get_paths()["stdlib"] + os.sep
-        self._packages = sysconfig.get_paths()["purelib"] + os.sep
         self._has_gpus = has_gpus
         self._switches, self._used, self._at = "", (0.0, 0.0), 0.0
-        self._oneflow = self._packages + "oneflow" + os.sep
         self.is_idle = self.is_in_oneflow = False
 
     def check_visible(self) -> None:
         """Log a warning if this system does not show what a thread waits for."""
-        if not self._context_switches() or not os.path.exists(f"{self._folder}/wchan"):
+        files = [f"{self._folder}/{name}" for name in ("status", "wchan", "syscall")]
+        if not all(os.access(file, os.R_OK) for file in files):
             logger.warning(
-                "%s/wchan or status cannot be read, so it is not noticed if this rank waits in OneFlow for a rank that "
-                "has left: it ends after ONEFLOW_TIMEOUT_SECONDS.",
-                self._folder,
+                "%s cannot be read, so it is not noticed if this rank waits in OneFlow for a rank that has left: it "
+                "ends after ONEFLOW_TIMEOUT_SECONDS.",
+                " or ".join(files),
             )
 
     def seconds_to_wait(self, has_left: bool) -> float:
@@ -64,16 +65,13 @@ class MainThread:
         idle = own + of_system < _IDLE * (now - self._at)
         yields = of_system > max(_YIELDING * (now - self._at), _TIMES_THE_OWN * own)
         self._switches, self._used, self._at = switches, used, now
-        self.is_idle, self.is_in_oneflow = idle or yields, False
-        frame = sys._current_frames().get(self._ident)
-        code = frame.f_code if frame is not None else None
-        if code is None or not still or not self._sleeps_on_a_lock():
+        self.is_idle = idle or yields
+        self.is_in_oneflow = still and self._sleeps_on_a_lock() and self._was_called_by_oneflow()
+        if not self.is_in_oneflow:
             return 0.0
-        if code.co_filename.startswith(self._standard_library) and not code.co_filename.startswith(self._packages):
-            return 0.0  # The program waits for something of its own, such as in threading.py or subprocess.py.
-        self.is_in_oneflow = yields or code.co_filename.startswith(self._oneflow)
         # OneFlow calls switch_to_shutting_down after all work that this process has begun is complete.
-        incomplete = has_left and (code.co_name != "switch_to_shutting_down" or not idle)
+        frame = sys._current_frames().get(self._ident)
+        incomplete = has_left and (not idle or frame is None or frame.f_code.co_name != "switch_to_shutting_down")
         if incomplete or self._has_gpus:
             return _SECONDS_INCOMPLETE
         return SECONDS_IDLE if idle else _SECONDS_BUSY
@@ -92,3 +90,40 @@ class MainThread:
                 return "futex" in file.read()
         except OSError:
             return False
+
+    def _was_called_by_oneflow(self) -> bool:
+        """Whether OneFlow, and not Python, has called what the main thread waits for.
+
+        The stack holds the address to which each native function returns, the innermost first. The kernel tells where
+        the stack begins: proc(5), /proc/pid/syscall.
+        """
+        try:
+            with open(f"{self._folder}/syscall") as file:
+                words = file.read().split()
+            if len(words) < _WORDS_WITH_STACK:
+                return False
+            with open("/proc/self/mem", "rb", buffering=0) as memory:
+                memory.seek(int(words[-2], 16))
+                stack = memory.read(_BYTES_OF_STACK)
+        except OSError:
+            return False
+        ranges = _code_of_oneflow_and_python()
+        for (address,) in struct.iter_unpack("@N", stack[: len(stack) // _BYTES_OF_ADDRESS * _BYTES_OF_ADDRESS]):
+            for first, end, is_oneflow in ranges:
+                if first <= address < end:
+                    return is_oneflow
+        return False
+
+
+def _code_of_oneflow_and_python() -> list[tuple[int, int, bool]]:
+    """The memory that holds their native code: first address, end, and whether it is OneFlow's."""
+    ranges = []
+    with open("/proc/self/maps") as file:
+        for line in file:
+            where, access, *_, path = line.rstrip("\n").split(maxsplit=5)
+            folder, name = os.path.split(path)
+            is_oneflow = os.path.basename(folder) in ("oneflow", "oneflow.libs")
+            if "x" in access and (is_oneflow or "python" in name):
+                first, end = (int(each, 16) for each in where.split("-"))
+                ranges.append((first, end, is_oneflow))
+    return ranges

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
+import threading
+import time
 
 import pytest
 
 from libai_data.mesh.peers.main_thread import MainThread
 from libai_data.mesh.peers.standstill import BATCH, COLLECTIVE, ONEFLOW, OwnPlace, Report, Standstill
+
+import oneflow as flow  # isort: skip
 
 
 def test_a_system_that_does_not_show_what_a_thread_waits_for_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
@@ -17,7 +21,31 @@ def test_a_system_that_does_not_show_what_a_thread_waits_for_is_warned_of(caplog
         assert not caplog.messages
         thread._folder = "/nowhere"
         thread.check_visible()
-    assert "/nowhere/wchan or status cannot be read, so it is not noticed" in caplog.messages[0]
+    assert "/nowhere/wchan or /nowhere/syscall cannot be read, so it is not noticed" in caplog.messages[0]
+
+
+@pytest.mark.parametrize("is_oneflow", [True, False])
+def test_a_main_thread_waits_in_oneflow_if_oneflow_called_what_waits(is_oneflow: bool) -> None:
+    matrix, lock = flow.ones(1500, 1500), threading.Lock()
+    seen: list[bool] = []
+    matrix.matmul(matrix).numpy()
+
+    def look() -> None:
+        thread = MainThread(has_gpus=False)
+        while lock.locked() and not any(seen):
+            thread.seconds_to_wait(has_left=False)
+            seen.append(thread.is_in_oneflow)
+            time.sleep(0.02)
+
+    with lock:
+        watcher = threading.Thread(target=look)
+        watcher.start()
+        while is_oneflow and watcher.is_alive():
+            matrix.matmul(matrix).sum().item()
+        lock.acquire(timeout=0.5)
+    watcher.join()
+    assert any(seen) == is_oneflow
+    assert len(seen) > 1
 
 
 def report(kind: str, number: int, what: str, seconds: float, is_idle: bool = True) -> Report:
