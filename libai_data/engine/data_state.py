@@ -14,9 +14,10 @@ from tqdm import tqdm
 from libai_data.data.attributes import attribute_of, call_if_there, has_attribute
 from libai_data.data.samplers.resuming import RESTART_DATA, check_overrides
 from libai_data.data.samplers.schedule import StepSchedule
-from libai_data.data.samplers.stream_state import Keys, StreamState, check_state
+from libai_data.data.samplers.stream_state import StreamState
 from libai_data.errors import CheckpointError, ConfigError
 from libai_data.errors.argument_rules import EPOCH, TEXT, whole
+from libai_data.errors.saved_state import Keys, check_state
 from libai_data.iterables.combined import CombinedLoader
 from libai_data.iterables.digest import running_digest
 from libai_data.iterables.kinds import knows_its_rounds

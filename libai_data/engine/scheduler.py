@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from libai_data.config import instantiate
-from libai_data.data.samplers.stream_state import Keys, check_state
 from libai_data.engine.checkpoint.optimizer_state import ChangedAttributes
 from libai_data.engine.data_state import PlainState, has_state
 from libai_data.errors import ConfigError
 from libai_data.errors.argument_rules import INT, MAPPING, check, each, one_of, real, whole
+from libai_data.errors.saved_state import Keys, check_state
 
 logger = logging.getLogger(__name__)
 

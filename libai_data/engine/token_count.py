@@ -13,10 +13,11 @@ from libai_data.data.datasets.blend_table import name_of
 from libai_data.data.datasets.combine import ConcatDataset
 from libai_data.data.datasets.packing import PackedDataset
 from libai_data.data.datasets.stream_transform import StreamTransform
-from libai_data.data.samplers.stream_state import Keys, StreamState, check_state
+from libai_data.data.samplers.stream_state import StreamState
 from libai_data.engine.data_state import stream_state_of
 from libai_data.engine.losses import number_on_rank0
 from libai_data.errors.argument_rules import Rule, whole
+from libai_data.errors.saved_state import Keys, check_state
 from libai_data.iterables.iterable_loader import indexed_dataset_of
 from libai_data.mesh.current import broadcast_py_object, get_data_parallel_size, is_main_process, tensor_to_rank0
 

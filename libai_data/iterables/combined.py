@@ -9,8 +9,8 @@ from typing import Any
 from libai_data.data.attributes import attribute_of
 from libai_data.data.fork_lock import ForkLock
 from libai_data.data.samplers.cursor import Cursor
-from libai_data.data.samplers.stream_state import Keys, check_state
 from libai_data.errors import CheckpointError, ConfigError, PassError
+from libai_data.errors.saved_state import Keys, check_state
 from libai_data.loader.iteration import LOADER_CLOSED
 from libai_data.structures import Instance, NamedBatch
 

@@ -14,10 +14,10 @@ import numpy as np
 from libai_data.data.attributes import attribute_of
 from libai_data.data.items import ArgumentNames
 from libai_data.data.samplers.cursor import Cursor
-from libai_data.data.samplers.stream_state import check_state
 from libai_data.delivery.contract import ranks_by_shard
 from libai_data.delivery.gather import gather_words
 from libai_data.errors import ContractError, PeerError
+from libai_data.errors.saved_state import check_state
 from libai_data.iterables.collation import PieceCollator
 from libai_data.iterables.saved_place import STATE, check_place
 from libai_data.iterables.stream import IterableStream

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from libai_data.data.samplers.stream_state import Keys
 from libai_data.errors import CheckpointError
 from libai_data.errors.argument_rules import BATCH_SIZE, EPOCH, INT, MAPPING, TEXT, one_of, or_none, whole
+from libai_data.errors.saved_state import Keys
 
 STATE = Keys(
     {"position": whole(0), "ends": one_of("short", "pad", "drop", "cycle")},

@@ -13,9 +13,9 @@ from libai_data.data.random.global_generators import warn_once
 from libai_data.data.samplers.cursor import Cursor, EpochPositions
 from libai_data.data.samplers.resuming import allowing
 from libai_data.data.samplers.sampler import IndexBatch, StreamSampler
-from libai_data.data.samplers.stream_state import Keys, check_state
 from libai_data.errors import CheckpointError, ConfigError, SchemaError
 from libai_data.errors.argument_rules import EPOCH
+from libai_data.errors.saved_state import Keys, check_state
 from libai_data.iterables.collation import is_whole_batch
 from libai_data.iterables.iterable_source import Source
 from libai_data.iterables.rows import Mark, Place, ReadingOptions, Row, RowReader

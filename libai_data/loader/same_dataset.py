@@ -20,9 +20,10 @@ from libai_data.data.samplers.cyclic import CyclicSampler
 from libai_data.data.samplers.resuming import differences as stream_differences
 from libai_data.data.samplers.resuming import refuse
 from libai_data.data.samplers.single_round import SingleRoundSampler
-from libai_data.data.samplers.stream_state import Keys, StreamState, check_state
+from libai_data.data.samplers.stream_state import StreamState
 from libai_data.errors import DataPipelineError
 from libai_data.errors.argument_rules import MAPPING, or_none
+from libai_data.errors.saved_state import Keys, check_state
 from libai_data.loader.failures import ErrorPolicy
 from libai_data.loader.reading import SampleReader
 from libai_data.loader.schema import array_of

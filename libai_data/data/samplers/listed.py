@@ -17,9 +17,9 @@ from libai_data.data.nesting import array_of
 from libai_data.data.samplers.cursor import Cursor, EpochPositions, IndexBatch
 from libai_data.data.samplers.resuming import allowing
 from libai_data.data.samplers.sampler import StreamSampler
-from libai_data.data.samplers.stream_state import Keys, check_state
 from libai_data.errors import CheckpointError, ConfigError, SampleError, error_text
 from libai_data.errors.argument_rules import EPOCH, FLAG, TEXT, whole
+from libai_data.errors.saved_state import Keys, check_state
 from libai_data.mesh.current import get_data_parallel_rank, get_data_parallel_size
 
 _DIGESTS_KEPT = 1024

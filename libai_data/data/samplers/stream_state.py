@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from libai_data.data.datasets.fingerprint import hash_of
@@ -13,6 +13,7 @@ from libai_data.data.samplers.order import Order
 from libai_data.data.samplers.schedule import LeftOut, StepSchedule
 from libai_data.errors import CheckpointError, ConfigError
 from libai_data.errors.argument_rules import FLAG, INT, MAPPING, TEXT, Rule, each, or_none, whole
+from libai_data.errors.saved_state import Keys, check_state
 
 NOTHING = LeftOut()
 
@@ -31,21 +32,6 @@ START = Rule(
     "a place and what is used of its sample, in lanes those of each lane, or None",
     lambda value: value is None or PAIR.accepts(value) or (bool(value) and each(PAIR).accepts(value)),
 )
-
-
-@dataclass(frozen=True)
-class Keys:
-    """The keys that a saved mapping must and may have.
-
-    Args:
-        required: key -> rule for the value; or `Keys`, if the value is a mapping.
-        optional: the same for keys that may be absent.
-        others: whether other keys are allowed; other code checks them.
-    """
-
-    required: Mapping[str, Rule | Keys]
-    optional: Mapping[str, Rule | Keys] = field(default_factory=dict)
-    others: bool = False
 
 
 _KEYS = Keys(
@@ -174,35 +160,3 @@ def order_in_words(stream: Any) -> str:
     # All ranks know the starts of all lanes only in the restored state.
     found += [] if start is None else [f"starts in the restored state {hash_of(repr(start).encode())}"]
     return ", ".join(found)
-
-
-def check_state(state: Any, keys: Keys, saved_by: str, name: str = "", subject: str = "the data state") -> None:
-    """Check that a state has the keys and values that were saved.
-
-    Args:
-        state: anything.
-        keys: the keys that it must and may have.
-        saved_by: who saves such states, in words for the message.
-        name: path of this part in the whole state; "" for all of it.
-        subject: the whole state, in words for the message.
-
-    Raises:
-        CheckpointError: `state` is no mapping, a key is missing or unknown, or a value breaks its rule.
-    """
-    what = f"{subject}'s {name}" if name else subject
-    if not isinstance(state, Mapping):
-        raise CheckpointError(f"{what} is {state!r:.200}; it must be a mapping, as {saved_by} saves it")
-    rules = {**keys.required, **keys.optional}
-    missing = sorted(set(keys.required) - set(state))
-    unknown = [] if keys.others else [key for key in state if key not in rules]
-    if missing or unknown:
-        wrong = " and ".join([f"lacks {missing}"] * bool(missing) + [f"has the unknown {unknown}"] * bool(unknown))
-        raise CheckpointError(f"{what} {wrong}; it was not saved by {saved_by} of this version: {dict(state)!r:.500}")
-    for key, rule in rules.items():
-        if key not in state:
-            continue
-        path = f"{name}.{key}" if name else key
-        if isinstance(rule, Keys):
-            check_state(state[key], rule, saved_by, path, subject)
-        elif not rule.accepts(state[key]):
-            raise CheckpointError(f"{subject}'s {rule.problem(path, state[key])}")

@@ -14,10 +14,11 @@ from libai_data.data.samplers.cursor import EpochPositions, IndexBatch
 from libai_data.data.samplers.lane_order import laned_order
 from libai_data.data.samplers.resuming import RESTART_DATA
 from libai_data.data.samplers.sampler import StreamSampler
-from libai_data.data.samplers.stream_state import START, Keys, check_state, start_from_json
+from libai_data.data.samplers.stream_state import START, start_from_json
 from libai_data.data.samplers.walk import UNKNOWN, Walk
 from libai_data.errors import CheckpointError, ConfigError
 from libai_data.errors.argument_rules import EPOCH, FLAG, MAPPING, check, one_of, or_none, whole
+from libai_data.errors.saved_state import Keys, check_state
 
 _STARTS_KEPT = 2048
 _ENDS = one_of("short", "pad", "drop")

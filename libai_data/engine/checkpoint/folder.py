@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Callable
 
-from libai_data.data.samplers.stream_state import Keys, check_state
 from libai_data.engine.checkpoint.directory import (
     LAST,
     OWN_ENDINGS,
@@ -21,6 +20,7 @@ from libai_data.engine.checkpoint.directory import (
 )
 from libai_data.errors import CheckpointError, error_text
 from libai_data.errors.argument_rules import MAPPING, OUTPUT, TEXT, check, whole
+from libai_data.errors.saved_state import Keys, check_state
 from libai_data.mesh.current import broadcast_py_object, is_main_process
 
 logger = logging.getLogger(__name__)

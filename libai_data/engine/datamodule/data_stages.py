@@ -12,7 +12,6 @@ import numpy as np
 from libai_data.data.attributes import call_if_there, has_attribute
 from libai_data.data.items import ArgumentNames, array_in, as_leaf, laid_out_like, named
 from libai_data.data.nesting import is_texts, taken_apart, with_leaves
-from libai_data.data.samplers.stream_state import Keys, check_state
 from libai_data.delivery import to_global
 from libai_data.delivery.gather import gather_words
 from libai_data.delivery.read_plan import ReadPlan
@@ -20,6 +19,7 @@ from libai_data.delivery.shared_loader import SharedLoader
 from libai_data.engine.built_parts import is_batch
 from libai_data.errors import CheckpointError, ConfigError, PeerError, error_text, refusing_exit
 from libai_data.errors.argument_rules import BATCH_SIZE, TEXT, check, list_of, one_of, or_none
+from libai_data.errors.saved_state import Keys, check_state
 from libai_data.iterables.combined import CombinedLoader
 from libai_data.iterables.from_iterable import from_iterable
 from libai_data.iterables.iterable_loader import IterableLoader

@@ -8,12 +8,12 @@ import os
 from collections.abc import Mapping
 from typing import Any, Callable
 
-from libai_data.data.samplers.stream_state import Keys, check_state
 from libai_data.engine.checkpoint import Checkpointer
 from libai_data.engine.evaluation.evaluator import flatten_results_dict
 from libai_data.engine.train_loop import HookBase
 from libai_data.errors import CheckpointError, ConfigError, SchemaError, nearest
 from libai_data.errors.argument_rules import TEXT, check, one_of, or_none, real, whole
+from libai_data.errors.saved_state import Keys, check_state
 from libai_data.mesh.current import broadcast_py_object, synchronize
 
 logger = logging.getLogger(__name__)
