@@ -7,7 +7,8 @@ linearly to the schedule's rate after the warm-up (`warmup_method="linear"`), or
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from libai_data.config import instantiate
@@ -134,7 +135,14 @@ def _warmed_up(schedule: str, given: Mapping[str, Any], **arguments: Any) -> Any
 
 
 _SAVED = Keys(
-    {"last_step": whole(0)}, {"lr": each(real(-1e308, 1e308)), "own": MAPPING, "attributes": MAPPING}, others=True
+    {"last_step": whole(0)},
+    {
+        "lr": each(real(-1e308, 1e308)),
+        "group_lr": each(real(-1e308, 1e308)),
+        "own": MAPPING,
+        "attributes": MAPPING,
+    },
+    others=True,
 )
 
 
@@ -142,8 +150,8 @@ class ScheduleState:
     """The state of a schedule for checkpoints: only the step, because the config describes the schedule.
 
     So eager and graph mode agree after a resume, and a larger `train.train_iter` can prolong a training. A schedule of
-    a user's class that defines `state_dict` and `load_state_dict` restores itself. Of another class of the user, the
-    attributes that have changed since the start are restored too.
+    a user's class that defines `state_dict` and `load_state_dict` restores itself. Of other schedules, also those in a
+    `WarmUpLR`, the attributes that have changed since the start are restored too; so are rates that other code sets.
     """
 
     def __init__(self, scheduler: Any) -> None:
@@ -153,11 +161,15 @@ class ScheduleState:
         self._own = PlainState(scheduler) if is_own else None
         if self._own is not None:
             self._own.check(f"schedule {type(scheduler).__name__}")
-        is_users = not is_own and type(scheduler).__module__.partition(".")[0] != "oneflow"
-        self._attributes = ChangedAttributes(scheduler, ("last_step", "_last_lr")) if is_users else None
+        kind = type(scheduler).__name__
+        besides = ("optimizer", "schedulers", "last_step", "_last_lr")
+        self._attributes = None if is_own else ChangedAttributes(kind, partial(_attributes_of, scheduler), besides)
 
     def state_dict(self) -> dict[str, Any]:
         state = {"last_step": self._scheduler.last_step, "lr": [float(rate) for rate in self._scheduler.get_last_lr()]}
+        rates = [float(group["lr"]) for group in self._groups()]
+        if rates != state["lr"]:
+            state["group_lr"] = rates
         if self._attributes is not None:
             state["attributes"] = self._attributes.state_dict()
         return state if self._own is None else {**state, "own": self._own.state_dict()}
@@ -171,12 +183,12 @@ class ScheduleState:
             self._attributes.load_state_dict(state["attributes"])
             self._scheduler.last_step = state["last_step"]
             # Instead of a step, which would change the attributes.
-            for group, rate in zip(self._scheduler.optimizer.param_groups, state["lr"]):
-                group["lr"] = rate
+            self._set_rates(state["lr"])
             self._scheduler._last_lr = list(state["lr"])
         else:
             self._scheduler.last_step = state["last_step"] - 1
             self._scheduler.step()
+        self._set_rates(state.get("group_lr", ()))
         rates = self.state_dict()["lr"]
         if "lr" in state and rates != state["lr"]:
             logger.warning(
@@ -186,3 +198,18 @@ class ScheduleState:
                 state["lr"],
                 type(self._scheduler).__name__,
             )
+
+    def _groups(self) -> Any:
+        return getattr(getattr(self._scheduler, "optimizer", None), "param_groups", ())
+
+    def _set_rates(self, rates: Iterable[float]) -> None:
+        for group, rate in zip(self._groups(), rates):
+            group["lr"] = rate
+
+
+def _attributes_of(scheduler: Any, name: str = "") -> dict[str, dict[str, Any]]:
+    """Name -> attributes, of a schedule and of those in it."""
+    found = {name: getattr(scheduler, "__dict__", {})}
+    for number, inner in enumerate(found[name].get("schedulers", ())):
+        found.update(_attributes_of(inner, f"{name}schedulers[{number}]"))
+    return found

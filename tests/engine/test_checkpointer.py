@@ -15,6 +15,7 @@ from libai_data.engine.checkpoint import Checkpointer
 from libai_data.engine.checkpoint.directory import CheckedFile
 from libai_data.engine.checkpoint.folder import CheckpointFolder
 from libai_data.engine.hooks import PeriodicCheckpointer
+from libai_data.engine.optim import get_default_optimizer_params
 from libai_data.errors import CheckpointError
 from tests.engine.test_train_loop import CountingTrainer
 from tests.engine.tiny import GRAPH_BALLAST, TinyModel, assert_equal_weights, on_one_rank, weights
@@ -268,6 +269,33 @@ def test_numbers_that_an_optimizer_keeps_itself_are_restored(tmp_path: Path) -> 
     train(other, resumed)
     assert (resumed.calls, resumed.seen["first"].tolist(), resumed.period) == (4, [10.0, 10.0], 7)
     assert_equal_weights(other, weights(model))
+
+
+def test_options_of_groups_that_a_training_has_changed_are_restored(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def made(model: Any, **options: Any) -> Any:
+        return flow.optim.AdamW(get_default_optimizer_params(model, **options), lr=0.1, weight_decay=0.1)
+
+    model = new_model()
+    optimizer = made(model, weight_decay_bias=0.0)
+    checkpointer = Checkpointer(model, str(tmp_path), optimizer=optimizer)
+    train(model, optimizer)
+    optimizer.param_groups[0]["weight_decay"], optimizer.param_groups[1]["betas"] = 0.5, (0.5, 0.9)
+    checkpointer.save("a", iteration=1)
+    train(model, optimizer)
+    other = new_model()
+    resumed = made(other, weight_decay_bias=0.2)  # as the config of the resume says
+    Checkpointer(other, str(tmp_path), optimizer=resumed).load(str(tmp_path / "a"))
+    assert [group["weight_decay"] for group in resumed.param_groups] == [0.5, 0.2] and not caplog.records
+    resumed.param_groups[1]["weight_decay"] = 0.0
+    train(other, resumed)
+    assert_equal_weights(other, weights(model))
+    other = new_model()
+    Checkpointer(other, str(tmp_path), optimizer=made(other)).load(str(tmp_path / "a"))
+    assert "AdamW had changed 'group of first.weight and 1 more/weight_decay' to 0.5 in the training; this is" in (
+        caplog.text
+    )
 
 
 def test_a_tensor_that_an_optimizer_keeps_itself_is_refused() -> None:

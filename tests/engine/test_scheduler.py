@@ -119,6 +119,28 @@ def test_numbers_that_a_schedule_keeps_itself_are_restored(caplog: pytest.LogCap
     assert not caplog.records
 
 
+@pytest.mark.parametrize("changed", ["number in a warm-up", "base rate", "rate of a group"])
+def test_what_other_code_or_a_warmed_up_schedule_changes_is_restored(
+    changed: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def made() -> Any:
+        inner = Counting(optimizer()) if "warm-up" in changed else flow.optim.lr_scheduler.StepLR(optimizer(), 4)
+        return flow.optim.lr_scheduler.WarmUpLR(inner, warmup_factor=0.5, warmup_iters=2, warmup_method="constant")
+
+    saved, restored = made(), made()
+    state = ScheduleState(saved)
+    rates(saved, 3)
+    if changed == "base rate":
+        saved.base_lrs[0] /= 10
+        saved.step()
+    elif changed == "rate of a group":
+        saved.optimizer.param_groups[0]["lr"] /= 10
+    ScheduleState(restored).load_state_dict(json.loads(json.dumps(state.state_dict())))
+    assert restored.optimizer.param_groups[0]["lr"] == saved.optimizer.param_groups[0]["lr"]
+    assert rates(restored, 3) == rates(saved, 3)
+    assert not caplog.records
+
+
 def test_a_schedule_with_a_state_of_its_own_restores_it(caplog: pytest.LogCaptureFixture) -> None:
     saved = Halving(optimizer())
     rates(saved, 3)

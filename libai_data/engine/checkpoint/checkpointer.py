@@ -60,7 +60,7 @@ class Checkpointer(CheckpointFolder):
         self.graph = graph
         self.stateful = stateful
         if optimizer is not None and graph is None:
-            self.stateful[_ATTRIBUTES] = optimizer_state.ChangedAttributes(optimizer, ("_state",))
+            self.stateful[_ATTRIBUTES] = optimizer_state.changed_numbers(model, optimizer)
         self._random = RandomStates(model)
 
     def save(

@@ -11,7 +11,8 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Collection, Mapping
-from typing import Any
+from contextlib import suppress
+from typing import Any, Callable
 
 import numpy as np
 
@@ -65,53 +66,87 @@ def restore(step: int, file: TensorFile, model: Any, optimizer: Any, graph: Any 
 
 
 class ChangedAttributes:
-    """The attributes of a user's optimizer or schedule that differ from when this object was made, such as a counter.
+    """The attributes of a user's objects that differ from when this object was made, such as a counter.
 
     The others are those that the config decides, which may change before a resume.
 
     Args:
+        owner: name of the class of the objects, for messages.
+        attributes: returns name of an object -> its attributes, a dict that may be changed; the name of `owner` is "".
         besides: names of attributes that are stored in another way.
     """
 
     may_be_absent = True
 
-    def __init__(self, thing: Any, besides: Collection[str] = ()) -> None:
-        self._thing = thing
+    def __init__(
+        self, owner: str, attributes: Callable[[], Mapping[str, dict[str, Any]]], besides: Collection[str]
+    ) -> None:
+        self._owner = owner
+        self._attributes = attributes
         self._besides = besides
-        self._first = self._texts()
+        self._first = {name: text for name, (text, _) in self._found().items()}
 
-    def _texts(self) -> dict[str, str]:
+    def _found(self) -> dict[str, tuple[str, Any]]:
+        """Name, as OBJECT/ATTRIBUTE -> the value as text, "" if a checkpoint cannot store it, and the value."""
         found = {}
-        for name, value in getattr(self._thing, "__dict__", {}).items():
-            if name not in self._besides:
-                try:
-                    found[name] = encoded(value)
-                except CheckpointError:
-                    found[name] = ""
+        for thing, attributes in self._attributes().items():
+            for name, value in attributes.items():
+                if name not in self._besides:
+                    text = ""
+                    with suppress(CheckpointError):
+                        text = encoded(value)
+                    found[f"{thing}/{name}".lstrip("/")] = text, value
         return found
 
     def state_dict(self) -> dict[str, str]:
-        """Attribute -> its value as text; raises TypeError for tensors, and lists and dicts of other objects."""
-        changed = {name: text for name, text in self._texts().items() if self._first.get(name) != text}
-        for name in [name for name, text in changed.items() if not text]:
-            value = getattr(self._thing, name)
-            if is_flow_tensor(value) or isinstance(value, (list, tuple, dict, set, deque)):
+        """Name -> the new value as text; raises TypeError for tensors, and lists and dicts of other objects."""
+        changed = {}
+        for name, (text, value) in self._found().items():
+            if text == self._first.get(name):
+                continue
+            if text:
+                changed[name] = text
+            elif is_flow_tensor(value) or isinstance(value, (list, tuple, dict, set, deque)):
                 raise TypeError(
-                    f"{type(self._thing).__name__} changes its attribute {name!r} in the training, and checkpoints "
-                    f"cannot store it: {value!r:.100}. Keep numbers or numpy arrays in it; an optimizer may also keep "
-                    "tensors of a parameter's shape in self._state[parameter]"
-                )
-            del changed[name]  # probably a cache
+                    f"{self._owner} changes its attribute {name!r} in the training, and checkpoints cannot store it: "
+                    f"{value!r:.100}. Keep numbers or numpy arrays in it; an optimizer may also keep tensors of a "
+                    "parameter's shape in self._state[parameter]"
+                )  # Other objects are probably caches.
         return changed
 
     def load_state_dict(self, state: Mapping[str, str]) -> None:
-        """Set the attributes again."""
+        """Set the attributes again; warn of those whose object does not exist any more."""
+        objects = self._attributes()
         for name, text in state.items():
             if not isinstance(text, str):
-                raise CheckpointError(
-                    f"the saved attribute {name!r} of {type(self._thing).__name__} is {text!r}, no text"
+                raise CheckpointError(f"the saved attribute {name!r} of {self._owner} is {text!r}, no text")
+            thing, _, attribute = name.rpartition("/")
+            if thing in objects:
+                objects[thing][attribute] = decoded(text)
+            else:
+                logger.warning(
+                    "%s had changed %r to %s in the training; this is not restored, because it has no such part now.",
+                    self._owner,
+                    name,
+                    text,
                 )
-            setattr(self._thing, name, decoded(text))
+
+
+def changed_numbers(model: Any, optimizer: Any) -> ChangedAttributes:
+    """What a training has changed in an optimizer: its attributes, and options of its groups, except their rates."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+
+    def attributes() -> dict[str, dict[str, Any]]:
+        found = {"": getattr(optimizer, "__dict__", {})}
+        for group in optimizer.param_groups:
+            if group.parameters:
+                first = names.get(group.parameters[0], "?")
+                found[f"group of {first} and {len(group.parameters) - 1} more"] = group.options
+        return found
+
+    # Adam computes the corrections in each step.
+    besides = ("_state", "param_groups", "lr", "bias_correction1", "bias_correction2")
+    return ChangedAttributes(type(optimizer).__name__, attributes, besides)
 
 
 def _collect_eager(model: Any, optimizer: Any) -> tuple[int, dict[str, Any]]:
