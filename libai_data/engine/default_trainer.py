@@ -209,7 +209,6 @@ class DefaultTrainer(RunsStages, TrainerBase):
         self._trainer.run_step(get_batch, self.cfg.train.input_placement_device)
         if self.iter == self.start_iter:
             warn_of_other_reads(self.train_loader, self.iter + 1)
-            self.checkpointer.check_optimizer_state()
 
     def build_hooks(self) -> list[HookBase | None]:
         """Hooks for timing, learning rate, checkpoints, evaluation, best checkpoint, writing, stopping on a signal."""

@@ -304,7 +304,7 @@ def test_a_tensor_that_an_optimizer_keeps_itself_is_refused() -> None:
     checkpointer = Checkpointer(model, optimizer=optimizer)
     optimizer.mean = flow.zeros(2)
     with pytest.raises(TypeError, match=r"Counts changes its attribute 'mean' in the training, and checkpoints cannot"):
-        checkpointer.check_optimizer_state()
+        checkpointer.check_states()
 
 
 def test_without_a_sound_checkpoint_nothing_is_found(tmp_path: Path) -> None:

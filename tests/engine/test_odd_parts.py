@@ -149,7 +149,7 @@ def test_an_optimizer_or_schedule_of_another_model_is_refused(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("kept", [1, flow.zeros(1), "text", None])
-def test_a_state_of_an_optimizer_that_no_checkpoint_can_store_ends_the_first_step(tmp_path: Path, kept: Any) -> None:
+def test_a_state_of_an_optimizer_that_no_checkpoint_can_store_ends_after_one_step(tmp_path: Path, kept: Any) -> None:
     class Keeps(flow.optim.SGD):
         def step(self, closure: Any = None) -> None:
             for parameter in self.param_groups[0].parameters:
@@ -160,7 +160,46 @@ def test_a_state_of_an_optimizer_that_no_checkpoint_can_store_ends_the_first_ste
     trainer = built(cfg)
     with pytest.raises(TypeError, match=r"optimizer \(Keeps\) has the state 'kept' for the parameter 'first.weight'"):
         trainer.train()
-    assert trainer.iter == 0
+    assert trainer.iter == 1
+
+
+class KeepsTensors(flow.optim.lr_scheduler.ConstantLR):
+    """No checkpoint can store its rates."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.seen: list[Any] = []
+        super().__init__(optimizer)
+
+    def get_lr(self, base_lr: float, step: int) -> float:
+        self.seen += [flow.tensor(base_lr)] * (step > 0)
+        return base_lr
+
+
+class LosesItsState(HookBase):
+    """No checkpoint can store its state after the first step."""
+
+    def after_step(self) -> None:
+        self.seen = self.trainer.model
+
+    def state_dict(self) -> dict[str, Any]:
+        return vars(self).get("seen", {})
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+def test_a_state_of_a_schedule_or_hook_that_no_checkpoint_can_store_ends_after_one_step(tmp_path: Path) -> None:
+    cfg = tiny_config(str(tmp_path), warmup_ratio=0, checkpointer={"period": 10})
+    trainer = built(cfg, LosesItsState())
+    with pytest.raises(TypeError, match=r"state of the hook LosesItsState \(state is of type .*TinyModel, which"):
+        trainer.train()
+    assert trainer.iter == 1
+    set_mesh(None)
+    cfg.train.scheduler = LazyCall(KeepsTensors)()
+    trainer = built(cfg)
+    with pytest.raises(TypeError, match=r"KeepsTensors changes its attribute 'seen' in the training, and checkpoints"):
+        trainer.train()
+    assert trainer.iter == 1
 
 
 def test_a_model_of_its_own_for_each_rank_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,11 +128,11 @@ class Checkpointer(CheckpointFolder):
             raise TypeError(problem)
         return states
 
-    def check_optimizer_state(self) -> None:
-        """Raise TypeError if no checkpoint can store the state that the eager optimizer has since its first step."""
+    def check_states(self) -> None:
+        """Raise TypeError, as `save`, if no checkpoint can store the states that the parts of the training have now."""
+        self._states()
         if self.optimizer is not None and self.graph is None:
             optimizer_state.collect(self.model, self.optimizer)
-            self.stateful[_ATTRIBUTES].state_dict()
 
     def resume_or_load(self, path: str, *, resume: bool = True) -> dict[str, Any]:
         """Resume from the newest checkpoint, if `resume` is True and there is one; else load the weights of `path`.

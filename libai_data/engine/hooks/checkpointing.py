@@ -46,6 +46,10 @@ class PeriodicCheckpointer(HookBase):
     def before_train(self) -> None:
         self._recent = self._checkpointer.names_before(self._prefix, self.trainer.start_iter)
 
+    def before_step(self) -> None:
+        if self.trainer.iter == self.trainer.start_iter + 1:
+            self._checkpointer.check_states()  # The first checkpoint may be hours away.
+
     def after_step(self) -> None:
         iteration = self.trainer.iter
         if (iteration + 1) % self._period:
