@@ -11,7 +11,7 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 
 from libai_data.data.json_text import parsed_json
-from libai_data.data.sources.arrow_columns import BatchedShard, BatchRows, chosen_columns, import_pyarrow
+from libai_data.data.sources.arrow_columns import BatchedShard, BatchRows, FileColumns, import_pyarrow
 from libai_data.data.sources.last_used import LastUsed
 from libai_data.data.sources.mapped_file import MappedFile
 from libai_data.data.sources.paths import is_file, text_of
@@ -41,6 +41,7 @@ class ArrowSource(ShardedSource):
     Raises:
         ConfigError: There is no such file or column, the folder has several splits, or pyarrow is not installed.
         FormatError: A file is cut short or damaged, or no Arrow file.
+        SchemaError: The columns that are read differ between the files.
     """
 
     def __init__(self, paths: Paths, columns: Sequence[str] | None = None, cache_bytes: int = 256 << 20) -> None:
@@ -48,7 +49,8 @@ class ArrowSource(ShardedSource):
         check({"cache_bytes": whole(0)}, cache_bytes=cache_bytes)
         import_pyarrow("ArrowSource")
         files, kept = opened(_files_of_dataset(paths) or paths), LastUsed(cache_bytes)
-        super().__init__(files, [ArrowShard(file, columns, kept) for file in files], columns)
+        chosen = FileColumns(columns)
+        super().__init__(files, [ArrowShard(file, chosen, kept) for file in files], columns)
 
 
 def _files_of_dataset(paths: Paths) -> list[str] | None:
@@ -74,10 +76,10 @@ def _files_of_dataset(paths: Paths) -> list[str] | None:
 class ArrowShard(BatchedShard):
     """The rows of one file; see `ArrowSource`."""
 
-    def __init__(self, file: MappedFile, columns: Sequence[str] | None, kept: LastUsed) -> None:
+    def __init__(self, file: MappedFile, columns: FileColumns, kept: LastUsed) -> None:
         super().__init__(file, kept)
         batches = self._batches()
-        self._columns = chosen_columns(batches.names, columns, file.source)
+        self._columns = columns.chosen(file.source, batches.schema)
         with _named(file, "record batch 0"):
             self._ends = np.cumsum([len(batches.get(number)) for number in range(batches.total)], dtype=np.int64)
 
@@ -96,7 +98,7 @@ class ArrowShard(BatchedShard):
 class _Batches(NamedTuple):
     """The record batches of a file; `get` reads and decompresses one."""
 
-    names: list[str]
+    schema: Any
     total: int
     get: Callable[[int], Any]
 
@@ -122,18 +124,18 @@ def _open(file: MappedFile) -> tuple[_Batches, int]:
         if file.bytes[: len(_FILE_MAGIC)] == _FILE_MAGIC:
             reader = pyarrow.ipc.open_file(content)
             _check_one_file(content, file)
-            return _Batches(reader.schema.names, reader.num_record_batches, reader.get_batch), _OBJECTS
+            return _Batches(reader.schema, reader.num_record_batches, reader.get_batch), _OBJECTS
         stream = pyarrow.BufferReader(content)
         messages = list(pyarrow.ipc.MessageReader.open_stream(stream))
         schema = pyarrow.ipc.open_stream(content).schema
         if any(message.type == "dictionary" for message in messages):
             # To decode a batch, Arrow needs all dictionaries before it.
             batches = list(pyarrow.ipc.open_stream(content))
-            found = _Batches(schema.names, len(batches), batches.__getitem__)
+            found = _Batches(schema, len(batches), batches.__getitem__)
             size = _own_bytes(batches, file)
         else:
             found = _Batches(
-                schema.names,
+                schema,
                 len(messages) - 1,
                 lambda number: pyarrow.ipc.read_record_batch(messages[number + 1], schema),
             )

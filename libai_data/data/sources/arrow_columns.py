@@ -11,7 +11,7 @@ import numpy as np
 from libai_data.data.sources.last_used import LastUsed
 from libai_data.data.sources.mapped_file import MappedFile
 from libai_data.data.sources.sharded import runs_of
-from libai_data.errors import ConfigError, FormatError, first_repeated, installed, nearest
+from libai_data.errors import ConfigError, FormatError, SchemaError, first_repeated, installed, nearest
 
 Values = Callable[[np.ndarray], list[Any]]
 _OF_VIEWS = {"string_view": "large_string", "binary_view": "large_binary"}
@@ -107,6 +107,57 @@ def _bytes_of(column: Any, offset_type: Any, text: bool) -> Values:
         return [make(content[start:stop]) for start, stop in zip(offsets[rows].tolist(), offsets[rows + 1].tolist())]
 
     return values
+
+
+class FileColumns:
+    """The columns to read from each file of a source. All files must have them, with values of the same kind.
+
+    Args:
+        columns: names of the columns to read; by default all.
+    """
+
+    def __init__(self, columns: Sequence[str] | None) -> None:
+        self._columns = columns
+        self.first: Any = None
+        """The `pyarrow.Schema` of the first file."""
+
+    def chosen(self, path: str, schema: Any) -> list[str]:
+        """Names of the columns to read from the next file.
+
+        Raises:
+            ConfigError: A column is unknown.
+            FormatError: The file has several columns of a name.
+            SchemaError: The columns differ from those of the first file.
+        """
+        names = chosen_columns(schema.names, self._columns, path)
+        if self.first is None:
+            self.first, self._types, self._path = schema, {name: schema.field(name).type for name in names}, path
+        elif not schema.equals(self.first):
+            types = {name: schema.field(name).type for name in names}
+            both = {**self._types, **types}
+            differ = [name for name in both if not _are_alike(self._types.get(name), types.get(name))]
+            if differ:
+                ours, theirs = ({name: str(own.get(name)) for name in differ} for own in (types, self._types))
+                raise SchemaError(
+                    f"the files differ: {path} has the columns {ours}, {self._path} {theirs}; write all files with the "
+                    "same columns and types, or read only columns that are alike (columns=[...])"
+                )
+        return names
+
+
+def _are_alike(one: Any, other: Any) -> bool:
+    """Whether the values of two Arrow types are Python values of one kind. Nulls may be of any type."""
+    import pyarrow as pa
+
+    if one is None or other is None:  # A file does not have the column.
+        return False
+    one, other = (kind.value_type if pa.types.is_dictionary(kind) else kind for kind in (one, other))
+    try:
+        pa.unify_schemas([pa.schema([("", one)]), pa.schema([("", other)])], promote_options="permissive")
+    except pa.ArrowException:
+        return False
+    # Arrow would convert ints to floats.
+    return pa.types.is_integer(one) == pa.types.is_integer(other) or pa.types.is_null(one) or pa.types.is_null(other)
 
 
 def chosen_columns(known: Sequence[str], columns: Any, path: Any) -> list[str]:

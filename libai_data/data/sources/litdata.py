@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from libai_data.data.sources.arrow import ArrowShard
-from libai_data.data.sources.arrow_columns import import_pyarrow
+from libai_data.data.sources.arrow_columns import FileColumns, import_pyarrow
 from libai_data.data.sources.described_source import DescribedSource, SampleShard
 from libai_data.data.sources.last_used import LastUsed
 from libai_data.data.sources.litdata_values import decoder_of
@@ -75,7 +75,7 @@ class Chunk(SampleShard):
         """The samples of these rows, in this order."""
         if self._rows is None and self._file.bytes[-len(_TABLE) :] == _TABLE:
             import_pyarrow("a chunk of LitData that is a table of Arrow")
-            table = ArrowShard(_Table(self._file), None, self._kept)  # type: ignore[arg-type]
+            table = ArrowShard(_Table(self._file), FileColumns(None), self._kept)  # type: ignore[arg-type]
             if len(table) != len(self):
                 raise FormatError(
                     f"{self._file.source}: its table has {len(table)} rows, where its index says {len(self)}"

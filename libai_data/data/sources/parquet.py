@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.data.sources.arrow_columns import BatchedShard, BatchRows, chosen_columns, import_pyarrow
+from libai_data.data.sources.arrow_columns import BatchedShard, BatchRows, FileColumns, import_pyarrow
 from libai_data.data.sources.file_formats import warn_of_partitions
 from libai_data.data.sources.last_used import LastUsed
 from libai_data.data.sources.mapped_file import MappedFile
@@ -39,20 +39,21 @@ class ParquetSource(ShardedSource):
     Raises:
         ConfigError: There is no such file or column, or pyarrow is not installed.
         FormatError: A file is cut short or damaged, or no Parquet file.
+        SchemaError: The columns that are read differ between the files.
     """
 
     def __init__(self, paths: Paths, columns: Sequence[str] | None = None, cache_bytes: int = 256 << 20) -> None:
         check_types(ParquetSource, locals())
         check({"cache_bytes": whole(0)}, cache_bytes=cache_bytes)
         import_pyarrow("ParquetSource")
-        files, kept = opened(paths), LastUsed(cache_bytes)
-        super().__init__(files, [_Shard(file, columns, kept) for file in files], columns)
+        files, kept, chosen = opened(paths), LastUsed(cache_bytes), FileColumns(columns)
+        super().__init__(files, [_Shard(file, chosen, kept) for file in files], columns)
         if files and not isinstance(paths, MappedFile):
-            warn_of_partitions(self.paths[0], self._shards[0].known)
+            warn_of_partitions(self.paths[0], chosen.first.names)
 
 
 class _Shard(BatchedShard):
-    def __init__(self, file: MappedFile, columns: Sequence[str] | None, kept: LastUsed) -> None:
+    def __init__(self, file: MappedFile, columns: FileColumns, kept: LastUsed) -> None:
         super().__init__(file, kept)
         opened = self._parquet()
         metadata = opened.metadata
@@ -60,8 +61,7 @@ class _Shard(BatchedShard):
             joined = is_joined(opened, file.bytes, file.size)
         if joined:
             raise FormatError(f"{file.source}: {JOINED}")
-        self.known = opened.schema_arrow.names
-        self._columns = chosen_columns(self.known, columns, file.source)
+        self._columns = columns.chosen(file.source, opened.schema_arrow)
         self._ends = np.cumsum([metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)])
 
     def _decoded(self, number: int) -> tuple[BatchRows, int]:

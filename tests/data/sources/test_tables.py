@@ -1,0 +1,58 @@
+"""Columns of Parquet and Arrow files: which are read, and what an error says about those that cannot be read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from libai_data.errors import SchemaError
+from tests.data.sources.record_files import SOURCES
+
+pyarrow = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
+
+
+def _write(path: Path, columns: Mapping[str, Any]) -> None:
+    table = pyarrow.table(dict(columns))
+    if path.suffix == ".parquet":
+        parquet.write_table(table, path)
+        return
+    with pyarrow.OSFile(str(path), "wb") as file, pyarrow.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"a": [1]}, r"b\.\w+ has the columns {'b': 'None'}, .*a\.\w+ {'b': 'string'}"),
+        ({"a": [1], "b": ["x"], "c": [2]}, r"b\.\w+ has the columns {'c': 'int64'}, .*a\.\w+ {'c': 'None'}"),
+        ({"a": [1.5], "b": ["x"]}, r"{'a': 'double'}, .*{'a': 'int64'}"),
+        ({"a": [1], "b": [["x"]]}, r"{'b': 'list<\w+: string>'}, .*{'b': 'string'}"),
+    ],
+)
+def test_files_whose_columns_differ_are_refused_when_they_are_opened(
+    tmp_path: Path, kind: str, other: dict[str, Any], message: str
+) -> None:
+    _write(tmp_path / f"a.{kind}", {"a": [1], "b": ["x"]})
+    _write(tmp_path / f"b.{kind}", other)
+    with pytest.raises(SchemaError, match=message):
+        SOURCES[kind](tmp_path)
+    alike = [name for name in ("a", "b") if name in other and f"'{name}'" not in message]
+    assert len(SOURCES[kind](tmp_path, columns=alike)) == 2
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_columns_of_one_kind_of_values_may_have_several_types(tmp_path: Path, kind: str) -> None:
+    text = pyarrow.array(["x", "x"])
+    _write(tmp_path / f"a.{kind}", {"a": pyarrow.array([1, 2], "int32"), "b": text, "c": [[None], []]})
+    _write(tmp_path / f"b.{kind}", {"b": text.dictionary_encode(), "a": [3, 4], "c": [[1], [2]]})
+    _write(tmp_path / f"c.{kind}", {"a": [None, None], "b": text.cast("large_string"), "c": [[3], None]})
+    assert list(SOURCES[kind](tmp_path))[1::2] == [
+        {"a": 2, "b": "x", "c": []},
+        {"a": 4, "b": "x", "c": [2]},
+        {"a": None, "b": "x", "c": None},
+    ]
