@@ -21,6 +21,10 @@ _PARSED_FOOTER = 8
 _MAGIC = b"PAR1"
 JOINED = "a second Parquet file follows the first one, as by `cat`; write the rows to one file"
 
+_LISTS_OF_FIXED_SIZE = (
+    "; pyarrow reads no lists of a fixed size if one is null: write the column as lists without a fixed size"
+)
+
 
 class ParquetSource(ShardedSource):
     """The rows of Parquet files: dicts of Python values.
@@ -77,7 +81,7 @@ class _Shard(BatchedShard):
         except (pyarrow.ArrowException, OSError, ValueError) as error:
             raise FormatError(
                 f"{self._file.source}, record {self._first(number)}{self._offset(number)}: row group {number} cannot "
-                f"be read: {error}"
+                f"be read: {error}{_LISTS_OF_FIXED_SIZE * ('Expected all lists to be of size' in str(error))}"
             ) from error
         self._file.release()
         return BatchRows(batches[0], self._columns), batches[0].get_total_buffer_size()
@@ -125,7 +129,8 @@ def is_joined(file: Any, content: Any, size: int) -> bool:
 def _columns(file: Any, number: int) -> list[Any]:
     """The metadata of the columns of a row group."""
     # If these are damaged or encrypted, `column` ends the process. A reader raises an error; of no rows, it reads none.
-    list(file.reader.iter_batches(0, row_groups=[number], use_threads=False))
+    if file.metadata.num_columns:  # Without columns, the reader ends the process.
+        list(file.reader.iter_batches(0, row_groups=[number], use_threads=False))
     group = file.metadata.row_group(number)
     return list(map(group.column, range(group.num_columns)))
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from libai_data.errors import SchemaError
+from libai_data.data.sources import ParquetSource
+from libai_data.errors import FormatError, SchemaError
 from tests.data.sources.record_files import SOURCES
 
 pyarrow = pytest.importorskip("pyarrow")
@@ -56,3 +57,14 @@ def test_columns_of_one_kind_of_values_may_have_several_types(tmp_path: Path, ki
         {"a": 4, "b": "x", "c": [2]},
         {"a": None, "b": "x", "c": None},
     ]
+
+
+def test_lists_of_a_fixed_size_that_pyarrow_cannot_read_are_refused_with_the_remedy(tmp_path: Path) -> None:
+    _write(tmp_path / "a.parquet", {"a": pyarrow.array([[1, 2], None], pyarrow.list_(pyarrow.int64(), 2))})
+    with pytest.raises(FormatError, match=r"a\.parquet, record 0.* write the column as lists without a fixed size"):
+        ParquetSource(tmp_path / "a.parquet")[0]
+
+
+def test_a_parquet_file_without_columns_has_no_records(tmp_path: Path) -> None:
+    _write(tmp_path / "a.parquet", {})
+    assert len(ParquetSource(tmp_path / "a.parquet")) == 0
