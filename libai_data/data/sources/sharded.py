@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 import os
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,9 @@ from libai_data.data.sources.manifest import check_complete
 from libai_data.data.sources.mapped_file import MappedFile
 from libai_data.data.sources.remote import without_protocol
 from libai_data.data.sources.storage import listed, patterns_of
+from libai_data.errors import first_repeated
+
+logger = logging.getLogger(__name__)
 
 Paths = Union[PathLike, Sequence[PathLike]]
 Indices = Union[Sequence[int], np.ndarray]
@@ -33,7 +37,13 @@ def opened(paths: Paths | MappedFile) -> list[MappedFile]:
         return [paths]
     for folder in filter(os.path.isdir, map(without_protocol, patterns_of(paths))):
         check_complete(Path(folder))
-    return [MappedFile(path) for path in listed(paths)]
+    files = [MappedFile(path) for path in listed(paths)]
+    twice = first_repeated(tuple(file.identity) for file in files)
+    if twice is not None:
+        names = [file.source for file in files if tuple(file.identity) == twice]
+        words = "%s are one file, so its records are read %d times. If this is not intended, remove such links."
+        logger.warning(words, names, len(names))
+    return files
 
 
 class Shard(Protocol):

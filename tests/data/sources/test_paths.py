@@ -148,6 +148,18 @@ def test_folders_are_read_through_links_each_of_them_once(tmp_path: Path) -> Non
     assert listed(tmp_path / "data") == [str(tmp_path / "data" / name) for name in ("a", "link1/a")]
 
 
+def test_a_link_to_a_file_that_is_read_too_is_named_in_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("a.jsonl", "b.jsonl"):
+        write_records("jsonl", tmp_path / name, [name])
+    assert len(JsonLinesSource(tmp_path)) == 2 and not caplog.records
+    (tmp_path / "c.jsonl").symlink_to("a.jsonl")
+    assert len(JsonLinesSource(tmp_path)) == 3
+    [message] = [record.getMessage() for record in caplog.records]
+    assert f"['{tmp_path}/a.jsonl', '{tmp_path}/c.jsonl'] are one file, so its records are read 2 times" in message
+
+
 def test_a_link_that_leads_nowhere_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
     (tmp_path / "b").symlink_to("nowhere")
