@@ -107,10 +107,9 @@ def convert(
     output = Path(conversion.output)
     _refuse_overwriting(paths, _shards(conversion, len(source)))
     folder = output / UNFINISHED
+    _earlier(output, plan)  # If it is refused, the folder of finished shards must stay as it is.
     with own_folder(folder):
-        before = _manifest(output)
-        if before:
-            check_same_plan(output, before.plan, plan)
+        before = _earlier(output, plan)
         keep_to_plan(folder, plan)
         # Until the run is finished, the folder has one JSON file per finished shard.
         for name, finished in (before.shards if before else {}).items():
@@ -173,9 +172,21 @@ def _name(job: ShardJob) -> str:
     return f"the shard {job.path} (records {job.first} to {job.stop - 1})"
 
 
-def _manifest(output: Path) -> Manifest | None:
+def _earlier(output: Path, plan: dict[str, Any]) -> Manifest | None:
+    """The manifest of an earlier run; refused if the plan is another one, or if shards were moved into subfolders."""
     path = output / MANIFEST
-    return parsed_manifest(str(path), path.read_bytes()) if path.exists() else None
+    if not path.exists():
+        return None
+    before = parsed_manifest(str(path), path.read_bytes())
+    check_same_plan(output, before.plan, plan)
+    missing = [name for name in before.shards if not (output / name).exists()]
+    for path in output.rglob("*") if missing else ():
+        if path.name in missing and path.stat().st_size == before.shards[path.name]["size"]:
+            raise ConfigError(
+                f"{path} was moved here from {output}, so its records would be in the folder twice; move it back, or "
+                "give another folder (--output)"
+            )
+    return before
 
 
 def _note(folder: Path, job: ShardJob) -> Path:

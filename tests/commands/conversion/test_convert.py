@@ -130,7 +130,7 @@ def test_shards_of_another_conversion_are_not_mixed_with(tmp_path: Path, changed
     told = changed if changed == "records" else next(iter(changed))
     with pytest.raises(ConfigError, match=rf"out contains shards of another run: {told} was .*, or remove the folder"):
         converted(tmp_path, **({} if changed == "records" else changed))
-    assert contents(tmp_path / "out") == before
+    assert contents(tmp_path / "out") == before and len(open_source(tmp_path / "out")) == 5
 
 
 def test_shards_are_written_again_if_a_file_they_were_made_of_has_changed(tmp_path: Path) -> None:
@@ -230,6 +230,9 @@ def test_shards_that_were_moved_into_subfolders_are_read_and_others_of_their_nam
         (tmp_path / "out" / f"{number}").mkdir()
         path.rename(tmp_path / "out" / f"{number}" / path.name)
     folder = f"file://{tmp_path}/out"
+    assert list(open_source(folder, streaming=streaming)) == expected
+    with pytest.raises(ConfigError, match=r"3.tar was moved here from .*, so its records would .* twice; move it back"):
+        converted(tmp_path)
     assert list(open_source(folder, streaming=streaming)) == expected
     (tmp_path / "out" / "1" / paths[1].name).write_bytes(b"short")
     with pytest.raises(FormatError, match=r"1/records-00001-of-00003.tar has 5 bytes, but .* manifest beside it says"):
