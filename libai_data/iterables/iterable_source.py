@@ -292,12 +292,15 @@ def _keeps_state(thing: Any) -> bool:
     """Whether an iterable can be restored exactly from its state."""
     if not (has_attribute(thing, "state_dict") and has_attribute(thing, "load_state_dict")):
         return False
-    # The state of a Hugging Face stream omits the samples in its shuffle buffer, so a resume counts samples instead.
-    examples = getattr(thing, "_ex_iterable", None)
-    while examples is not None:
+    # The state of a Hugging Face stream omits the samples in its shuffle buffers, so a resume counts samples instead.
+    waiting = [getattr(thing, "_ex_iterable", None)]
+    while waiting:
+        examples = waiting.pop()
         if "BufferShuffled" in type(examples).__name__:
             return False
-        examples = getattr(examples, "ex_iterable", None)
+        # Streams that were joined or interleaved have several sources.
+        sources = getattr(examples, "ex_iterables", None) or [getattr(examples, "ex_iterable", None)]
+        waiting.extend(source for source in sources if source is not None)
     return True
 
 

@@ -119,6 +119,15 @@ def hugging_face_stream(buffer: int = 0) -> Any:
     return stream.shuffle(seed=1, buffer_size=buffer) if buffer else stream
 
 
+def joined_hugging_face_streams() -> Any:
+    import datasets
+
+    halves = [hugging_face().select(range(first, first + ROWS // 2)) for first in (0, ROWS // 2)]
+    return datasets.concatenate_datasets(
+        [half.to_iterable_dataset().shuffle(seed=seed, buffer_size=7) for seed, half in enumerate(halves)]
+    )
+
+
 def webdataset() -> Any:
     import webdataset
 
@@ -218,6 +227,9 @@ KINDS: dict[str, Kind] = {
     "Hugging Face dataset": Kind(hugging_face, "datasets", is_map_style=True),
     "Hugging Face stream": Kind(hugging_face_stream, "datasets"),
     "shuffling Hugging Face stream": Kind(lambda: hugging_face_stream(7), "datasets", changes=True),
+    "joined shuffling Hugging Face streams": Kind(
+        joined_hugging_face_streams, "datasets", changes=True, cuts=(3, 4, 8)
+    ),
     "WebDataset": Kind(webdataset, "webdataset", NAMES),
     "WebDataset of batches": Kind(lambda: webdataset().batched(3), "webdataset", NAMES, cuts=(4,)),
     "WebDataset of batches taken apart": Kind(
@@ -245,7 +257,10 @@ def _files(tmp_path_factory: pytest.TempPathFactory) -> None:
                 archive.addfile(member, io.BytesIO(content))
 
 
-RESUMED = ["generator function", "torch DataLoader with workers", "StatefulDataLoader's protocol", "WebDataset"]
+RESUMED = [
+    *("generator function", "torch DataLoader with workers", "StatefulDataLoader's protocol", "WebDataset"),
+    "joined shuffling Hugging Face streams",
+]
 ONE_OF_EACH = [
     *("factory of iterators", "list of samples", "list of batches", "shuffling torch DataLoader", "OneFlow DataLoader"),
     *("Grain IterDataset", "Hugging Face stream", "WebLoader", "DALI pipeline"),
