@@ -12,6 +12,7 @@ from libai_data.engine.losses import LossBuffer
 from libai_data.errors import ContractError
 from libai_data.launch.launcher import STOPPED
 from libai_data.mesh.current import get_rank
+from libai_data.mesh.peers.liveness import begin_collective
 
 logger = logging.getLogger(__name__)
 
@@ -111,6 +112,8 @@ class TrainerBase:
                     self.run_step()
                     self.after_step()
                     self.iter += 1
+                # So the error names the end of a rank on which alone a hook has changed `max_iter`.
+                begin_collective(f"the end of the training (trainer.max_iter = {self.max_iter})")
                 self.losses.read_into(self.storage)
                 self.after_train()
             except TrainingStopped:

@@ -138,3 +138,13 @@ def test_a_rank_that_exits_with_code_0_in_the_middle_ends_the_training_and_is_na
     assert re.search(r"^rank 0 ends: rank 1 has left the job after \d+ collectives", result.output, re.MULTILINE), (
         result.output
     )
+
+
+@pytest.mark.slow
+def test_a_rank_that_alone_changes_the_end_of_the_training_ends_it_and_is_named(tmp_path: Path) -> None:
+    result = launch_ranks(SCRIPTS / "fail_in_training.py", 2, str(tmp_path), "prolong", timeout=60, end_on_error=False)
+    assert result.returncode != 0
+    assert re.search(
+        r"ranks have begun different collectives: the end of the training \(trainer.max_iter = 12\).* on rank 0, but",
+        result.output,
+    ), result.output

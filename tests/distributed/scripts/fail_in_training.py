@@ -1,4 +1,5 @@
-"""Trains through the command; in step 3 rank 1 fails, or exits with code 0: `fail_in_training.py FOLDER raise|exit`."""
+"""Trains through the command; in step 3 rank 1 fails, exits with code 0, or sets itself another end:
+`fail_in_training.py FOLDER raise|exit|prolong`."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ class Failing(DefaultTrainer):
         if get_rank() == 1 and self.iter == 3:
             if HOW == "exit":
                 sys.exit(0)
-            raise RuntimeError(f"rank {get_rank()} fails in step {self.iter}")
+            if HOW == "raise":
+                raise RuntimeError(f"rank {get_rank()} fails in step {self.iter}")
+            self.max_iter = 20
         super().run_step()
 
 
