@@ -6,7 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any, Callable
 
+import numpy as np
+
 from libai_data.data.samplers.ledger import Ledger
+from libai_data.delivery.gather import gather_words
 from libai_data.engine.data_state import stream_state_of
 from libai_data.engine.events import EventStorage
 from libai_data.errors import NonFiniteLossError, SchemaError
@@ -76,8 +79,10 @@ class LossBuffer:
         """
         if not self._unread:
             return
-        problem = ""
+        problem, bad = "", -1  # this rank's first step with a loss that is not finite
         for iteration, losses in self._unread:
+            if bad < 0 and not all(_is_finite_here(value) for name, value in losses.items() if "loss" in name):
+                bad = iteration
             values = {name: number_on_rank0(losses[name]) for name in losses}
             if not is_main_process():
                 continue
@@ -88,15 +93,22 @@ class LossBuffer:
                     storage.put_scalar(name, value, iteration=iteration)
             if self.stop_on_nonfinite and not problem and not math.isfinite(sum(summed.values())):
                 shown = ", ".join(f"{name} = {value}" for name, value in summed.items())
-                problem = (
-                    f"step {iteration} has a loss that is NaN or infinite: {shown}.{self.samples_of(iteration)} To "
-                    "train on in spite of such losses, set train.stop_on_nonfinite_loss=False."
-                )
+                problem, bad = self._problem(iteration, shown), iteration
         self._unread.clear()
-        if self.stop_on_nonfinite:
-            problem = broadcast_py_object(problem)
-        if problem:
-            raise NonFiniteLossError(problem)
+        if not self.stop_on_nonfinite:
+            return
+        steps = gather_words(np.array([bad])).ravel()
+        if steps.max() >= 0:
+            rank = int(np.argmax(steps >= 0))
+            raise NonFiniteLossError(
+                broadcast_py_object(problem or self._problem(int(steps[rank]), f"that of rank {rank} alone"))
+            )
+
+    def _problem(self, iteration: int, shown: str) -> str:
+        return (
+            f"step {iteration} has a loss that is NaN or infinite: {shown}.{self.samples_of(iteration)} To train on in "
+            "spite of such losses, set train.stop_on_nonfinite_loss=False."
+        )
 
 
 def samples_in_words(loader: Any, step: int) -> str:
@@ -115,6 +127,15 @@ def samples_in_words(loader: Any, step: int) -> str:
         f" The step's samples, as epoch:index, are {', '.join(shown[:_MOST_SAMPLES])}{more}. To leave them out, resume "
         f"from an earlier checkpoint with train.skip_steps{skip}."
     )
+
+
+def _is_finite_here(value: Any) -> bool:
+    """Whether this rank's copy of a loss, which only rank 0 logs, is finite; True for a loss without copies."""
+    import oneflow as flow
+
+    if value.is_global and (any(sbp != flow.sbp.broadcast for sbp in value.sbp)):
+        return True
+    return bool(np.isfinite((value.to_local() if value.is_global else value).numpy()).all())
 
 
 def number_on_rank0(value: Any) -> float:

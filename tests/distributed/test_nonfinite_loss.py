@@ -13,3 +13,5 @@ def test_a_nan_loss_stops_all_ranks_after_the_same_step_with_the_same_error(tmp_
     first, second = ((tmp_path / f"rank{rank}.txt").read_text() for rank in range(2))
     assert first == second
     assert "has a loss that is NaN or infinite: loss = nan. The step's samples" in first
+    for kind in ("local", "broadcast"):
+        assert f"\n{kind}: step 5 has a loss that is NaN or infinite: that of rank 1 alone. To train on" in first
