@@ -44,7 +44,7 @@ class _FileHandler(_ReportsOnce):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            self._file.append(f"{self.format(record)}\n".encode())
+            self._file.append(f"{self.format(record)}\n".encode(errors="backslashreplace"))
         except Exception:
             self.handleError(record)
 
@@ -66,6 +66,11 @@ class _ConsoleHandler(_ReportsOnce, logging.StreamHandler):
 
         with tqdm.external_write_mode(file=self.stream):
             super().emit(record)
+
+    def format(self, record: logging.LogRecord) -> str:
+        # Names of files may have bytes that are no text, and a terminal may lack letters.
+        encoding = getattr(self.stream, "encoding", None) or "utf-8"
+        return super().format(record).encode(encoding, "backslashreplace").decode(encoding)
 
 
 def set_bar(is_shown: bool) -> None:

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -188,6 +189,15 @@ def errors_with(writer: EventWriter, caplog: pytest.LogCaptureFixture) -> list[l
         trainer.train(0, 4)
     assert trainer.iter == 4
     return caplog.records
+
+
+def test_a_log_line_with_a_name_that_is_no_text_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    setup_logger(str(tmp_path)).info("read %s in M\u00fcnchen", os.fsdecode(b"caf\xe9.jpg"))
+    terminal.flush()
+    assert b"read caf\\udce9.jpg in M\\xfcnchen\n" in terminal.buffer.getvalue()
+    assert "read caf\\udce9.jpg in M\u00fcnchen\n" in (tmp_path / "log.txt").read_text(encoding="utf-8")
 
 
 def test_a_writer_on_a_full_disk_is_named_once_and_the_training_goes_on(caplog: pytest.LogCaptureFixture) -> None:
