@@ -117,11 +117,25 @@ def check_step(stream: StreamState | None, step: int, whose: str) -> None:
         )
 
 
-def warn_of_other_reads(loader: Any, step: int) -> None:
-    """Warn if the position of a train loader is not that at which `step` begins, because other code has read it."""
+def warn_of_other_reads(loader: Any, step: int) -> bool:
+    """Warn if the state of a train loader is not that at which `step` begins, because other code reads its batches.
+
+    Args:
+        loader: `DataState.loader`.
+
+    Returns:
+        Whether there was a warning.
+    """
     stream = stream_state_of(loader)
+    if isinstance(loader, CountedLoader) and not loader.is_read:
+        logger.warning(
+            "The trainer has read no batch of the train loader (%s), so a resume restarts its data: run_step reads it "
+            "in another way. Give the loader state_dict and load_state_dict, or call DefaultTrainer.run_step.",
+            type(loader.counted).__name__,
+        )
+        return True
     if stream is None or stream.schedule is None or stream.position == stream.schedule.position_of(step):
-        return
+        return False
     logger.warning(
         "Before step %d, the train loader is at sample %d instead of %d: other code, such as a hook, has read its "
         "batches, which the training leaves out. Its checkpoints cannot be resumed. Read them from another loader.",
@@ -129,6 +143,7 @@ def warn_of_other_reads(loader: Any, step: int) -> None:
         stream.position,
         stream.schedule.position_of(step),
     )
+    return True
 
 
 def has_state(thing: Any) -> bool:
@@ -178,6 +193,11 @@ class CountedLoader:
         self._rounds = 0  # rounds of the loader that were begun in this process
         self._round, self._batches, self._digest = 0, 0, ""
         self._restored: dict[str, Any] | None = None
+
+    @property
+    def is_read(self) -> bool:
+        """Whether an iterator was taken."""
+        return self._rounds > 0
 
     def __getattr__(self, name: str) -> Any:
         if name == "counted":

@@ -129,6 +129,7 @@ class DefaultTrainer(RunsStages, TrainerBase):
             if follows:
                 check_step(stream_state_of(self.train_loader), self.start_iter, "the checkpoint")
         self.auto_scale_hyperparams(cfg, self.train_loader)
+        self._has_warned = False  # that other code reads the train loader
         self.max_iter = cfg.train.train_iter
         self.global_batch_size = cfg.train.global_batch_size
 
@@ -207,8 +208,11 @@ class DefaultTrainer(RunsStages, TrainerBase):
         self._trainer.grad_acc_steps = self._plan.micro_batches_of(self.iter)
         get_batch = self.get_batch if self.data is None else get_batch_of(self.data)
         self._trainer.run_step(get_batch, self.cfg.train.input_placement_device)
-        if self.iter == self.start_iter:
-            warn_of_other_reads(self.train_loader, self.iter + 1)
+
+    def after_step(self) -> None:
+        if not self._has_warned and (self.iter == self.start_iter or self.ends_period(self.cfg.train.log_period)):
+            self._has_warned = warn_of_other_reads(self._data_state.loader, self.iter + 1)
+        super().after_step()
 
     def build_hooks(self) -> list[HookBase | None]:
         """Hooks for timing, learning rate, checkpoints, evaluation, best checkpoint, writing, stopping on a signal."""

@@ -368,6 +368,40 @@ def test_a_hook_that_reads_batches_of_the_training_is_warned_of(tmp_path: Path, 
     assert (tmp_path / "log.txt").read_text().count(warning) == len(hooks)
 
 
+class ReadsByItself(DefaultTrainer):
+    """Reads the loader in its own step, twice from step 3 on."""
+
+    batches: Any = None
+
+    def run_step(self) -> None:
+        if self.batches is None:
+            self.batches = iter(self.train_loader)
+        for _ in range(1 if self.iter < 3 else 2):
+            next(self.batches)
+        self.optimizer.step()
+
+
+class ReadsListByItself(ReadsByItself):
+    @classmethod
+    def build_train_loader(cls, cfg: Any, tokenizer: Any = None) -> Any:
+        return [BATCH] * 8
+
+
+@pytest.mark.parametrize(
+    ("kind", "warning"),
+    [
+        (ReadsByItself, "Before step 4, the train loader is at sample 40 instead of 32: other code, such as a hook, "),
+        (ReadsListByItself, "The trainer has read no batch of the train loader (list), so a resume restarts its data"),
+    ],
+)
+def test_a_step_that_reads_batches_which_the_trainer_does_not_count_is_warned_of(
+    tmp_path: Path, kind: Any, warning: str
+) -> None:
+    built(tiny_config(str(tmp_path), train_iter=5, evaluation={"enabled": False}), kind=kind).train()
+    assert (tmp_path / "log.txt").read_text().count(warning) == 1
+    assert "has read its" not in (tmp_path / "log.txt").read_text().partition("Before step 4")[0]
+
+
 def test_a_training_in_two_parts_is_that_in_one(tmp_path: Path) -> None:
     whole = built(tiny_config(str(tmp_path / "whole"), train_iter=6))
     whole.train()
