@@ -6,7 +6,9 @@ catch it.
 
 from __future__ import annotations
 
+import errno
 import importlib
+import resource
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -149,6 +151,20 @@ def nearest(name: object, known: Iterable[object], cutoff: float = 0.6) -> str:
 
     close = difflib.get_close_matches(str(name).lower(), spellings, n=1, cutoff=cutoff)
     return f" Did you mean '{spellings[close[0]]}'?" if close else ""
+
+
+@contextmanager
+def naming_open_files() -> Iterator[None]:
+    """Name the limit and the remedy in the OSError if the block opens more files, pipes or sockets than it may."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        words = f"this process may have {limit} open files, pipes and sockets (`ulimit -n`), and needs more"
+        remedy = "run `ulimit -n 65536` before the program, or use fewer workers"
+        raise OSError(errno.EMFILE, f"{words}; {remedy}") from error
 
 
 def first_repeated(values: Iterable[_Value]) -> _Value | None:

@@ -22,7 +22,7 @@ from libai_data.data.samplers.listed import as_stream
 from libai_data.data.samplers.sampler import StreamSampler
 from libai_data.data.samplers.stream_state import order_in_words
 from libai_data.data.transforms.batch import BatchTransform, check_rows_together, rows_together
-from libai_data.errors import ConfigError
+from libai_data.errors import ConfigError, naming_open_files
 from libai_data.errors.argument_rules import check, with_python_numbers
 from libai_data.loader.arena import Arena, PrivateArena
 from libai_data.loader.arguments import PREFETCH, RULES
@@ -227,6 +227,7 @@ class BatchLoader(ResumableLoader):
         with self._turns:
             return self._begin_locked(position, also_kept, fetches_ahead)
 
+    @naming_open_files()
     def _begin_locked(self, position: int, also_kept: int, fetches_ahead: bool) -> Iteration:
         if self._begun_in not in (0, os.getpid()):
             if self._is_arena_shared:
@@ -266,6 +267,7 @@ class BatchLoader(ResumableLoader):
         """Whether a collator makes the batches, so that their shapes may change."""
         return self._payload.collator is not None
 
+    @naming_open_files()
     def _make_memory(self) -> None:
         self._arena: Arena = Arena() if self._shares_memory else PrivateArena()
         self._make_slots()

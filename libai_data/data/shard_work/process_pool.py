@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Callable, Generic, TypeVar
 
 from libai_data.data.fork_lock import end_if_fork_of
-from libai_data.errors import DataPipelineError
+from libai_data.errors import DataPipelineError, naming_open_files
 from libai_data.launch.parent_pipe import ParentPipe, die_with_parent
 from libai_data.launch.same_interpreter import arguments, environment, import_paths, interpreter
 from libai_data.mesh.peers.pickling import pickled
@@ -77,6 +77,7 @@ def done_by_processes(work: Work[Job, Report], jobs: Iterable[Job], workers: int
 class ProcessPool(Generic[Job, Report]):
     """One process for each thread that calls `do`."""
 
+    @naming_open_files()
     def __init__(self, work: Work[Job, Report]) -> None:
         self._work = work
         self._parent_pipe = ParentPipe()
@@ -126,6 +127,7 @@ class ProcessPool(Generic[Job, Report]):
             self._end(process)
         self._parent_pipe.close()
 
+    @naming_open_files()
     def _process(self) -> Any:
         """The process of this thread, a `subprocess.Popen` with pipes."""
         found: Any = getattr(self._own, "process", None)

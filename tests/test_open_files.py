@@ -1,0 +1,38 @@
+"""If a process may open too few files, the error names the limit and the remedy."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from libai_data import DataLoader
+from libai_data.data.shard_work.process_pool import Work, done_by_processes
+
+_MESSAGE = r"this process may have \d+ open files.*run `ulimit -n 65536` before the program, or use fewer workers"
+
+
+@pytest.fixture(autouse=True)
+def no_more_files() -> Iterator[None]:
+    """Let this process open no more files than it has open."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    Path("/dev/null").read_bytes()  # Modules that this needs are imported.
+    descriptor = os.open("/dev/null", os.O_RDONLY)
+    os.close(descriptor)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (descriptor, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_a_loader_that_cannot_start_its_workers_names_the_limit_of_open_files() -> None:
+    with pytest.raises(OSError, match=_MESSAGE):
+        next(iter(DataLoader(list(np.arange(8)), batch_size=2, num_workers=2)))
+
+
+def test_work_that_cannot_start_its_processes_names_the_limit_of_open_files() -> None:
+    with pytest.raises(OSError, match=_MESSAGE):
+        list(done_by_processes(Work(len, str), ["job"], 1))
