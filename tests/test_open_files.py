@@ -12,11 +12,13 @@ import pytest
 
 from libai_data import DataLoader
 from libai_data.data.shard_work.process_pool import Work, done_by_processes
+from libai_data.data.sources import ArrayRecordSource
+from tests.data.sources.record_files import available, write
 
 _MESSAGE = r"this process may have \d+ open files.*run `ulimit -n 65536` before the program, or use fewer workers"
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def no_more_files() -> Iterator[None]:
     """Let this process open no more files than it has open."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -28,11 +30,23 @@ def no_more_files() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
+def test_records_that_cannot_be_opened_are_not_called_damaged(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    available("array_record")
+    write("array_record", tmp_path / "a.array_record", ["text"])
+    assert len(ArrayRecordSource(tmp_path)) == 1
+    write("array_record", tmp_path / "b.array_record", ["text"])
+    request.getfixturevalue("no_more_files")
+    with pytest.raises(OSError, match=_MESSAGE):
+        ArrayRecordSource([tmp_path / "b.array_record"])
+
+
+@pytest.mark.usefixtures("no_more_files")
 def test_a_loader_that_cannot_start_its_workers_names_the_limit_of_open_files() -> None:
     with pytest.raises(OSError, match=_MESSAGE):
         next(iter(DataLoader(list(np.arange(8)), batch_size=2, num_workers=2)))
 
 
+@pytest.mark.usefixtures("no_more_files")
 def test_work_that_cannot_start_its_processes_names_the_limit_of_open_files() -> None:
     with pytest.raises(OSError, match=_MESSAGE):
         list(done_by_processes(Work(len, str), ["job"], 1))

@@ -9,7 +9,7 @@ from typing import Any
 from libai_data.data.sources.last_used import LastUsed
 from libai_data.data.sources.mapped_file import MappedFile
 from libai_data.data.sources.sharded import Paths, ShardedSource, opened
-from libai_data.errors import FormatError, installed
+from libai_data.errors import FormatError, installed, naming_open_files
 
 _MOST_OPEN = 256
 # An open reader uses a file descriptor. All sources of a process together use at most a quarter of its limit.
@@ -70,6 +70,8 @@ class _Shard:
         module = array_record_module(self._file.source)
         reader = module.ArrayRecordReader(str(self._file.path), options="readahead_buffer_size:0")
         if not reader.ok():
+            with naming_open_files(), open(self._file.path, "rb"):  # The reader does not show the error of the system.
+                pass
             raise FormatError(f"{self._file.source} is not an ArrayRecord file, or it is cut short or damaged")
         self._file.check_current()
         return reader, 1
