@@ -288,6 +288,8 @@ def test_the_command_tells_what_it_made_and_what_is_wrong(tmp_path: Path, capsys
     assert "5 records in 1 shards of" in capsys.readouterr().out
     assert main(command) == 0
     assert "1 shards were kept from an earlier run" in capsys.readouterr().out
+    assert main([*command[:-1], command[0]]) == 1
+    assert "a.jsonl/.libai_data_parts (Not a directory); give another path" in capsys.readouterr().err
     assert main([*command, "--records-per-shard", "0"]) == 1
     assert "libai-data convert: records_per_shard is 0" in capsys.readouterr().err
 
