@@ -26,9 +26,10 @@ def yields_batches(thing: Any) -> bool:
     below a progress bar of tqdm."""
     thing = without_bar(thing)
     if is_loader(thing):
-        return thing.batch_sampler is not None
+        # A loader with batch_size=None yields what its dataset yields.
+        return thing.batch_sampler is not None or yields_batches(thing.dataset)
     if any(derives_from(thing, package, "_BaseDataLoaderIter") for package in _DATA):
-        return bool(attribute_of(thing, "_auto_collation"))
+        return bool(attribute_of(thing, "_auto_collation")) or yields_batches(attribute_of(thing, "_dataset"))
     if derives_from(thing, "webdataset") and isinstance(getattr(thing, "pipeline", None), list):
         said = [_batches_of_stage(stage) for stage in thing.pipeline]
         return next((each for each in reversed(said) if each is not None), False)
@@ -40,7 +41,7 @@ def yields_batches(thing: Any) -> bool:
 
 def _batches_of_stage(stage: Any) -> bool | None:
     if is_loader(stage):
-        return stage.batch_sampler is not None
+        return yields_batches(stage)
     name = getattr(getattr(stage, "f", stage), "__name__", "").strip("_")
     return {"batched": True, "unbatched": False}.get(name)
 

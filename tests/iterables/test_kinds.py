@@ -134,10 +134,10 @@ def webdataset() -> Any:
     return webdataset.WebDataset(str(FOLDER / "rows.tar"), shardshuffle=False).decode().to_tuple("x.npy", "y.cls")
 
 
-def web_loader() -> Any:
+def web_loader(batch: int = 0) -> Any:
     from webdataset import WebLoader
 
-    return WebLoader(webdataset(), batch_size=3)
+    return WebLoader(webdataset().batched(batch), batch_size=None) if batch else WebLoader(webdataset(), batch_size=3)
 
 
 def oneflow_loader(**options: Any) -> Any:
@@ -236,6 +236,7 @@ KINDS: dict[str, Kind] = {
         lambda: webdataset().batched(3).unbatched(), "webdataset", NAMES, cuts=(4,)
     ),
     "WebLoader": Kind(web_loader, "webdataset", NAMES, cuts=(4,)),
+    "WebLoader of batches": Kind(lambda: web_loader(3), "webdataset", NAMES, cuts=(4,)),
     "DALI pipeline": Kind(dali_reader, "nvidia.dali", NAMES, changes=True),
     "DALI iterator's protocol": Kind(DaliIterator),
     "FFCV loader's protocol": Kind(FfcvLoader, options=NAMES),
@@ -263,7 +264,7 @@ RESUMED = [
 ]
 ONE_OF_EACH = [
     *("factory of iterators", "list of samples", "list of batches", "shuffling torch DataLoader", "OneFlow DataLoader"),
-    *("Grain IterDataset", "Hugging Face stream", "WebLoader", "DALI pipeline"),
+    *("Grain IterDataset", "Hugging Face stream", "WebLoader", "WebLoader of batches", "DALI pipeline"),
 ]
 REUSING = ["list of batches", "torch DataLoader", "DALI iterator's protocol", "FFCV loader's protocol"]
 """Kinds that the short run resumes, reads round after round, and keeps batches of."""
