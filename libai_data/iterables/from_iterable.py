@@ -105,7 +105,7 @@ def from_iterable(
             global batch.
         fields: names for the values of tuples, or for a single tensor. If samples have names, the fields to use.
         batches: whether the iterable yields batches. By default loaders of torch, OneFlow, DALI and FFCV do, and
-            pipelines of WebDataset or Grain that end with a batching stage.
+            pipelines of WebDataset or Grain with a batching stage.
         ends: what happens to the last rows of an epoch if they do not fill a global batch. "short" makes a smaller
             batch. "pad" repeats the last row until the batch is full. With both, `batch_info(batch).valid` says how
             many rows count; "short" repeats at most `data_parallel_size - 1` rows, so that all ranks have equally many.

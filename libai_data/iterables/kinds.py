@@ -17,12 +17,13 @@ _MOST_OBJECTS = 100
 _ITERTOOLS = tuple(each for each in vars(itertools).values() if isinstance(each, type))
 _DATA = ("torch.utils.data", "oneflow.utils.data")
 _BARS = ("tqdm", "alive_progress", "progressbar", "fastprogress", "click", "enlighten", "rich")
+_REGROUPING = ("FlatMap", "FirstFitPack", "ConcatThenSplit")  # stages of Grain whose items are not those before
 _OWN_LOADERS = ("BatchLoader", "SharedLoader", "IterableLoader", "CombinedLoader", "LiBaiLoader")
 
 
 def yields_batches(thing: Any) -> bool:
     """Whether `thing` is known to yield batches: a DataLoader of torch or OneFlow (or a subclass, as torchdata's), or
-    its iterator, a pipeline of WebDataset or Grain that ends with a batching stage, or a loader of DALI or FFCV; also
+    its iterator, a pipeline of WebDataset or Grain with a batching stage, or a loader of DALI or FFCV; also
     below a progress bar of tqdm."""
     thing = without_bar(thing)
     if is_loader(thing):
@@ -34,8 +35,7 @@ def yields_batches(thing: Any) -> bool:
         said = [_batches_of_stage(stage) for stage in thing.pipeline]
         return next((each for each in reversed(said) if each is not None), False)
     if derives_from(thing, "grain"):
-        last = ([thing] + list(getattr(thing, "_operations", ())))[-1]
-        return type(last).__name__ in ("Batch", "BatchOperation", "BatchIterDataset", "BatchMapDataset")
+        return _ends_with_batches(([thing] + list(getattr(thing, "_operations", ())))[-1])
     return derives_from(thing, "nvidia.dali") or derives_from(thing, "ffcv")
 
 
@@ -44,6 +44,15 @@ def _batches_of_stage(stage: Any) -> bool | None:
         return yields_batches(stage)
     name = getattr(getattr(stage, "f", stage), "__name__", "").strip("_")
     return {"batched": True, "unbatched": False}.get(name)
+
+
+def _ends_with_batches(stage: Any) -> bool:
+    """Whether a stage of Grain makes batches, or passes them on, as the prefetching after a batching stage does."""
+    name = type(stage).__name__
+    if name in ("Batch", "BatchOperation", "BatchIterDataset", "BatchMapDataset"):
+        return True
+    keeps_items = type(stage).__module__.startswith("grain.") and not name.startswith(_REGROUPING)
+    return keeps_items and any(map(_ends_with_batches, attribute_of(stage, "_parents", ())))
 
 
 def is_loader(thing: Any) -> bool:

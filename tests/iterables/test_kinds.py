@@ -91,7 +91,7 @@ def grain_map(batch: int = 0) -> Any:
 
 def grain_iter(batch: int = 0) -> Any:
     dataset = grain_map().to_iter_dataset()
-    return dataset.batch(batch) if batch else dataset
+    return dataset.batch(batch).map(dict) if batch else dataset
 
 
 def grain_loader(batch: int = 0) -> Any:
@@ -264,7 +264,8 @@ RESUMED = [
 ]
 ONE_OF_EACH = [
     *("factory of iterators", "list of samples", "list of batches", "shuffling torch DataLoader", "OneFlow DataLoader"),
-    *("Grain IterDataset", "Hugging Face stream", "WebLoader", "WebLoader of batches", "DALI pipeline"),
+    *("Grain IterDataset", "Grain IterDataset of batches", "Hugging Face stream", "WebLoader", "WebLoader of batches"),
+    "DALI pipeline",
 ]
 REUSING = ["list of batches", "torch DataLoader", "DALI iterator's protocol", "FFCV loader's protocol"]
 """Kinds that the short run resumes, reads round after round, and keeps batches of."""
