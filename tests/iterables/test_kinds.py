@@ -424,3 +424,16 @@ def test_samples_that_a_dataset_of_grain_drops_are_named_and_skipped_as_document
     assert len(expected) == ROWS // 2
     for source in (kept.to_iter_dataset(), FilteredDataset(kept, lambda sample: sample is not None)):
         assert flat(taken(DataLoader(source, 4))) == expected
+
+
+def test_a_wrong_state_of_grain_after_the_first_batch_of_a_later_epoch_loses_no_rows() -> None:
+    grain = pytest.importorskip("grain")
+
+    def shuffled() -> Any:
+        return grain.experimental.WindowShuffleIterDataset(grain_iter(), window_size=5, seed=1)
+
+    stopped, again = (from_iterable(shuffled(), 4) for _ in range(2))
+    whole = taken(stopped)
+    taken(stopped, 1)
+    again.load_state_dict(stopped.state_dict())
+    assert flat(taken(again)) == flat(whole)[4:]
