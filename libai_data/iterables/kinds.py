@@ -79,7 +79,7 @@ def dataset_name(thing: Any) -> str:
 
 
 def knows_its_rounds(thing: Any) -> bool:
-    """Whether an epoch does not depend on earlier ones: it is a list or of Grain, has `set_epoch`, or reads in order."""
+    """Whether no epoch depends on earlier epochs: it is a list or of Grain, has `set_epoch`, or reads in order."""
     if isinstance(thing, abc.Sequence) or has_attribute(thing, "set_epoch") or derives_from(thing, "grain"):
         return True
     return is_loader(thing) and type(getattr(thing, "sampler", None)).__name__ == "SequentialSampler"
