@@ -9,12 +9,14 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
 from tqdm import tqdm
 
 from libai_data.data.attributes import attribute_of, call_if_there, has_attribute
 from libai_data.data.samplers.resuming import RESTART_DATA, check_overrides
 from libai_data.data.samplers.schedule import StepSchedule
 from libai_data.data.samplers.stream_state import StreamState
+from libai_data.delivery.gather import digest_of, gather_words
 from libai_data.errors import CheckpointError, ConfigError
 from libai_data.errors.argument_rules import EPOCH, TEXT, whole
 from libai_data.errors.saved_state import Keys, check_state
@@ -22,12 +24,13 @@ from libai_data.iterables.combined import CombinedLoader
 from libai_data.iterables.digest import running_digest
 from libai_data.iterables.kinds import knows_its_rounds
 from libai_data.iterables.plain_state import decoded, encoded
-from libai_data.mesh.current import get_rank, is_main_process
+from libai_data.mesh.current import broadcast_py_object, get_rank, get_world_size, is_main_process
 
 logger = logging.getLogger(__name__)
 
 OVERRIDE_KEY = "train.resume_override"
 _ENCODED = "encoded"
+_OF_RANKS = "of ranks"
 _STATE = {"round": EPOCH, "batches": whole(0), "digest": TEXT, "rank": whole(0)}
 
 
@@ -51,7 +54,12 @@ class DataState:
         self._override = tuple(override)
         self._restored: str | None = None
         is_ours = isinstance(self.loader, CombinedLoader) or attribute_of(self.loader, "stream") is not None
-        self._stored: Any = self.loader if is_ours else PlainState(self.loader)
+        self._stored: Any = self.loader if is_ours else PlainState(self.loader, is_loader=True)
+
+    @property
+    def may_differ(self) -> bool:
+        """Whether each rank may have another state: a loader of another package may read other samples on each."""
+        return isinstance(self._stored, PlainState) and not isinstance(self.loader, CountedLoader)
 
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = self._stored.state_dict()
@@ -154,8 +162,11 @@ def has_state(thing: Any) -> bool:
 class PlainState:
     """The state of a user's object, for checkpoints: JSON would change tuples, and keys that are no texts."""
 
-    def __init__(self, thing: Any) -> None:
+    may_differ = True
+
+    def __init__(self, thing: Any, is_loader: bool = False) -> None:
         self._thing = thing
+        self._is_loader = is_loader
 
     def state_dict(self) -> Any:
         """The state itself, or as one text if JSON would change it; CheckpointError if no checkpoint can store it."""
@@ -176,9 +187,39 @@ class PlainState:
             ) from error
 
     def load_state_dict(self, state: Any, **options: Any) -> None:
-        """Restore a result of `state_dict`."""
+        """Restore a result of `state_dict`, also after `of_all_ranks`."""
+        if isinstance(state, Mapping) and set(state) == {_OF_RANKS}:
+            states, name = state[_OF_RANKS], type(self._thing).__name__
+            fits = len(states) == get_world_size()
+            if not fits and self._is_loader:
+                raise CheckpointError(
+                    f"the train loader ({name}) had another state on each of {len(states)} ranks, which cannot be "
+                    f"restored on {get_world_size()} ranks. Resume on as many ranks, or restart the data: "
+                    f"{OVERRIDE_KEY}=[{RESTART_DATA}]"
+                )
+            if not fits:
+                logger.warning("%s had another state on each of %d ranks; it gets that of rank 0.", name, len(states))
+            state = states[get_rank() if fits else 0]
         is_encoded = isinstance(state, Mapping) and set(state) == {_ENCODED}
         self._thing.load_state_dict(decoded(state[_ENCODED]) if is_encoded else state, **options)
+
+
+def of_all_ranks(states: Mapping[str, Any]) -> dict[str, Any]:
+    """States with those of all ranks where they differ, for `PlainState.load_state_dict`. Collective.
+
+    Args:
+        states: this rank's results of `PlainState.state_dict`. Names that rank 0 does not have are left out.
+    """
+    digests = {name: digest_of(json.dumps(state, sort_keys=True).encode()) for name, state in states.items()}
+    first = broadcast_py_object(digests)
+    if not first:
+        return {}
+    differ = gather_words(np.array([digests.get(name, digest) != digest for name, digest in first.items()]))
+    found = {name: states.get(name) for name in first}
+    for name in np.array([*first])[differ.any(axis=0)].tolist():
+        ranks = range(get_world_size())
+        found[name] = {_OF_RANKS: [broadcast_py_object(states.get(name), src=rank) for rank in ranks]}
+    return found
 
 
 class CountedLoader:

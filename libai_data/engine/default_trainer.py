@@ -190,6 +190,8 @@ class DefaultTrainer(RunsStages, TrainerBase):
     def register_hooks(self, hooks: Iterable[HookBase | None]) -> None:
         """Add hooks. Checkpoints store the state of hooks with `state_dict` and `load_state_dict`, under their class.
 
+        On as many ranks as before, each rank restores its own state, otherwise that of rank 0.
+
         Raises:
             TypeError: An item is not a hook, or a checkpoint cannot store its state.
         """

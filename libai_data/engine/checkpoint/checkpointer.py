@@ -16,6 +16,7 @@ from libai_data.engine.checkpoint.folder import STATE, CheckpointFolder, check_n
 from libai_data.engine.checkpoint.placement import fill, whole_on_rank0
 from libai_data.engine.checkpoint.random_state import RandomStates
 from libai_data.engine.checkpoint.tensor_file import TensorFile, tensor_header, write_tensor
+from libai_data.engine.data_state import of_all_ranks
 from libai_data.errors import CheckpointError, nearest
 from libai_data.mesh.current import broadcast_py_object, get_mesh, is_main_process
 
@@ -126,7 +127,8 @@ class Checkpointer(CheckpointFolder):
         problem = broadcast_py_object(problem)
         if problem:
             raise TypeError(problem)
-        return states
+        may_differ = [key for key, value in self.stateful.items() if getattr(value, "may_differ", False)]
+        return {**states, **of_all_ranks({key: states[key] for key in may_differ})}
 
     def check_states(self) -> None:
         """Raise TypeError, as `save`, if no checkpoint can store the states that the parts of the training have now."""
