@@ -378,7 +378,7 @@ class DefaultTrainer(RunsStages, TrainerBase):
             "classes": self._classes,
         }
         if self.data is not None and has_state(self.data.datamodule):
-            stateful["datamodule"] = self.data
+            stateful["datamodule"] = PlainState(self.data)
         folder = self.cfg.train.output_dir
         return Checkpointer(self.model, folder, optimizer=self.optimizer, graph=self.graph_train, **stateful)
 

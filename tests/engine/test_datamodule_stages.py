@@ -91,6 +91,7 @@ def test_a_module_of_the_config_trains_and_resumes_bit_for_bit(tmp_path: Path) -
     assert metric(tmp_path / "cut") == metric(tmp_path / "whole")
     # 12 steps, and 6 batches of each of the two evaluations after the checkpoint.
     assert resumed.data.datamodule.batches == 12 + 2 * 6
+    assert resumed.checkpointer.stateful["datamodule"].may_differ  # Each rank restores its own.
 
 
 def test_it_validates_tests_and_predicts(tmp_path: Path) -> None:
