@@ -63,9 +63,16 @@ class EventStorage:
             value: a number, or a value that `float` accepts.
             smoothing_hint: whether writers should average the values between two writings.
             iteration: the iteration to which the value belongs; by default the current one.
+
+        Raises:
+            TypeError: `value` is no single number.
         """
+        try:
+            number = float(value)
+        except Exception as error:  # Tensors raise errors of many classes.
+            raise TypeError(f"the scalar {name!r} is {value!r:.100}; put a single number, such as its mean") from error
         history = self._histories.setdefault(name, ScalarHistory())
-        history.update(float(value), self.iter if iteration is None else iteration)
+        history.update(number, self.iter if iteration is None else iteration)
         history.smoothing_hint = smoothing_hint
 
     def put_scalars(self, *, smoothing_hint: bool = True, **scalars: float) -> None:

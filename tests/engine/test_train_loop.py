@@ -4,13 +4,14 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import oneflow as flow
 import pytest
 from oneflow import nn
 
 from libai_data.data.samplers import CyclicSampler, StreamState
 from libai_data.data.samplers.walk import UNKNOWN
 from libai_data.engine import hooks
-from libai_data.engine.events import get_event_storage
+from libai_data.engine.events import EventStorage, get_event_storage
 from libai_data.engine.step_trainers import EagerTrainer
 from libai_data.engine.train_loop import HookBase, TrainerBase
 from libai_data.errors import ConfigError, ContractError
@@ -115,6 +116,12 @@ def test_no_place_is_logged_where_only_other_ranks_know_some_lanes(starts: Any, 
     trainer.register_hooks([hooks.DataProgress(SimpleNamespace(stream=SimpleNamespace(state=state)), 8, 1)])
     trainer.train(0, 1)
     assert trainer.storage.latest() == logged
+
+
+@pytest.mark.parametrize("value", ["good", None, flow.ones(2)])
+def test_a_scalar_that_is_no_number_is_named(value: Any) -> None:
+    with pytest.raises(TypeError, match=r"the scalar 'norm' is .*; put a single number"):
+        EventStorage().put_scalar("norm", value)
 
 
 def test_only_hooks_can_be_registered() -> None:
