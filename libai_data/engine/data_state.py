@@ -144,12 +144,15 @@ def warn_of_other_reads(loader: Any, step: int) -> bool:
         return True
     if stream is None or stream.schedule is None or stream.position == stream.schedule.position_of(step):
         return False
+    expected = stream.schedule.position_of(step)
     logger.warning(
-        "Before step %d, the train loader is at sample %d instead of %d: other code, such as a hook, has read its "
-        "batches, which the training leaves out. Its checkpoints cannot be resumed. Read them from another loader.",
+        "Before step %d, the train loader is at sample %d instead of %d: %s Its checkpoints cannot be resumed.",
         step,
         stream.position,
-        stream.schedule.position_of(step),
+        expected,
+        "other code, such as a hook, has read its batches, which the training leaves out; read another loader there."
+        if stream.position > expected
+        else "a step has not read its batches; let run_step read them also if it does not use them.",
     )
     return True
 

@@ -368,6 +368,12 @@ def test_a_hook_that_reads_batches_of_the_training_is_warned_of(tmp_path: Path, 
     assert (tmp_path / "log.txt").read_text().count(warning) == len(hooks)
 
 
+class SkipsAStep(DefaultTrainer):
+    def run_step(self) -> None:
+        if self.iter != 3:
+            super().run_step()
+
+
 class ReadsByItself(DefaultTrainer):
     """Reads the loader in its own step, twice from step 3 on."""
 
@@ -390,11 +396,12 @@ class ReadsListByItself(ReadsByItself):
 @pytest.mark.parametrize(
     ("kind", "warning"),
     [
+        (SkipsAStep, "Before step 4, the train loader is at sample 24 instead of 32: a step has not read its batches"),
         (ReadsByItself, "Before step 4, the train loader is at sample 40 instead of 32: other code, such as a hook, "),
         (ReadsListByItself, "The trainer has read no batch of the train loader (list), so a resume restarts its data"),
     ],
 )
-def test_a_step_that_reads_batches_which_the_trainer_does_not_count_is_warned_of(
+def test_a_step_that_reads_other_batches_than_the_trainer_counts_is_warned_of(
     tmp_path: Path, kind: Any, warning: str
 ) -> None:
     built(tiny_config(str(tmp_path), train_iter=5, evaluation={"enabled": False}), kind=kind).train()
