@@ -165,6 +165,11 @@ class ScheduleState:
         besides = ("optimizer", "schedulers", "last_step", "_last_lr")
         self._attributes = None if is_own else ChangedAttributes(kind, partial(_attributes_of, scheduler), besides)
 
+    def note_start(self) -> None:
+        """Before the first step: compare the attributes with their present values."""
+        if self._attributes is not None:
+            self._attributes.note_start()
+
     def state_dict(self) -> dict[str, Any]:
         state = {"last_step": self._scheduler.last_step, "lr": [float(rate) for rate in self._scheduler.get_last_lr()]}
         rates = [float(group["lr"]) for group in self._groups()]

@@ -291,6 +291,15 @@ def test_options_of_groups_that_a_training_has_changed_are_restored(
     resumed.param_groups[1]["weight_decay"] = 0.0
     train(other, resumed)
     assert_equal_weights(other, weights(model))
+    # Of code that runs before each first step, nothing is stored: it would run on its own result.
+    again = Checkpointer(other, str(tmp_path), optimizer=resumed)
+    resumed.param_groups[1]["eps"] = 1e-3
+    again.note_start()
+    again.save("b", iteration=2)
+    last = new_model()
+    optimizer = made(last, weight_decay_bias=0.0)
+    Checkpointer(last, str(tmp_path), optimizer=optimizer).load(str(tmp_path / "b"))
+    assert optimizer.param_groups[1]["eps"] == 1e-8
     other = new_model()
     Checkpointer(other, str(tmp_path), optimizer=made(other)).load(str(tmp_path / "a"))
     assert "AdamW had changed 'group of first.weight and 1 more/weight_decay' to 0.5 in the training; this is" in (

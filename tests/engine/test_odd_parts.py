@@ -368,6 +368,30 @@ def test_a_hook_that_reads_batches_of_the_training_is_warned_of(tmp_path: Path, 
     assert (tmp_path / "log.txt").read_text().count(warning) == len(hooks)
 
 
+class HalvesDecay(DefaultTrainer):
+    """Changes the optimizer before each start, also before a resume."""
+
+    def __init__(self, cfg: Any) -> None:
+        super().__init__(cfg)
+        self.optimizer.param_groups[0]["weight_decay"] /= 2
+
+
+class ChangesEps(HookBase):
+    def after_step(self) -> None:
+        if self.trainer.iter == 2:
+            self.trainer.optimizer.param_groups[0]["eps"] = 1e-3
+
+
+def test_only_what_the_steps_change_in_an_optimizer_is_restored(tmp_path: Path) -> None:
+    for steps in (5, 7, 9):
+        cfg = tiny_config(str(tmp_path), train_iter=steps, resume=steps > 5, evaluation={"enabled": False})
+        trainer = built(cfg, ChangesEps(), kind=HalvesDecay)
+        trainer.train()
+        set_mesh(None)
+        options = trainer.optimizer.param_groups[0].options
+        assert (options["weight_decay"], options["eps"]) == (0.05, 1e-3)
+
+
 class SkipsAStep(DefaultTrainer):
     def run_step(self) -> None:
         if self.iter != 3:

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Callable
 
+from libai_data.data.attributes import call_if_there
 from libai_data.engine.checkpoint import optimizer_state
 from libai_data.engine.checkpoint.directory import CheckedFile, PendingDirectory
 from libai_data.engine.checkpoint.folder import STATE, CheckpointFolder, check_name, read_json
@@ -129,6 +130,11 @@ class Checkpointer(CheckpointFolder):
             raise TypeError(problem)
         may_differ = [key for key, value in self.stateful.items() if getattr(value, "may_differ", False)]
         return {**states, **of_all_ranks({key: states[key] for key in may_differ})}
+
+    def note_start(self) -> None:
+        """Before the first step: what an optimizer or schedule has now is not stored as changed by the training."""
+        for value in self.stateful.values():
+            call_if_there(value, "note_start")
 
     def check_states(self) -> None:
         """Raise TypeError, as `save`, if no checkpoint can store the states that the parts of the training have now."""

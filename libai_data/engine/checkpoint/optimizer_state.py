@@ -66,9 +66,9 @@ def restore(step: int, file: TensorFile, model: Any, optimizer: Any, graph: Any 
 
 
 class ChangedAttributes:
-    """The attributes of a user's objects that differ from when this object was made, such as a counter.
+    """The attributes of a user's objects that a training has changed since its first step, such as a counter.
 
-    The others are those that the config decides, which may change before a resume.
+    The others are those that the config, or code before the first step, decides. They may change before a resume.
 
     Args:
         owner: name of the class of the objects, for messages.
@@ -84,7 +84,18 @@ class ChangedAttributes:
         self._owner = owner
         self._attributes = attributes
         self._besides = besides
+        self._restored: set[str] = set()
+        self._has_begun = False
+        self._note_values()
+
+    def _note_values(self) -> None:
         self._first = {name: text for name, (text, _) in self._found().items()}
+
+    def note_start(self) -> None:
+        """Compare with the values of now, before the first step, instead of those when this object was made."""
+        if not self._has_begun:
+            self._has_begun = True
+            self._note_values()
 
     def _found(self) -> dict[str, tuple[str, Any]]:
         """Name, as OBJECT/ATTRIBUTE -> the value as text, "" if a checkpoint cannot store it, and the value."""
@@ -102,7 +113,7 @@ class ChangedAttributes:
         """Name -> the new value as text; raises TypeError for tensors, and lists and dicts of other objects."""
         changed = {}
         for name, (text, value) in self._found().items():
-            if text == self._first.get(name):
+            if text == self._first.get(name) and name not in self._restored:
                 continue
             if text:
                 changed[name] = text
@@ -123,6 +134,7 @@ class ChangedAttributes:
             thing, _, attribute = name.rpartition("/")
             if thing in objects:
                 objects[thing][attribute] = decoded(text)
+                self._restored.add(name)
             else:
                 logger.warning(
                     "%s had changed %r to %s in the training; this is not restored, because it has no such part now.",

@@ -47,7 +47,10 @@ class PeriodicCheckpointer(HookBase):
         self._recent = self._checkpointer.names_before(self._prefix, self.trainer.start_iter)
 
     def before_step(self) -> None:
-        if self.trainer.iter == self.trainer.start_iter + 1:
+        steps = self.trainer.iter - self.trainer.start_iter
+        if steps == 0:
+            self._checkpointer.note_start()
+        elif steps == 1:
             self._checkpointer.check_states()  # The first checkpoint may be hours away.
 
     def after_step(self) -> None:
