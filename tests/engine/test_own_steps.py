@@ -1,0 +1,103 @@
+"""A user's own steps and hooks: what they read and change besides the trainer is warned of, or kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from libai_data.engine import DefaultTrainer, HookBase
+from libai_data.mesh import set_mesh
+from tests.engine.data_runs import metric
+from tests.engine.test_default_trainer import built
+from tests.engine.test_odd_parts import BATCH
+from tests.engine.tiny import tiny_config
+
+
+class ReadsTheTrainLoader(HookBase):
+    def before_train(self) -> None:
+        next(iter(self.trainer.train_loader))
+
+
+@pytest.mark.parametrize("hooks", [[], [ReadsTheTrainLoader()]])
+def test_a_hook_that_reads_batches_of_the_training_is_warned_of(tmp_path: Path, hooks: list[HookBase]) -> None:
+    built(tiny_config(str(tmp_path), train_iter=2), *hooks).train()
+    warning = "Before step 1, the train loader is at sample 16 instead of 8: other code, such as a hook, has read its"
+    assert (tmp_path / "log.txt").read_text().count(warning) == len(hooks)
+
+
+class HalvesDecay(DefaultTrainer):
+    """Changes the optimizer before each start, also before a resume."""
+
+    def __init__(self, cfg: Any) -> None:
+        super().__init__(cfg)
+        self.optimizer.param_groups[0]["weight_decay"] /= 2
+
+
+class ChangesEps(HookBase):
+    def after_step(self) -> None:
+        if self.trainer.iter == 2:
+            self.trainer.optimizer.param_groups[0]["eps"] = 1e-3
+
+
+def test_only_what_the_steps_change_in_an_optimizer_is_restored(tmp_path: Path) -> None:
+    for steps in (5, 7, 9):
+        cfg = tiny_config(str(tmp_path), train_iter=steps, resume=steps > 5, evaluation={"enabled": False})
+        trainer = built(cfg, ChangesEps(), kind=HalvesDecay)
+        trainer.train()
+        set_mesh(None)
+        options = trainer.optimizer.param_groups[0].options
+        assert (options["weight_decay"], options["eps"]) == (0.05, 1e-3)
+
+
+class SkipsAStep(DefaultTrainer):
+    def run_step(self) -> None:
+        if self.iter != 3:
+            super().run_step()
+
+
+class ReadsByItself(DefaultTrainer):
+    """Reads the loader in its own step, twice from step 3 on."""
+
+    batches: Any = None
+
+    def run_step(self) -> None:
+        if self.batches is None:
+            self.batches = iter(self.train_loader)
+        for _ in range(1 if self.iter < 3 else 2):
+            next(self.batches)
+        self.optimizer.step()
+
+
+class ReadsListByItself(ReadsByItself):
+    @classmethod
+    def build_train_loader(cls, cfg: Any, tokenizer: Any = None) -> Any:
+        return [BATCH] * 8
+
+
+@pytest.mark.parametrize(
+    ("kind", "warning"),
+    [
+        (SkipsAStep, "Before step 4, the train loader is at sample 24 instead of 32: a step has not read its batches"),
+        (ReadsByItself, "Before step 4, the train loader is at sample 40 instead of 32: other code, such as a hook, "),
+        (ReadsListByItself, "The trainer has read no batch of the train loader (list), so a resume restarts its data"),
+    ],
+)
+def test_a_step_that_reads_other_batches_than_the_trainer_counts_is_warned_of(
+    tmp_path: Path, kind: Any, warning: str
+) -> None:
+    built(tiny_config(str(tmp_path), train_iter=5, evaluation={"enabled": False}), kind=kind).train()
+    assert (tmp_path / "log.txt").read_text().count(warning) == 1
+    assert "has read its" not in (tmp_path / "log.txt").read_text().partition("Before step 4")[0]
+
+
+def test_a_training_in_two_parts_is_that_in_one(tmp_path: Path) -> None:
+    whole = built(tiny_config(str(tmp_path / "whole"), train_iter=6))
+    whole.train()
+    set_mesh(None)
+    parts = built(tiny_config(str(tmp_path / "parts"), train_iter=6))
+    parts.train(0, 4)
+    parts.train(4, 6)
+    assert metric(tmp_path / "parts") == metric(tmp_path / "whole")
+    assert "has read its" not in (tmp_path / "parts" / "log.txt").read_text()
