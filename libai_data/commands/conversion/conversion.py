@@ -29,7 +29,7 @@ from libai_data.data.shard_work.process_pool import Work, WorkError, done_by_pro
 from libai_data.data.shard_work.work_folder import check_same_plan, keep_to_plan, own_folder, write_json
 from libai_data.data.sources.manifest import MANIFEST, UNFINISHED, Manifest, parsed_manifest
 from libai_data.data.sources.opening import SOURCES, open_source, source_format
-from libai_data.data.sources.remote import is_remote
+from libai_data.data.sources.remote import is_remote, without_protocol
 from libai_data.data.sources.storage import listed
 from libai_data.errors import ConfigError, FormatError, SchemaError, nearest
 from libai_data.errors.argument_rules import FILE_NAME, OUTPUT, check, whole
@@ -105,7 +105,7 @@ def convert(
     how = {name: value for name, value in asdict(conversion).items() if name not in ("output", "paths", "format")}
     plan = {**how, "records": len(source)}
     output = Path(conversion.output)
-    _refuse_overwriting(paths, _shards(conversion, len(source)))
+    _refuse_overwriting(paths, output, _shards(conversion, len(source)))
     folder = output / UNFINISHED
     _earlier(output, plan)  # If it is refused, the folder of finished shards must stay as it is.
     with own_folder(folder):
@@ -121,7 +121,8 @@ def convert(
         reports: dict[str, ShardReport] = {}
         result, done = Converted([job.path for job in jobs], len(source)), 0
         progress(done, len(source))
-        work = Work(WriteShard(asked, form, conversion.to, schema, str(folder)), _name, ConversionError)
+        write = WriteShard(asked, form, conversion.to, schema, str(folder), source.identity)
+        work = Work(write, _name, ConversionError)
         for job, (report, is_kept) in done_by_processes(work, jobs, workers):
             result.kept += is_kept
             if _input(source, job.first, job.stop, schema) != job.input:
@@ -158,9 +159,16 @@ def _shards(conversion: Conversion, records: int) -> list[str]:
     return [str(Path(conversion.output) / f"{name}.{FORMATS[conversion.to].ending}") for name in names]
 
 
-def _refuse_overwriting(inputs: Sequence[str], shards: Sequence[str]) -> None:
-    there = {os.path.realpath(path) for path in shards if os.path.exists(path)}
+def _refuse_overwriting(inputs: Sequence[str], output: Path, shards: Sequence[str]) -> None:
+    """Refuse shards in a folder of the input, where the next run would read them, or in the place of an input."""
     local = [path for path in inputs if not is_remote(str(path))]
+    for folder in filter(os.path.isdir, map(without_protocol, map(str, local))):
+        if Path(folder).resolve() in (output.resolve(), *output.resolve().parents):
+            raise ConfigError(
+                f"the output {output} is in the input folder {folder}, so that its shards would be input, too; give "
+                "another folder (--output), or name the input files by a glob"
+            )
+    there = {os.path.realpath(path) for path in shards if os.path.exists(path)}
     for path in listed(local) if there and local else ():
         if os.path.realpath(path) in there:
             raise ConfigError(
@@ -231,10 +239,11 @@ class ShardReport:
 
 
 class WriteShard:
-    """Writes shards. Each process opens the source once; unfinished files are in `folder`."""
+    """Writes shards. Each process opens the source once, and checks its identity; unfinished files are in `folder`."""
 
-    def __init__(self, paths: Any, format: str, to: str, schema: Any, folder: str) -> None:
+    def __init__(self, paths: Any, format: str, to: str, schema: Any, folder: str, identity: str) -> None:
         self._paths, self._format, self._to, self._schema, self._folder = paths, format, to, schema, folder
+        self._identity = identity
         self._source: Any | None = None
 
     def __call__(self, job: ShardJob) -> tuple[ShardReport, bool]:
@@ -252,7 +261,10 @@ class WriteShard:
                 if self._digest_of_file(Path(job.path)) == job.earlier.digest:
                     return job.earlier, True
         if self._source is None:
-            self._source = open_source(self._paths, self._format)
+            source = open_source(self._paths, self._format)
+            if source.identity != self._identity:
+                raise FormatError(f"the files of {self._paths} changed since the conversion began; start it again")
+            self._source = source
         path = Path(job.path)
         with written_whole(path, Path(self._folder) / f"{path.name}.{os.getpid()}.unfinished") as unfinished:
             written = self._write(unfinished, job)

@@ -73,7 +73,8 @@ def test_every_source_becomes_every_kind_of_shards(tmp_path: Path, kind: str) ->
             folder = tmp_path / to
             folder.mkdir(exist_ok=True)
             job = ShardJob(str(folder / f"{first:02d}.{FORMATS[to].ending}"), first, stop)
-            report = WriteShard(path, "", to, schema_of(to, lambda: expected), str(folder))(job)[0]
+            identity = open_source(path).identity
+            report = WriteShard(path, "", to, schema_of(to, lambda: expected), str(folder), identity)(job)[0]
             assert report.records == stop - first
         assert as_source_has_it(to, list(open_source(folder)), expected)
 
@@ -173,6 +174,17 @@ def test_a_source_that_changes_while_it_is_converted_ends_the_run_and_the_next_r
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
+def test_a_file_that_comes_into_the_folder_of_the_input_is_noticed_by_the_processes(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    write("jsonl", tmp_path / "in" / "b.jsonl", texts(4))
+
+    def add_a_file(done: int, total: int) -> None:
+        write("jsonl", tmp_path / "in" / "a.jsonl", texts(4, seed=1))
+
+    with pytest.raises(ConversionError, match=r"the files of .*in changed since the conversion began; start it again"):
+        convert(Conversion([str(tmp_path / "in")], "webdataset", tmp_path / "out"), 1, add_a_file)
+
+
 SLOW = """
 import sys
 from libai_data.commands.conversion import convert
@@ -244,7 +256,8 @@ def test_shards_that_were_moved_into_subfolders_are_read_and_others_of_their_nam
 
 def test_a_shard_that_does_not_read_back_gets_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write("jsonl", tmp_path / "a.jsonl", texts(5))
-    write_shard = WriteShard(str(tmp_path / "a.jsonl"), "", "webdataset", None, str(tmp_path))
+    path = str(tmp_path / "a.jsonl")
+    write_shard = WriteShard(path, "", "webdataset", None, str(tmp_path), open_source(path).identity)
     fsync = os.fsync
 
     def damage(descriptor: int) -> None:
@@ -274,7 +287,12 @@ def test_shards_never_overwrite_the_input(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"out/records-00000-of-00002.parquet is an input, which a shard would overwr"
     ):
-        convert(Conversion([str(tmp_path / "out")], "parquet", tmp_path / "link", records_per_shard=2))
+        convert(Conversion([str(tmp_path / "out" / "*.parquet")], "parquet", tmp_path / "link", records_per_shard=2))
+    for output in ("link", "out/new"):
+        with pytest.raises(
+            ConfigError, match=rf"{output} is in the input folder .*out, so that its shards would be in"
+        ):
+            convert(Conversion([str(tmp_path / "out")], "parquet", tmp_path / output, name="new"))
     assert {path: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
     for name in ("../b", ""):
         with pytest.raises(ConfigError, match=f"name is '{name}'; it must be a name without '/'"):
