@@ -187,6 +187,8 @@ def schema_of(to: str, first_records: Callable[[], Sequence[Any]]) -> Any:
     pyarrow = import_pyarrow("writing Parquet")
     rows = [as_row(record) for record in first_records()]
     names = list(dict.fromkeys(name for row in rows for name in row))
+    if not names:
+        raise SchemaError(f"the first {len(rows)} records have no fields; Parquet cannot store them")
     fields = []
     for name in names:
         try:

@@ -332,6 +332,11 @@ def test_a_field_that_fits_no_column_of_parquet_is_named() -> None:
         schema_of("parquet", lambda: [{"a": 1, "b": 1}, {"a": 2, "b": "x"}])
 
 
+def test_records_without_fields_are_no_rows_of_parquet() -> None:
+    with pytest.raises(SchemaError, match="the first 2 records have no fields; Parquet cannot store them"):
+        schema_of("parquet", lambda: [{}, {}])
+
+
 def test_arrays_of_any_strides_become_array_records(tmp_path: Path) -> None:
     pytest.importorskip("array_record")
     x = np.arange(24).reshape(2, 3, 4)
