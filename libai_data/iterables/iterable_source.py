@@ -25,6 +25,7 @@ from libai_data.iterables.kinds import (
     is_own_loader,
     knows_its_rounds,
     loader_within,
+    places_within,
     refuse_part_of_rank,
     short_batch,
     without_bar,
@@ -131,11 +132,15 @@ class Source:
                 a function returned what yields batches.
             CheckpointError: The iterable cannot restore the state.
         """
-        thing = self._made(epoch, shard, num_shards)
-        if thing is not self._thing or not _is_for_one(thing):
-            return self._opened(thing, epoch, state)
-        alone = Alone(self._uses, self.name)
-        return alone.reading(*self._opened(thing, epoch, state))
+        thing, alone = self._made(epoch, shard, num_shards), Alone()
+        is_for_one = thing is self._thing and _is_for_one(thing)
+        if is_for_one:
+            alone.use(thing, self.name)
+        rows, save = self._opened(thing, epoch, state)
+        places = places_within(rows)
+        for place in places:
+            alone.use(place, f"{type(place).__name__} within {self.name}")
+        return alone.reading(rows, save) if is_for_one or places else (rows, save)
 
     def _opened(self, thing: Any, epoch: int, state: str | None) -> Opened:
         inner = loader_within(thing) if not (self._is_told or self.batches) else None

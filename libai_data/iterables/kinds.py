@@ -6,8 +6,10 @@ import copy
 import gc
 import itertools
 from collections import abc
+from collections.abc import Iterable, Iterator
+from io import IOBase
 from types import GeneratorType
-from typing import Any
+from typing import Any, Callable
 
 from libai_data.data.attributes import attribute_of, has_attribute
 from libai_data.errors import ConfigError
@@ -115,18 +117,52 @@ def without_bar(thing: Any) -> Any:
 
 def loader_within(iterator: Any) -> Any:
     """The loader of batches that a generator, a progress bar, or an iterator such as `enumerate`, reads; or None."""
-    waiting, seen = [iterator], 0
-    while waiting and seen < _MOST_OBJECTS:
-        thing, seen = waiting.pop(), seen + 1
+    for thing in _reached(iterator, _read_by):
         if yields_batches(thing) or is_own_loader(thing) or derives_from(thing, "libai_data", "Pass"):
             return thing
-        if isinstance(thing, GeneratorType):
-            waiting.extend(thing.gi_frame.f_locals.values() if thing.gi_frame is not None else ())
-        elif isinstance(thing, (tuple, enumerate, zip, map, filter, type(iter(())))) or type(thing) in _ITERTOOLS:
-            waiting.extend(gc.get_referents(thing))
-        elif any(derives_from(thing, package) for package in _BARS):
-            waiting.extend(getattr(thing, "__dict__", {}).values())
     return None
+
+
+def places_within(iterator: Any) -> list[Any]:
+    """The open files and iterators that an iterator reads, or that its generator names as variables or attributes."""
+    return [thing for thing in _reached(iterator, _named_by) if thing is not iterator and _keeps_place(thing)]
+
+
+def _keeps_place(thing: Any) -> bool:
+    if isinstance(thing, IOBase):
+        return not thing.closed and thing.readable()
+    return has_attribute(type(thing), "__next__")
+
+
+def _reached(thing: Any, within: Callable[[Any], Iterable[Any]]) -> Iterator[Any]:
+    """`thing`, what is `within` it, what is within that, and so on; at most `_MOST_OBJECTS` objects."""
+    waiting, seen = [thing], 0
+    while waiting and seen < _MOST_OBJECTS:
+        thing, seen = waiting.pop(), seen + 1
+        yield thing
+        waiting.extend(within(thing))
+
+
+def _read_by(thing: Any) -> Iterable[Any]:
+    if isinstance(thing, GeneratorType):
+        return () if thing.gi_frame is None else thing.gi_frame.f_locals.values()
+    if isinstance(thing, (tuple, enumerate, zip, map, filter, type(iter(())))) or type(thing) in _ITERTOOLS:
+        return gc.get_referents(thing)
+    if any(derives_from(thing, package) for package in _BARS):
+        return attribute_of(thing, "__dict__", {}).values()
+    return ()
+
+
+def _named_by(thing: Any) -> Iterable[Any]:
+    """Also the global variables and attributes that the code of a generator names, and all attributes of iterators."""
+    yield from _read_by(thing)
+    if not isinstance(thing, GeneratorType):
+        if has_attribute(type(thing), "__next__") and not isinstance(thing, IOBase):
+            yield from (each for each in gc.get_referents(thing) if not isinstance(each, (dict, type)))
+            yield from attribute_of(thing, "__dict__", {}).values()
+    elif (frame := thing.gi_frame) is not None:
+        for variables in (frame.f_globals, *(attribute_of(each, "__dict__", {}) for each in frame.f_locals.values())):
+            yield from (variables[name] for name in thing.gi_code.co_names if name in variables)
 
 
 def is_map_style(thing: Any) -> bool:

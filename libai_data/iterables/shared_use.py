@@ -49,17 +49,17 @@ def uses_of(thing: Any) -> Uses:
 
 
 class Alone:
-    """The rows of an iterable that only one loader can read at a time, until another loader begins to read them.
+    """The rows of an iterable that only one loader can read at a time, until another loader begins to read them."""
 
-    Args:
-        uses: the `Uses` of the iterable.
-        name: name of the iterable, for the error.
-    """
-
-    def __init__(self, uses: Uses, name: str) -> None:
-        self._uses, self._name = uses, name
+    def __init__(self) -> None:
+        self._used: list[tuple[Uses, str, Any]] = []
         self._rows: Iterator[Any] = iter(())
-        uses.newest = weakref.ref(self)
+
+    def use(self, thing: Any, name: str) -> None:
+        """Become the only reader of an iterable, iterator or file; the reader before gets an error with this name."""
+        # The reference keeps the thing alive, so that no other thing gets its id.
+        self._used.append((uses_of(thing), name, thing))
+        self._used[-1][0].newest = weakref.ref(self)
 
     def reading(self, rows: Iterator[Any], save: SaveState | None) -> Opened:
         """Set the rows; returns this iterator, and the function that saves the state of the rows."""
@@ -81,8 +81,9 @@ class Alone:
         return state
 
     def _check(self) -> None:
-        if self._uses.newest() is not self:
-            raise PassError(
-                f"another loader has begun to read the same {self._name}, and this object stores its epoch or its "
-                "place itself. Give each loader its own object, or the function that makes the object"
-            )
+        for uses, name, _ in self._used:
+            if uses.newest() is not self:
+                raise PassError(
+                    f"another loader has begun to read the same {name}, and this object stores its epoch or its place "
+                    "itself. Give each loader its own object, or the function that makes the object"
+                )

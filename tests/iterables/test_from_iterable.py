@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import gc
 import importlib
+import io
 import json
 import os
 import sys
@@ -684,7 +686,39 @@ class Joined:
             yield default_collate(batch)
 
 
-@pytest.mark.parametrize("source", [KnowsItsEpoch, KnowsItsPlace, partial(map, sample, range(24))])
+_LINES = io.StringIO("".join(f"{number}\n" for number in range(24)))
+
+
+def of_a_global_file() -> Iterator[Any]:
+    _LINES.seek(0)
+    for line in _LINES:
+        yield sample(int(line))
+
+
+def of_an_outer_file(lines: Any = _LINES) -> Iterator[Any]:
+    lines.seek(0)
+    return map(sample, map(int, lines))
+
+
+class HasFile:
+    def __init__(self, lines: Any = _LINES) -> None:
+        self.lines = lines
+
+    def __iter__(self) -> Iterator[Any]:
+        self.lines.seek(0)
+        return (sample(int(*row)) for row in csv.reader(self.lines))
+
+
+class NamesFile(HasFile):
+    def __iter__(self) -> Iterator[Any]:
+        yield from super().__iter__()
+        self.lines.seek(0)
+
+
+OF_ONE_FILE = [lambda: of_a_global_file, lambda: of_an_outer_file, HasFile, NamesFile]
+
+
+@pytest.mark.parametrize("source", [KnowsItsEpoch, KnowsItsPlace, partial(map, sample, range(24)), *OF_ONE_FILE])
 def test_what_one_loader_reads_at_a_time_is_not_read_by_two(source: Any) -> None:
     shared = source()
     loaders = [from_iterable(shared, 2, prefetch=1) for _ in range(2)]
@@ -700,7 +734,21 @@ def test_what_one_loader_reads_at_a_time_is_not_read_by_two(source: Any) -> None
         loader.close()
 
 
-@pytest.mark.parametrize("source", [KnowsItsEpoch(), KnowsItsPlace(), [{"x": 1}] * 6])
+def test_two_loaders_may_write_to_one_file(tmp_path: Path) -> None:
+    with (tmp_path / "log.txt").open("w") as log:
+
+        def logged() -> Iterator[Any]:
+            for number in range(6):
+                print(number, file=log)
+                yield sample(number)
+
+        loaders = [from_iterable(logged, 2) for _ in range(2)]
+        assert len(list(zip(*loaders))) == 3
+
+
+@pytest.mark.parametrize(
+    "source", [KnowsItsEpoch(), KnowsItsPlace(), [{"x": 1}] * 6, *(make() for make in OF_ONE_FILE)]
+)
 def test_what_one_loader_reads_at_a_time_is_read_by_two_in_turn(source: Any) -> None:
     next(iter(from_iterable(source, 2, prefetch=1)))
     loaders = [from_iterable(source, 2, prefetch=1) for _ in range(2)]
