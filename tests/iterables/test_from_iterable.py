@@ -715,7 +715,7 @@ class NamesFile(HasFile):
         self.lines.seek(0)
 
 
-OF_ONE_FILE = [lambda: of_a_global_file, lambda: of_an_outer_file, HasFile, NamesFile]
+OF_ONE_FILE: list[Callable[[], Any]] = [lambda: of_a_global_file, lambda: of_an_outer_file, HasFile, NamesFile]
 
 
 @pytest.mark.parametrize("source", [KnowsItsEpoch, KnowsItsPlace, partial(map, sample, range(24)), *OF_ONE_FILE])
