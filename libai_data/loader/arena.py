@@ -7,7 +7,6 @@ import errno
 import mmap
 import os
 import weakref
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -46,7 +45,15 @@ class Arena:
         """Add memory at the end; returns offset and size of the new range, in bytes, rounded up to whole pages."""
         offset = os.fstat(self.descriptor).st_size
         size = -(-max(size, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
-        os.ftruncate(self.descriptor, offset + size)
+        try:
+            os.ftruncate(self.descriptor, offset + size)
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"the memory that the workers share cannot grow to {offset + size} bytes: {error.strerror} (the limit "
+                "of a file's size, `ulimit -f` KB, holds for it too). Raise the limit, use smaller batches or a smaller "
+                "prefetch, or worker_type='thread'",
+            ) from error
         return offset, size
 
     def lease(self, offset: int, size: int) -> np.ndarray:
@@ -115,9 +122,8 @@ class PrivateArena(Arena):
     def _map(self, offset: int, size: int) -> Any:
         with self._lock:
             if (offset, size) not in self._mapped:
-                memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-                with suppress(OSError):  # A system without huge pages.
-                    memory.madvise(mmap.MADV_HUGEPAGE)
+                memory = _map(-1, 0, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+                _libc.madvise(ctypes.addressof(memory), size, mmap.MADV_HUGEPAGE)  # Fails without huge pages.
                 self._mapped[offset, size] = memory
             return self._mapped[offset, size]
 

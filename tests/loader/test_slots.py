@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import resource
 import sys
 import threading
 from collections import deque
@@ -22,7 +23,7 @@ from libai_data.data.samplers import SingleRoundSampler
 from libai_data.errors import SampleError
 from libai_data.iterables import from_iterable
 from libai_data.loader import BatchLoader
-from libai_data.loader.arena import Arena
+from libai_data.loader.arena import Arena, PrivateArena
 from libai_data.loader.slots import Slot, SlotList, bytes_of, lay_out, views
 from tests.deadline import run_to_end, stretched, wait_until
 from tests.loader.sample_datasets import Failing, Fields, NumberDicts, Numbers, growing_collator, stack_dicts
@@ -142,6 +143,19 @@ def test_memory_stays_valid_after_the_arena_is_closed_which_takes_its_descriptor
         arena.lease(*arena.allocate(100))
     del arena
     wait_until(lambda: descriptors() <= before, "end of what was opened")
+
+
+def test_memory_that_a_limit_of_the_system_forbids_is_refused_with_the_limit() -> None:
+    arena, private = Arena(), PrivateArena()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+    try:
+        with pytest.raises(OSError, match="share cannot grow to 2097152 bytes.*`ulimit -f`.*worker_type='thread'"):
+            arena.allocate(2 << 20)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with pytest.raises(OSError, match="cannot map .* bytes: Cannot allocate memory .*`ulimit -v`"):
+        private.lease(*private.allocate(1 << 50))
 
 
 def test_threads_of_a_closed_loader_write_into_no_other_loaders_memory() -> None:
