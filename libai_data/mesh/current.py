@@ -103,6 +103,7 @@ def setup_dist_util(dist_cfg: MutableMapping[str, Any]) -> ParallelMesh:
             )
     _write_back(dist_cfg, mesh)
     set_mesh(mesh)
+    _give_to_libai(dist_cfg)
     return mesh
 
 
@@ -351,6 +352,15 @@ def _mesh_from_environment(dist_cfg: MutableMapping[str, Any]) -> ParallelMesh:
         num_nodes=flow.env.get_node_size(),
         gpu_available=flow.cuda.is_available(),
     )
+
+
+def _give_to_libai(dist_cfg: MutableMapping[str, Any]) -> None:
+    """Sets the mesh of LiBai, if LiBai is imported: its layers would otherwise put all ranks on the data axis."""
+    libai = sys.modules.get("libai.utils.distributed")
+    if libai is not None:
+        from omegaconf import DictConfig
+
+        libai.setup_dist_util(DictConfig(dict(dist_cfg)))
 
 
 def _write_back(dist_cfg: MutableMapping[str, Any], mesh: ParallelMesh) -> None:

@@ -101,6 +101,10 @@ def test_four_ranks_resume_from_libais_checkpoint_of_one(long_found: dict[int, F
     assert long_found[4]["elastic"] == {"start": SAVED_AFTER, "seen": expected[SAVED_AFTER:]}
 
 
+def test_our_trainer_gives_its_mesh_to_libais_layers(short_found: Found) -> None:
+    assert short_found["our trainer"]["LiBai's mesh"] == [2, 2]
+
+
 def test_another_mesh_resumes_from_libais_checkpoint(short_found: Found) -> None:
     assert short_found["another mesh"] == {"start": SAVED_AFTER, "seen": batches_of_ours(short_found)[SAVED_AFTER:]}
 

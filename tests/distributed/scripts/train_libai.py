@@ -249,7 +249,8 @@ def on_pipeline() -> dict[str, Any]:
 
 
 def of_our_trainer() -> dict[str, Any]:
-    """The batches of this package's own trainer."""
+    """The batches of this package's own trainer, and the mesh on which it places LiBai's layers."""
+    dist._DIST_UTIL = None
     cfg = tiny_config(str(FOLDER / f"ours-{RANKS}"), train_iter=9, seed=5)
     cfg.train.dist.update(data_parallel_size=SIZES[0], tensor_parallel_size=SIZES[1])
     cfg.dataloader.train.dataset.length = SAMPLES
@@ -258,7 +259,8 @@ def of_our_trainer() -> dict[str, Any]:
     trainer = recorded(engine.DefaultTrainer)
     trainer(cfg).train()
     set_mesh(None)
-    return {"seen": trainer.seen}
+    libais = dist.get_dist_util()
+    return {"seen": trainer.seen, "LiBai's mesh": [libais.data_parallel_size, libais.tensor_parallel_size]}
 
 
 SIZES = {1: (1, 1), 4: (2, 2)}[RANKS]
