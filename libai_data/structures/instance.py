@@ -362,7 +362,7 @@ def origin_of(batch: Any) -> Origin:
 
 
 def batch_info(batch: Any) -> BatchInfo | None:
-    """The `BatchInfo` that the loader attached to a batch, or None for a batch without a loader."""
+    """The `BatchInfo` that the loader attached to a batch; None for any other, such as what `to_global` returns."""
     return origin_of(batch).info
 
 
