@@ -37,7 +37,8 @@ def yields_batches(thing: Any) -> bool:
         said = [_batches_of_stage(stage) for stage in thing.pipeline]
         return next((each for each in reversed(said) if each is not None), False)
     if derives_from(thing, "grain"):
-        return _ends_with_batches(([thing] + list(getattr(thing, "_operations", ())))[-1])
+        said = [_batches_of_grain(stage) for stage in _stages_of_grain(thing)]
+        return next((each for each in said if each is not None), False)
     return derives_from(thing, "nvidia.dali") or derives_from(thing, "ffcv")
 
 
@@ -48,13 +49,20 @@ def _batches_of_stage(stage: Any) -> bool | None:
     return {"batched": True, "unbatched": False}.get(name)
 
 
-def _ends_with_batches(stage: Any) -> bool:
-    """Whether a stage of Grain makes batches, or passes them on, as the prefetching after a batching stage does."""
-    name = type(stage).__name__
-    if name in ("Batch", "BatchOperation", "BatchIterDataset", "BatchMapDataset"):
-        return True
-    keeps_items = type(stage).__module__.startswith("grain.") and not name.startswith(_REGROUPING)
-    return keeps_items and any(map(_ends_with_batches, attribute_of(stage, "_parents", ())))
+def _stages_of_grain(thing: Any) -> Iterator[Any]:
+    """The stages of a pipeline of Grain, the last one first."""
+    yield from reversed(getattr(thing, "_operations", ()))
+    stages = [thing]
+    while stages:
+        yield stages[0]
+        stages = list(attribute_of(stages[0], "_parents", ()))
+
+
+def _batches_of_grain(stage: Any) -> bool | None:
+    names = [base.__name__ for base in type(stage).__mro__ if base.__module__.startswith("grain.")]
+    if any(name.startswith(_REGROUPING) for name in names):
+        return False
+    return True if any(name.startswith("Batch") for name in names) else None
 
 
 def is_loader(thing: Any) -> bool:
@@ -131,7 +139,7 @@ def places_within(iterator: Any) -> list[Any]:
 def _keeps_place(thing: Any) -> bool:
     if isinstance(thing, IOBase):
         return not thing.closed and thing.readable()
-    return has_attribute(type(thing), "__next__")
+    return has_attribute(type(thing), "__next__") and not isinstance(thing, (itertools.count, itertools.repeat))
 
 
 def _reached(thing: Any, within: Callable[[Any], Iterable[Any]]) -> Iterator[Any]:

@@ -51,8 +51,8 @@ class Arena:
             raise OSError(
                 error.errno,
                 f"the memory that the workers share cannot grow to {offset + size} bytes: {error.strerror} (the limit "
-                "of a file's size, `ulimit -f` KB, holds for it too). Raise the limit, use smaller batches or a smaller "
-                "prefetch, or worker_type='thread'",
+                "of a file's size, `ulimit -f` KB, holds for it too). Raise the limit, use smaller batches, a smaller "
+                "prefetch or worker_type='thread'",
             ) from error
         return offset, size
 

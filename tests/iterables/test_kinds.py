@@ -21,6 +21,7 @@ from libai_data import DataLoader
 from libai_data.data.datasets import FilteredDataset
 from libai_data.errors import SampleError, SchemaError
 from libai_data.iterables import from_iterable
+from libai_data.iterables.kinds import yields_batches
 from libai_data.loader import BatchLoader
 from tests.iterables.rows import flat, numbers, resumed, sample, taken
 from tests.properties import few_of, is_long_run
@@ -413,6 +414,22 @@ def test_what_goes_on_in_the_middle_after_a_break_is_refused() -> None:
     with pytest.raises(SampleError, match=r"ResumableShuffle was interrupted in the middle.*set_epoch"):
         taken(loader, 1)
     loader.close()
+
+
+def test_batches_of_grain_are_found_below_later_stages() -> None:
+    grain = pytest.importorskip("grain")
+    batched = grain_map().batch(3)
+    for of_batches in (batched.map(dict).repeat(2), batched.to_iter_dataset().map(dict), batched.shuffle(seed=1)):
+        assert yields_batches(of_batches)
+    assert [len(batch["y"]) for batch in from_iterable(batched.to_iter_dataset(), 4)] == [4] * 5 + [2]
+    apart = type("Apart", (grain.experimental.FlatMapTransform,), {"max_fan_out": 3, "flat_map": lambda self, b: [b]})
+    for of_samples in (grain_map().to_iter_dataset(), grain.experimental.FlatMapMapDataset(batched, apart())):
+        assert not yields_batches(of_samples)
+    operations = [grain.transforms.Batch(3), type("Kept", (grain.transforms.Map,), {"map": lambda self, b: b})()]
+    sampler = grain.samplers.SequentialSampler(ROWS)
+    rows = [sample(number) for number in range(ROWS)]
+    assert yields_batches(grain.DataLoader(data_source=rows, sampler=sampler, operations=operations))
+    assert not yields_batches(grain.DataLoader(data_source=rows, sampler=sampler, operations=[apart()]))
 
 
 def test_samples_that_a_dataset_of_grain_drops_are_named_and_skipped_as_documented() -> None:

@@ -150,11 +150,11 @@ def test_memory_that_a_limit_of_the_system_forbids_is_refused_with_the_limit() -
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
     try:
-        with pytest.raises(OSError, match="share cannot grow to 2097152 bytes.*`ulimit -f`.*worker_type='thread'"):
+        with pytest.raises(OSError, match=r"share cannot grow to 2097152 bytes.*`ulimit -f`.*worker_type='thread'"):
             arena.allocate(2 << 20)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    with pytest.raises(OSError, match="cannot map .* bytes: Cannot allocate memory .*`ulimit -v`"):
+    with pytest.raises(OSError, match=r"cannot map .* bytes: Cannot allocate memory .*`ulimit -v`"):
         private.lease(*private.allocate(1 << 50))
 
 
