@@ -95,7 +95,9 @@ def test_an_output_that_cannot_be_written_is_told_in_a_line(
     assert main([*train, json]) == 0
     name, *options = command.replace("JSON", json).split()
     assert main([name, "--input", str(tmp_path / "a.jsonl"), *options, "/proc/nowhere/out"]) == 1
-    assert f"libai-data {name}: [Errno 2] No such file or directory" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert f"libai-data {name}: " in told
+    assert "No such file or directory" in told
 
 
 @pytest.mark.parametrize("arguments", ["--help", "launch --help", "train-tokenizer --input TEXT --output JSON"])

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from libai_data.atomic_files import written_whole
-from libai_data.errors import ConfigError
+from libai_data.errors import ConfigError, StorageError
 
 LOCK = "lock"
 _PLAN = "plan.json"
@@ -22,13 +22,14 @@ def own_folder(folder: Path) -> Iterator[None]:
     """Make a folder, and lock it for this process within the block; unfinished files are removed before and after.
 
     Raises:
-        ConfigError: Another process has locked the folder, or has just finished the work; or no folder can be made.
+        ConfigError: Another process has locked the folder, or has just finished the work.
+        StorageError: The folder cannot be made.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = open(folder / LOCK, "w")  # noqa: SIM115
     except OSError as error:
-        raise ConfigError(f"no files can be written at {folder} ({error.strerror}); give another path") from error
+        raise StorageError(f"no files can be written at {folder} ({error.strerror}); give another path") from error
     with lock as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
