@@ -42,6 +42,8 @@ POLL_SECONDS = 0.02
 SECONDS_TO_JOIN = "LIBAI_DATA_SECONDS_TO_JOIN"
 # The launcher reports an ended rank after this time: other ranks may wait for it, or may finish without it.
 SECONDS_UNTIL_TOLD = 10.0
+# A rank that ends because another one is gone has one of these codes, and each other code tells more of the cause.
+_FAR_FROM_CAUSE = {1: 1, -signal.SIGABRT: 2}
 
 Output = Union[None, int, IO[bytes]]
 
@@ -225,7 +227,8 @@ class Ranks:
         while True:
             codes = [process.poll() for process in self.processes]
             if first is None:
-                first = next(((rank, code) for rank, code in enumerate(codes) if code), None)
+                failed = [(rank, code) for rank, code in enumerate(codes) if code]
+                first = min(failed, key=lambda each: _FAR_FROM_CAUSE.get(each[1], 0), default=None)
                 missed = self._joining.missed(codes)
                 if first is None and missed is not None:
                     first = (missed, 0)
