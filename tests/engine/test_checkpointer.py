@@ -179,6 +179,8 @@ def test_weights_must_fit_but_for_those_that_patterns_name(tmp_path: Path) -> No
             checkpointer.load_weights(path, patterns)
         assert [part in str(caught.value) for part in listed] == [True] * len(listed)
         assert str(caught.value).count(";") == len(listed) - 1
+    with pytest.raises(CheckpointError, match=rf"third.weight'\. Resume with the same model, or .*load_weight={path}$"):
+        checkpointer.load(path)
     checkpointer.load_weights(path, ["*.weight", "first.bias"])
     del other.third
     Checkpointer(other.second, str(tmp_path)).save("b")

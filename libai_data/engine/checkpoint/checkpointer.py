@@ -168,7 +168,13 @@ class Checkpointer(CheckpointFolder):
         directory, state = Path(path), self.read(path)
         if self.optimizer is not None:
             self._check_optimizer(directory, state)
-        self._load_model(directory)
+        try:
+            self._load_model(directory)
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"{error}. Resume with the same model, or start a new run with the weights that fit: "
+                f"train.load_weight={directory}"
+            ) from None
         if self.optimizer is not None:
             optimizer_state.restore(
                 state["optimizer_step"], TensorFile(directory / _OPTIMIZER), self.model, self.optimizer, self.graph
