@@ -48,6 +48,11 @@ def check_values(cfg: Any) -> None:
     Raises:
         ConfigError: The config is wrong; the message names the key, its value and the allowed values.
     """
+    if not isinstance(cfg, DictConfig):
+        raise ConfigError(
+            f"the config is a {type(cfg).__name__}; give what LazyConfig.load returns, or make a DictConfig of it: "
+            "DictConfig(config, flags={'allow_objects': True})"
+        )
     if not isinstance(_value_of(cfg, "train"), Mapping):
         raise ConfigError(
             "the config has no 'train' section; it begins with train = get_config('common/train.py').train"

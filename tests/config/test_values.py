@@ -41,6 +41,12 @@ CHECKED_ELSEWHERE = {
 ODD = st.sampled_from([-1, 1.5, 2**40, math.inf, -math.inf, math.nan, None, "", "x", True, [], [0.5], {}, {"a": 1}])
 
 
+@pytest.mark.parametrize("found", [{"train": {}}, "config.py", None])
+def test_a_config_that_is_no_config_is_refused(found: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"the config is a {type(found).__name__}; give what LazyConfig.load"):
+        check_values(found)
+
+
 def test_the_defaults_are_accepted_and_stay() -> None:
     cfg = config()
     check_values(cfg)
