@@ -171,7 +171,8 @@ def verify(directory: Path) -> None:
         is_file = os.path.isfile(directory)
         raise CheckpointError(f"there is no checkpoint {directory}" + " (it is a file, not a directory)" * is_file)
     if not manifest_path.is_file():
-        raise CheckpointError(f"{directory} is not a checkpoint of libai_data: it has no {MANIFEST}")
+        of_run = "; it is the folder of a run, so give one of its checkpoints" if (directory / LAST).is_file() else ""
+        raise CheckpointError(f"{directory} is not a checkpoint of libai_data: it has no {MANIFEST}{of_run}")
     try:
         manifest = json.loads(manifest_path.read_text())
         files = {name: (int(file["bytes"]), int(file["crc32"])) for name, file in manifest["files"].items()}
