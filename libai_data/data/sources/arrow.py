@@ -124,6 +124,8 @@ def _open(file: MappedFile) -> tuple[_Batches, int]:
         if file.bytes[: len(_FILE_MAGIC)] == _FILE_MAGIC:
             reader = pyarrow.ipc.open_file(content)
             _check_one_file(content, file)
+            if reader.num_record_batches:
+                reader.get_batch(0)  # The first read also reads the dictionaries, which threads must not do at once.
             return _Batches(reader.schema, reader.num_record_batches, reader.get_batch), _OBJECTS
         stream = pyarrow.BufferReader(content)
         messages = list(pyarrow.ipc.MessageReader.open_stream(stream))

@@ -140,7 +140,9 @@ def _open(file: MappedFile) -> tuple[Any, int]:
     from pyarrow.parquet import ParquetFile
 
     with _named(file, "no Parquet file, or it is cut short"):
-        found = ParquetFile(pyarrow.BufferReader(pyarrow.py_buffer(file.array)), page_checksum_verification=True)
+        content = pyarrow.BufferReader(pyarrow.py_buffer(file.array))
+        # Threads share the file, but must not share a buffer of what is read ahead, which ends the process.
+        found = ParquetFile(content, page_checksum_verification=True, pre_buffer=False)
         return found, _PARSED_FOOTER * found.metadata.serialized_size
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,13 +18,14 @@ pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
 
 
-def _write(path: Path, columns: Mapping[str, Any]) -> None:
+def _write(path: Path, columns: Mapping[str, Any], rows_together: int = 4000) -> None:
     table = pyarrow.table(dict(columns))
     if path.suffix == ".parquet":
-        parquet.write_table(table, path)
+        parquet.write_table(table, path, row_group_size=rows_together)
         return
-    with pyarrow.OSFile(str(path), "wb") as file, pyarrow.ipc.new_file(file, table.schema) as writer:
-        writer.write_table(table)
+    options = pyarrow.ipc.IpcWriteOptions(compression="zstd")
+    with pyarrow.OSFile(str(path), "wb") as file, pyarrow.ipc.new_file(file, table.schema, options=options) as writer:
+        writer.write_table(table, rows_together)
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
@@ -68,3 +71,31 @@ def test_lists_of_a_fixed_size_that_pyarrow_cannot_read_are_refused_with_the_rem
 def test_a_parquet_file_without_columns_has_no_records(tmp_path: Path) -> None:
     _write(tmp_path / "a.parquet", {})
     assert len(ParquetSource(tmp_path / "a.parquet")) == 0
+
+
+_BY_THREADS = """
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from libai_data.data.sources import open_source
+
+expected = list(open_source(sys.argv[1]))
+
+def read(first):
+    return source.read_many(range(first, len(expected), 100)) == expected[first::100]
+
+for _ in range(12):
+    source = type(open_source(sys.argv[1]))(sys.argv[1], cache_bytes=0)
+    with ThreadPoolExecutor(6) as threads:
+        assert all(threads.map(read, range(6)))
+"""
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_threads_read_a_file_at_once(tmp_path: Path, kind: str) -> None:
+    rows = range(4000)
+    texts = pyarrow.array([str(row % 50) for row in rows])
+    columns = {"a": rows, "b": texts, "c": texts.dictionary_encode(), "d": [[row] * (row % 3) for row in rows]}
+    _write(tmp_path / f"a.{kind}", columns, 100)
+    command = [sys.executable, "-c", _BY_THREADS, str(tmp_path / f"a.{kind}")]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert not found.returncode, found.stderr
