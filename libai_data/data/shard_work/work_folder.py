@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -37,16 +38,16 @@ def own_folder(folder: Path) -> Iterator[None]:
             raise ConfigError(f"another process is writing to {folder}; wait until it ends, or end it") from error
         if not os.fstat(file.fileno()).st_nlink:
             raise ConfigError(f"another process has just finished the work in {folder}; run this again if needed")
-        _remove_unfinished(folder)
+        remove_unfinished(folder)
         try:
             yield
         finally:
-            _remove_unfinished(folder)
+            remove_unfinished(folder)
 
 
-def _remove_unfinished(folder: Path) -> None:
-    """Remove the files that killed processes were writing."""
-    for path in folder.glob("*.unfinished"):
+def remove_unfinished(folder: Path, beginning: str = "") -> None:
+    """Remove the files that killed processes were writing, whose names begin in this way."""
+    for path in folder.glob(f"{escape(beginning)}*.unfinished"):
         path.unlink(missing_ok=True)
 
 

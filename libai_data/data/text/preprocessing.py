@@ -12,7 +12,7 @@ from typing import Any, Callable
 
 from libai_data.atomic_files import written_whole
 from libai_data.data.files.identity import file_identity
-from libai_data.data.shard_work.work_folder import keep_to_plan, own_folder
+from libai_data.data.shard_work.work_folder import keep_to_plan, own_folder, remove_unfinished
 from libai_data.data.sources.indexed_writer import IndexedWriter, dtype_for
 from libai_data.data.text.files import find_inputs
 from libai_data.data.text.parts import Cutting, Part, cut_into_parts
@@ -127,6 +127,7 @@ def preprocess(
         if refuse_bad and result.bad:
             raise BadLines(bad)
         for number, prefix in enumerate(prefixes.values()):
+            remove_unfinished(Path(prefix).parent, f"{Path(prefix).name}.")
             with IndexedWriter(prefix, dtype_for(len(tokenizer))) as writer:
                 for part in range(len(run.reports)):
                     writer.add_source(shard_prefix(folder, part, number))

@@ -279,6 +279,7 @@ def test_bad_lines_end_the_run_only_if_asked_and_then_leave_no_result(tmp_path: 
     with pytest.raises(BadLines, match=r"corpus.jsonl, line 6: no 'text'; there are \['txt'\]"):
         preprocess([str(corpus)], str(tmp_path / "out"), task, refuse_bad=True)
     assert not list(tmp_path.glob("out_text*"))
+    (tmp_path / "out_text_document.bin.1.unfinished").touch()  # as if a process was killed while it joined the shards
     result = preprocess([str(corpus)], str(tmp_path / "out"), task)
     assert (result.documents, result.bad, result.kept) == (5, 1, 1)
 
@@ -337,11 +338,12 @@ def test_after_kill_9_the_same_call_keeps_the_finished_shards_and_gives_the_same
         kept.append(len(list((tmp_path / "out.parts").glob("*.json"))) - 1)
         assert kept[-1] >= after
     assert not list(tmp_path.glob("out_text*"))
+    (tmp_path / "out_text_document.bin.1.unfinished").touch()  # as if a process was killed while it joined the shards
     result = preprocess([str(corpus)], str(tmp_path / "out"), task, cutting=cutting, workers=workers)
     assert result.kept >= kept[-1]
     assert result.documents == 1500
     assert content(result.prefixes["text"]) == expected
-    assert not (tmp_path / "out.parts").exists()
+    assert not (tmp_path / "out.parts").exists() and not list(tmp_path.glob("*.unfinished"))
 
 
 @pytest.mark.parametrize("form", ["", "text"])
