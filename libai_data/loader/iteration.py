@@ -7,7 +7,6 @@ import os
 import time
 from collections import deque
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any, Callable, Optional
 
 from libai_data.data.fork_lock import end_if_fork_of
@@ -94,10 +93,11 @@ class Pass:
                 self._is_over = True
                 raise StopIteration
             batch, self._cursor = taken
-            move, end = partial(setattr, self.stream, "cursor", self._cursor), self._one_thread.end
-            return move() or setattr(self, "_is_taking", False) or end() or batch  # type: ignore[func-returns-value]
+            stream, one_thread = self.stream, self._one_thread
+            # In one line and without a call: after a call, Python may run a signal handler or another thread.
+            self._is_taking, one_thread.users, stream.cursor = False, {}, self._cursor; return batch  # noqa: E702  # fmt: skip
         except BaseException:
-            self._one_thread.end()
+            self._one_thread.users = {}
             raise
 
 

@@ -18,13 +18,12 @@ class OneThread:
     """
 
     def __init__(self) -> None:
-        self._threads: dict[str, int] = {}
-        # In C, so that no interrupt comes while it runs.
-        self.end = self._threads.clear
+        self.users: dict[str, int] = {}
+        """The id of the thread that uses the loader; empty if none does."""
 
     def begin(self) -> None:
         own = get_ident()
-        user = self._threads.setdefault(_USER, own)  # one step, for all threads
+        user = self.users.setdefault(_USER, own)  # one step, for all threads
         if user != own:
             for thread in threading.enumerate():
                 if thread.ident == user:
@@ -33,10 +32,10 @@ class OneThread:
                         "begin, restore or move it meanwhile; use a loader in one thread at a time. Only close() and "
                         "state_dict() may come from other threads"
                     )
-            self._threads[_USER] = own
+            self.users[_USER] = own
 
     def __enter__(self) -> None:
         self.begin()
 
     def __exit__(self, *_: Any) -> None:
-        self.end()
+        self.users = {}

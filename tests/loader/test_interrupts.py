@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
 import subprocess
 import threading
+from collections.abc import Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import libai_data.loader
+from libai_data.data.samplers.cursor import Cursor
 from libai_data.launch import parent_pipe
 from libai_data.loader import arena, shipping, starting, worker_pool
+from libai_data.loader.iteration import Pass
+from libai_data.loader.one_thread import OneThread
 from libai_data.mesh.peers import channel
 from tests.deadline import wait_until
 from tests.distributed.processes import children_of
@@ -91,6 +97,23 @@ class Leaving:
 
 def leave(*_: Any) -> None:
     raise SystemExit(7)
+
+
+class Interrupting(Cursor):
+    """A cursor. When the next cursor replaces it, a Ctrl-C comes, which Python handles after the next call."""
+
+    __del__ = partial(_thread.interrupt_main)
+
+
+def test_a_ctrl_c_when_the_cursor_moves_comes_after_the_user_has_the_batch() -> None:
+    kinds: Iterator[type[Cursor]] = iter([Interrupting, Cursor, Cursor])
+    taken = ((f"batch {number}", kind(number)) for number, kind in enumerate(kinds, 1))
+    stream, batches = SimpleNamespace(cursor=Cursor(0)), []
+    with pytest.raises(KeyboardInterrupt):
+        for batch in Pass(stream, stream.cursor, lambda: next(taken), OneThread()):  # type: ignore[arg-type, return-value]
+            batches.append(batch)
+    assert batches == ["batch 1", "batch 2"]
+    assert stream.cursor == Cursor(2)
 
 
 @pytest.mark.parametrize("workers", WORKERS[:2], ids=WORKER_NAMES[:2])
