@@ -103,7 +103,7 @@ def setup_dist_util(dist_cfg: MutableMapping[str, Any]) -> ParallelMesh:
             )
     _write_back(dist_cfg, mesh)
     set_mesh(mesh)
-    _give_to_libai(dist_cfg)
+    _give_to_libai(dist_cfg, mesh)
     return mesh
 
 
@@ -354,13 +354,19 @@ def _mesh_from_environment(dist_cfg: MutableMapping[str, Any]) -> ParallelMesh:
     )
 
 
-def _give_to_libai(dist_cfg: MutableMapping[str, Any]) -> None:
+def _give_to_libai(dist_cfg: MutableMapping[str, Any], mesh: ParallelMesh) -> None:
     """Sets the mesh of LiBai, if LiBai is imported: its layers would otherwise put all ranks on the data axis."""
     libai = sys.modules.get("libai.utils.distributed")
-    if libai is not None:
-        from omegaconf import DictConfig
+    if libai is None:
+        return
+    from omegaconf import DictConfig
 
-        libai.setup_dist_util(DictConfig(dict(dist_cfg)))
+    stages = mesh.pipeline_parallel_size
+    # Without a pipeline, LiBai lists 10,000 layers.
+    libai.setup_dist_util(DictConfig({**dist_cfg, "pipeline_num_layers": stages if stages > 1 else 10_000}))
+    if stages > 1:  # Versions of LiBai spread layers in different ways.
+        libai._DIST_UTIL._layer_stage_ids = list(mesh.layer_stage_ids)
+        libai._DIST_UTIL._layer_ranks = [list(mesh.layer_ranks(layer)) for layer in range(len(mesh.layer_stage_ids))]
 
 
 def _write_back(dist_cfg: MutableMapping[str, Any], mesh: ParallelMesh) -> None:

@@ -29,6 +29,7 @@ OTHERS = (
     "datasets made",
     "our trainer",
     "pipeline",
+    "our pipeline",
     "field by field",
 )
 Found = dict[str, Any]
@@ -103,6 +104,7 @@ def test_four_ranks_resume_from_libais_checkpoint_of_one(long_found: dict[int, F
 
 def test_our_trainer_gives_its_mesh_to_libais_layers(short_found: Found) -> None:
     assert short_found["our trainer"]["LiBai's mesh"] == [2, 2]
+    assert short_found["our pipeline"] == {"same": True, "stages": [0, 1, 1]}
 
 
 def test_another_mesh_resumes_from_libais_checkpoint(short_found: Found) -> None:

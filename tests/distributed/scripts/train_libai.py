@@ -26,7 +26,7 @@ from libai.utils import distributed as dist
 
 from libai_data import engine, from_iterable
 from libai_data.integrations import libai as inside
-from libai_data.mesh.current import get_mesh, set_mesh, tensor_to_rank0
+from libai_data.mesh.current import get_layer_placement, get_mesh, init, set_mesh, tensor_to_rank0
 from libai_data.structures import DistTensorData, Instance
 from tests.engine.tiny import TinyDataset, tiny_config
 
@@ -263,6 +263,16 @@ def of_our_trainer() -> dict[str, Any]:
     return {"seen": trainer.seen, "LiBai's mesh": [libais.data_parallel_size, libais.tensor_parallel_size]}
 
 
+def on_our_pipeline() -> dict[str, Any]:
+    """The ranks of three layers on two stages, for LiBai's layers and for ours."""
+    dist._DIST_UTIL = None
+    mesh = init(data=2, pipeline=2, layers=3)
+    theirs = [dist.get_layer_placement(layer, "cpu") for layer in range(3)]
+    ours = [get_layer_placement(layer, "cpu") for layer in range(3)]
+    set_mesh(None)
+    return {"same": theirs == ours, "stages": [mesh.layer_stage(layer) for layer in range(3)]}
+
+
 SIZES = {1: (1, 1), 4: (2, 2)}[RANKS]
 
 
@@ -304,7 +314,7 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "our trainer": of_our_trainer,
 }
 if RANKS == 4:
-    CASES.update({"pipeline": on_pipeline, "field by field": field_by_field})
+    CASES.update({"pipeline": on_pipeline, "our pipeline": on_our_pipeline, "field by field": field_by_field})
 
 
 def main() -> None:
