@@ -207,7 +207,7 @@ class DataLoader(_Made, metaclass=ABCMeta):
         if batch_sampler is not None:
             if readers != "every_rank":
                 raise ConfigError(
-                    f"readers={readers!r}: your own sampler gives indices to its own rank only; use shuffle or "
+                    f"readers={readers!r}: with your own sampler, each rank reads its own samples; use shuffle or "
                     "weights, or readers='every_rank'"
                 )
             refuse_unknown("a DataLoader with a sampler", options, BatchLoader, given=())

@@ -61,7 +61,10 @@ class ImageNetTarSource:
         self.path = root / (TRAIN_TAR if train else VAL_TAR)
         if not is_file(self.path):
             folder = root / ("train" if train else "val")
-            raise ConfigError(f"there is no {self.path}{why_missing(self.path)}, and no folder {folder}")
+            raise ConfigError(
+                f"there is no {self.path}{why_missing(self.path)}, and no folder {folder}; put one of them there, or "
+                "give another root"
+            )
         self._file = MappedFile(self.path)
         kept_in = index_folder(cache_dir, None, "")
         self._paths, key = [self.path], key_of("imagenet", train, self._file.identity)

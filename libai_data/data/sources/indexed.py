@@ -176,8 +176,10 @@ def _file(prefix: str, ending: str) -> MappedFile:
     if not is_file(path):
         there = [each.stem for each in path.parent.glob("*" + ending)] if os.path.isdir(path.parent) else []
         hint = nearest(Path(prefix).name, there)
-        without = " Leave out the ending." if prefix.endswith((".bin", ".idx")) else ""
-        raise ConfigError(f"there is no file {path}{why_missing(path)}.{hint}{without}")
+        raise ConfigError(
+            f"there is no file {path}{why_missing(path)}; give the path of a .bin and .idx file without the ending, as "
+            f"libai-data preprocess prints it.{hint}"
+        )
     return MappedFile(path)
 
 

@@ -133,5 +133,5 @@ def test_a_broken_image_is_named_with_its_archive(archives: Path) -> None:
 
 
 def test_a_folder_with_neither_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"there is no .*ILSVRC2012_img_val\.tar, and no folder .*/val"):
+    with pytest.raises(ConfigError, match=r"there is no .*ILSVRC2012_img_val\.tar, and no folder .*/val; put one"):
         ImageNetDataset(tmp_path, train=False)

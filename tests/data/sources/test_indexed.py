@@ -171,7 +171,7 @@ def test_a_missing_file_is_named_with_the_nearest_and_the_ending(tmp_path: Path)
     write(tmp_path / "wikipedia", [[[1]]])
     with pytest.raises(ConfigError, match="Did you mean 'wikipedia'"):
         IndexedSource(tmp_path / "wikipdia")
-    with pytest.raises(ConfigError, match="Leave out the ending"):
+    with pytest.raises(ConfigError, match="without the ending"):
         IndexedSource(tmp_path / "wikipedia.idx")
 
 
