@@ -5,8 +5,8 @@ from __future__ import annotations
 import _thread
 import os
 import signal
-import sys
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
