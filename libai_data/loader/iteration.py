@@ -94,7 +94,7 @@ class Pass:
                 raise StopIteration
             batch, self._cursor = taken
             stream, one_thread = self.stream, self._one_thread
-            # In one line and without a call: after a call, Python may run a signal handler or another thread. Python 3.9
+            # In one line and without a call, after which Python may run a signal handler or another thread. Python 3.9
             # may do so after each assignment.
             self._is_taking, one_thread.users, stream.cursor = False, {}, self._cursor; return batch  # noqa: E702  # fmt: skip
         except BaseException:
