@@ -5,6 +5,7 @@ import json
 import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,10 @@ import oneflow as flow
 import pytest
 
 from libai_data.engine.checkpoint import Checkpointer
+from libai_data.engine.checkpoint import checkpointer as checkpointer_module
 from libai_data.engine.checkpoint.directory import CheckedFile
 from libai_data.engine.checkpoint.folder import CheckpointFolder
+from libai_data.engine.data_state import PlainState
 from libai_data.engine.hooks import PeriodicCheckpointer
 from libai_data.engine.optim import get_default_optimizer_params
 from libai_data.errors import CheckpointError
@@ -318,6 +321,13 @@ def test_a_tensor_that_an_optimizer_keeps_itself_is_refused() -> None:
     optimizer.mean = flow.zeros(2)
     with pytest.raises(TypeError, match=r"Counts changes its attribute 'mean' in the training, and checkpoints cannot"):
         checkpointer.check_states()
+
+
+def test_a_state_that_rank_1_alone_cannot_store_ends_that_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpointer_module, "broadcast_py_object", lambda value: "")  # as rank 0 sends it
+    own = SimpleNamespace(state_dict=lambda: {"x": object()})
+    with pytest.raises(TypeError, match=r"cannot store the state of the hook \(state\['x'\] is of type builtins.object"):
+        Checkpointer(new_model(), hook=PlainState(own)).check_states()
 
 
 def test_without_a_sound_checkpoint_nothing_is_found(tmp_path: Path) -> None:

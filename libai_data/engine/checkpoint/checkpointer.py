@@ -118,14 +118,14 @@ class Checkpointer(CheckpointFolder):
         logger.info("Saved checkpoint %s.", Path(self.save_dir) / name)
 
     def _states(self) -> dict[str, Any]:
-        """The states of the further objects. Collective; if rank 0 cannot store one, all ranks raise TypeError."""
+        """The states of the further objects. Collective; raises TypeError if one cannot be stored, of rank 0 on all."""
         states, problem = {}, ""
         for key, value in self.stateful.items():
             try:
                 states[key] = value.state_dict()
             except CheckpointError as error:
                 problem = problem or f"checkpoints cannot store the state of the {key} ({error}); return other values"
-        problem = broadcast_py_object(problem)
+        problem = broadcast_py_object(problem) or problem
         if problem:
             raise TypeError(problem)
         may_differ = [key for key, value in self.stateful.items() if getattr(value, "may_differ", False)]
