@@ -1,0 +1,100 @@
+"""What a training changes in its optimizer is restored; a state that no checkpoint can store is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import oneflow as flow
+import pytest
+
+from libai_data.engine.checkpoint import Checkpointer
+from libai_data.engine.checkpoint import checkpointer as checkpointer_module
+from libai_data.engine.data_state import PlainState
+from libai_data.engine.optim import get_default_optimizer_params
+from tests.engine.test_checkpointer import new_model, train
+from tests.engine.tiny import assert_equal_weights, weights
+
+
+class Counts(flow.optim.SGD):
+    """Its rate follows numbers that it keeps itself."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.calls, self.seen, self.period = 0, {"first": np.zeros(2)}, 5
+
+    def step(self, closure: Any = None) -> None:
+        self.calls += 1
+        self.seen["first"] += self.calls
+        self.param_groups[0]["lr"] = 0.1 / self.calls
+        super().step(closure)
+
+
+def test_numbers_that_an_optimizer_keeps_itself_are_restored(tmp_path: Path) -> None:
+    model = new_model()
+    optimizer = Counts(model.parameters(), lr=0.1)
+    checkpointer = Checkpointer(model, str(tmp_path), optimizer=optimizer)
+    train(model, optimizer)
+    checkpointer.save("a", iteration=1)
+    train(model, optimizer)
+    other = new_model()
+    resumed = Counts(other.parameters(), lr=0.1)
+    resumed.period = 7  # as the config of the resume says
+    Checkpointer(other, str(tmp_path), optimizer=resumed).load(str(tmp_path / "a"))
+    train(other, resumed)
+    assert (resumed.calls, resumed.seen["first"].tolist(), resumed.period) == (4, [10.0, 10.0], 7)
+    assert_equal_weights(other, weights(model))
+
+
+def test_options_of_groups_that_a_training_has_changed_are_restored(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def made(model: Any, **options: Any) -> Any:
+        return flow.optim.AdamW(get_default_optimizer_params(model, **options), lr=0.1, weight_decay=0.1)
+
+    model = new_model()
+    optimizer = made(model, weight_decay_bias=0.0)
+    checkpointer = Checkpointer(model, str(tmp_path), optimizer=optimizer)
+    train(model, optimizer)
+    optimizer.param_groups[0]["weight_decay"], optimizer.param_groups[1]["betas"] = 0.5, (0.5, 0.9)
+    checkpointer.save("a", iteration=1)
+    train(model, optimizer)
+    other = new_model()
+    resumed = made(other, weight_decay_bias=0.2)  # as the config of the resume says
+    Checkpointer(other, str(tmp_path), optimizer=resumed).load(str(tmp_path / "a"))
+    assert [group["weight_decay"] for group in resumed.param_groups] == [0.5, 0.2] and not caplog.records
+    resumed.param_groups[1]["weight_decay"] = 0.0
+    train(other, resumed)
+    assert_equal_weights(other, weights(model))
+    # Of code that runs before each first step, nothing is stored: it would run on its own result.
+    again = Checkpointer(other, str(tmp_path), optimizer=resumed)
+    resumed.param_groups[1]["eps"] = 1e-3
+    again.note_start()
+    again.save("b", iteration=2)
+    last = new_model()
+    optimizer = made(last, weight_decay_bias=0.0)
+    Checkpointer(last, str(tmp_path), optimizer=optimizer).load(str(tmp_path / "b"))
+    assert optimizer.param_groups[1]["eps"] == 1e-8
+    other = new_model()
+    Checkpointer(other, str(tmp_path), optimizer=made(other)).load(str(tmp_path / "a"))
+    assert "AdamW had changed 'group of first.weight and 1 more/weight_decay' to 0.5 in the training; this is" in (
+        caplog.text
+    )
+
+
+def test_a_tensor_that_an_optimizer_keeps_itself_is_refused() -> None:
+    model = new_model()
+    optimizer = Counts(model.parameters(), lr=0.1)
+    checkpointer = Checkpointer(model, optimizer=optimizer)
+    optimizer.mean = flow.zeros(2)
+    with pytest.raises(TypeError, match=r"Counts changes its attribute 'mean' in the training, and checkpoints cannot"):
+        checkpointer.check_states()
+
+
+def test_a_state_that_rank_1_alone_cannot_store_ends_that_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpointer_module, "broadcast_py_object", lambda value: "")  # as rank 0 sends it
+    own = SimpleNamespace(state_dict=lambda: {"x": object()})
+    with pytest.raises(TypeError, match=r"store the state of the hook \(state\['x'\] is of type builtins.object"):
+        Checkpointer(new_model(), hook=PlainState(own)).check_states()
