@@ -51,10 +51,12 @@ class PeriodicCheckpointer(HookBase):
         if steps == 0:
             self._checkpointer.note_start()
         elif steps == 1:
-            self._checkpointer.check_states()  # The first checkpoint may be hours away.
+            self._checkpointer.check_states()  # Again, because later hooks may have changed their states.
 
     def after_step(self) -> None:
         iteration = self.trainer.iter
+        if iteration == self.trainer.start_iter:
+            self._checkpointer.check_states()  # The first checkpoint may be hours away.
         if (iteration + 1) % self._period:
             return
         self.trainer.losses.read_into(self.trainer.storage)
