@@ -126,10 +126,13 @@ class FileColumns:
 
         Raises:
             ConfigError: A column is unknown.
-            FormatError: The file has several columns of a name.
+            FormatError: The file has several columns of a name, or a name is damaged.
             SchemaError: The columns differ from those of the first file.
         """
-        names = chosen_columns(schema.names, self._columns, path)
+        try:
+            names = chosen_columns(schema.names, self._columns, path)
+        except UnicodeDecodeError as error:
+            raise FormatError(f"{path} is damaged: the name of a column is not UTF-8: {error}") from error
         if self.first is None:
             self.first, self._types, self._path = schema, {name: schema.field(name).type for name in names}, path
         elif not schema.equals(self.first):

@@ -62,6 +62,15 @@ def test_columns_of_one_kind_of_values_may_have_several_types(tmp_path: Path, ki
     ]
 
 
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_a_name_of_a_column_that_is_not_utf_8_is_damage(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / f"a.{kind}"
+    _write(path, {"name": [1]})
+    path.write_bytes(path.read_bytes().replace(b"name", b"n\xffme"))
+    with pytest.raises(FormatError, match=rf"a\.{kind}"):
+        SOURCES[kind](path)
+
+
 def test_lists_of_a_fixed_size_that_pyarrow_cannot_read_are_refused_with_the_remedy(tmp_path: Path) -> None:
     _write(tmp_path / "a.parquet", {"a": pyarrow.array([[1, 2], None], pyarrow.list_(pyarrow.int64(), 2))})
     with pytest.raises(FormatError, match=r"a\.parquet, record 0.* write the column as lists without a fixed size"):
