@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from libai_data.data.datasets.fingerprint import fingerprint_of
 from libai_data.data.files.identity import identity_within, key_of
 from libai_data.data.sources.node_memory import shared_memory
 from libai_data.data.sources.sharded import Records
-from libai_data.errors import ConfigError
+from libai_data.errors import ConfigError, failed_reading
 from libai_data.errors.argument_rules import TEXT, check
 
 _VERSION = 2
@@ -38,6 +39,7 @@ class InMemorySource(Records):
 
     Raises:
         ConfigError: The source has no identity, and no name is given.
+        SampleError: A record of a dataset cannot be read or pickled; the message has its index.
     """
 
     def __init__(self, source: Any, name: str = "") -> None:
@@ -82,7 +84,9 @@ class InMemorySource(Records):
             for first in range(0, count, _READ_AT_ONCE):
                 records = _read(self._source, range(first, min(first + _READ_AT_ONCE, count)))
                 for number, record in enumerate(records, first):
-                    ends[number + 1] = ends[number] + file.write(pickle.dumps(record, protocol=5))
+                    with _named(self._source, number):
+                        content = pickle.dumps(record, protocol=5)
+                    ends[number + 1] = ends[number] + file.write(content)
             file.seek(0)
             file.write(ends.data)
 
@@ -96,4 +100,19 @@ class InMemorySource(Records):
 
 def _read(source: Any, indices: Sequence[int]) -> list[Any]:
     read_many = batch_method_of(source, "read_many")
-    return read_many(indices) if read_many is not None else [source[index] for index in indices]
+    if read_many is not None:
+        return read_many(indices)
+    records = []
+    for index in indices:
+        with _named(source, index):
+            records.append(source[index])
+    return records
+
+
+@contextmanager
+def _named(source: Any, index: int) -> Iterator[None]:
+    """Name a record that cannot be read or pickled, in the error of the block."""
+    try:
+        yield
+    except Exception as error:
+        raise failed_reading(f"record {index} of {type(source).__name__} cannot be kept in memory", error) from error

@@ -10,13 +10,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import pytest
 
+from libai_data.data.datasets import Map
 from libai_data.data.sources import InMemorySource, JsonLinesSource
 from libai_data.data.sources.node_memory import shared_memory
-from libai_data.errors import ConfigError, PeerError
+from libai_data.errors import ConfigError, PeerError, SampleError
 from libai_data.loader.shipping import ship, unship
 from tests.data.sources.record_files import texts, write
 from tests.deadline import printed_by, wait_until
@@ -171,6 +172,15 @@ def test_what_reading_raises_comes_out_and_the_next_attempt_is_free() -> None:
         os.write(descriptor, b"x")
 
     assert bytes(shared_memory(name, fill).array) == b"x"
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [(lambda sample: 1 // sample, "by zero"), (lambda sample: sample or (lambda: 0), "pickle")],
+)
+def test_a_record_that_cannot_be_kept_in_memory_is_named(function: Callable[[int], Any], message: str) -> None:
+    with pytest.raises(SampleError, match=f"record 1 of Map cannot be kept in memory: .*{message}"):
+        InMemorySource(Map([2, 0, 2], function), f"bad {os.getpid()}")
 
 
 def test_memory_is_shared_for_longer_than_the_timeout_of_other_sockets() -> None:
