@@ -33,6 +33,8 @@ def why_missing(path: PathLike) -> str:
     except FileNotFoundError:
         if any(part.startswith("~") for part in Path(path).parts):
             return " ('~' is not expanded here; give the whole path)"
+        if "{" in str(path):
+            return " (braces are not expanded here; give a glob, or a list of files)"
         return " (this path is a link whose target does not exist)" if os.path.islink(path) else ""
     except OSError as error:
         return f" ({error.strerror})"

@@ -114,6 +114,8 @@ def test_the_reason_is_told(tmp_path: Path) -> None:
         "",
     ]
     assert why_missing("~/data") == " ('~' is not expanded here; give the whole path)"
+    with pytest.raises(ConfigError, match=r"x-\{0..3\}.jsonl' \(braces are not expanded here; give a glob"):
+        listed(tmp_path / "x-{0..3}.jsonl")
 
 
 @pytest.mark.parametrize("kind", [*SOURCES, "images"])
