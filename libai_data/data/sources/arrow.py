@@ -79,9 +79,9 @@ class ArrowShard(BatchedShard):
     def __init__(self, file: MappedFile, columns: FileColumns, kept: LastUsed) -> None:
         super().__init__(file, kept)
         batches = self._batches()
-        self._columns = columns.chosen(file.source, batches.schema)
         with _named(file, "record batch 0"):
             self._ends = np.cumsum([len(batches.get(number)) for number in range(batches.total)], dtype=np.int64)
+        self._columns = columns.chosen(file.source, batches.schema, len(self))
 
     def _decoded(self, number: int) -> tuple[BatchRows, int]:
         with _named(self._file, f"record {self._first(number)}: record batch {number}"):

@@ -110,7 +110,7 @@ def _bytes_of(column: Any, offset_type: Any, text: bool) -> Values:
 
 
 class FileColumns:
-    """The columns to read from each file of a source. All files must have them, with values of the same kind.
+    """The columns to read from each file of a source. All files with rows must have the same, with values of one kind.
 
     Args:
         columns: names of the columns to read; by default all.
@@ -119,20 +119,22 @@ class FileColumns:
     def __init__(self, columns: Sequence[str] | None) -> None:
         self._columns = columns
         self.first: Any = None
-        """The `pyarrow.Schema` of the first file."""
+        """The `pyarrow.Schema` of the first file with rows."""
 
-    def chosen(self, path: str, schema: Any) -> list[str]:
-        """Names of the columns to read from the next file.
+    def chosen(self, path: str, schema: Any, rows: int) -> list[str]:
+        """Names of the columns to read from the next file, which has so many rows.
 
         Raises:
             ConfigError: A column is unknown.
             FormatError: The file has several columns of a name, or a name is damaged.
-            SchemaError: The columns differ from those of the first file.
+            SchemaError: The columns differ from those of the first file with rows.
         """
         try:
             names = chosen_columns(schema.names, self._columns, path)
         except UnicodeDecodeError as error:
             raise FormatError(f"{path} is damaged: the name of a column is not UTF-8: {error}") from error
+        if not rows:
+            return names
         if self.first is None:
             self.first, self._types, self._path = schema, {name: schema.field(name).type for name in names}, path
         elif not schema.equals(self.first):

@@ -53,7 +53,7 @@ class ParquetSource(ShardedSource):
         files, kept, chosen = opened(paths), LastUsed(cache_bytes), FileColumns(columns)
         super().__init__(files, [_Shard(file, chosen, kept) for file in files], columns)
         if files and not isinstance(paths, MappedFile):
-            warn_of_partitions(self.paths[0], chosen.first.names)
+            warn_of_partitions(self.paths[0], chosen.first.names if chosen.first else ())
 
 
 class _Shard(BatchedShard):
@@ -65,8 +65,8 @@ class _Shard(BatchedShard):
             joined = is_joined(opened, file.bytes, file.size)
         if joined:
             raise FormatError(f"{file.source}: {JOINED}")
-        self._columns = columns.chosen(file.source, opened.schema_arrow)
         self._ends = np.cumsum([metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)])
+        self._columns = columns.chosen(file.source, opened.schema_arrow, len(self))
 
     def _decoded(self, number: int) -> tuple[BatchRows, int]:
         import pyarrow

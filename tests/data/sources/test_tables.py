@@ -55,6 +55,8 @@ def test_columns_of_one_kind_of_values_may_have_several_types(tmp_path: Path, ki
     _write(tmp_path / f"a.{kind}", {"a": pyarrow.array([1, 2], "int32"), "b": text, "c": [[None], []]})
     _write(tmp_path / f"b.{kind}", {"b": text.dictionary_encode(), "a": [3, 4], "c": [[1], [2]]})
     _write(tmp_path / f"c.{kind}", {"a": [None, None], "b": text.cast("large_string"), "c": [[3], None]})
+    # As pandas writes no rows.
+    _write(tmp_path / f"_.{kind}", {"a": pyarrow.array([], "double")})
     assert list(SOURCES[kind](tmp_path))[1::2] == [
         {"a": 2, "b": "x", "c": []},
         {"a": 4, "b": "x", "c": [2]},
