@@ -137,7 +137,10 @@ class FileColumns:
             return names
         if self.first is None:
             self.first, self._types, self._path = schema, {name: schema.field(name).type for name in names}, path
-        elif not schema.equals(self.first):
+            self._names = names
+        elif schema.equals(self.first):
+            return self._names  # One list for all files: there may be many thousands.
+        else:
             types = {name: schema.field(name).type for name in names}
             both = {**self._types, **types}
             differ = [name for name in both if not _are_alike(self._types.get(name), types.get(name))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -62,6 +63,16 @@ def test_columns_of_one_kind_of_values_may_have_several_types(tmp_path: Path, ki
         {"a": 4, "b": "x", "c": [2]},
         {"a": None, "b": "x", "c": None},
     ]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_workers_get_the_names_of_columns_once_for_all_files(tmp_path: Path, kind: str) -> None:
+    columns = {f"column {number}": [1] for number in range(300)}
+    sizes = []
+    for number in range(2):
+        _write(tmp_path / f"{number}.{kind}", columns)
+        sizes.append(len(pickle.dumps(SOURCES[kind](tmp_path))))
+    assert sizes[1] < 1.5 * sizes[0]
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
