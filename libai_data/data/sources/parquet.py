@@ -76,6 +76,8 @@ class _Shard(BatchedShard):
             table = self._parquet().read_row_group(number, columns=self._columns, use_threads=False)
             table.validate(full=True)
             batches = table.combine_chunks().to_batches()
+            if len(batches) > 1:  # Arrow's offsets have 32 bits.
+                raise ValueError("a column has more than 2 GiB in it; write smaller row groups")
             if [len(batch) for batch in batches] != [self._rows_of(number)]:
                 raise ValueError(f"it has {len(table)} rows, but the footer announces {self._rows_of(number)}")
         except (pyarrow.ArrowException, OSError, ValueError) as error:

@@ -90,6 +90,30 @@ def test_lists_of_a_fixed_size_that_pyarrow_cannot_read_are_refused_with_the_rem
         ParquetSource(tmp_path / "a.parquet")[0]
 
 
+class _InTwoParts:
+    """A row group as pyarrow gives it if a column has more than 2 GiB, which a test does not write."""
+
+    def validate(self, full: bool) -> None: ...
+
+    def combine_chunks(self) -> _InTwoParts:
+        return self
+
+    def to_batches(self) -> list[Any]:
+        return list(pyarrow.table({"a": [1, 2]}).to_batches(1))
+
+
+def test_a_row_group_that_is_too_large_is_refused_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _write(tmp_path / "a.parquet", {"a": [1, 2]})
+    source = ParquetSource(tmp_path / "a.parquet")
+    monkeypatch.setattr(parquet.ParquetFile, "read_row_group", lambda *_, **__: _InTwoParts())
+    with pytest.raises(
+        FormatError, match="row group 0 cannot be read: a column has more than 2 GiB in it; write smaller"
+    ):
+        source[0]
+
+
 def test_a_parquet_file_without_columns_has_no_records(tmp_path: Path) -> None:
     _write(tmp_path / "a.parquet", {})
     assert len(ParquetSource(tmp_path / "a.parquet")) == 0
