@@ -24,6 +24,7 @@ from libai_data.data.sources.webdataset import WebDatasetSource
 from libai_data.errors import SchemaError
 
 _ROW_GROUP = 4096
+_ROW_GROUP_BYTES = 1 << 27  # A reader decodes a whole group, and cannot read a column above 2 GiB.
 _MISSING = object()
 # WebDataset decodes files with these endings as integers.
 _WHOLE_NUMBERS = ("cls", "cls2", "class", "count", "index", "inx", "id")
@@ -140,13 +141,15 @@ class _Parquet:
                     "convert to another format"
                 )
         self._rows.append(table)
-        if sum(map(len, self._rows)) >= _ROW_GROUP:
+        if sum(map(len, self._rows)) >= _ROW_GROUP or sum(each.nbytes for each in self._rows) >= _ROW_GROUP_BYTES:
             self._flush()
         return written
 
     def _flush(self) -> None:
         if self._rows:
-            self._writer.write_table(self._pyarrow.concat_tables(self._rows), row_group_size=2 * _ROW_GROUP)
+            table = self._pyarrow.concat_tables(self._rows)
+            groups = 1 + table.nbytes // _ROW_GROUP_BYTES
+            self._writer.write_table(table, row_group_size=-(-len(table) // groups))
             self._rows = []
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from libai_data.commands.conversion import Conversion, Converted, convert, main
+from libai_data.commands.conversion import Conversion, Converted, convert, main, shard_writers
 from libai_data.commands.conversion.conversion import ConversionError, ShardJob, WriteShard
 from libai_data.commands.conversion.shard_writers import FORMATS, schema_of
 from libai_data.data.sources import open_source, unpack_record
@@ -330,6 +330,21 @@ def test_records_that_a_tar_would_join_lose_or_rename_are_refused(tmp_path: Path
 def test_a_field_that_fits_no_column_of_parquet_is_named() -> None:
     with pytest.raises(SchemaError, match=r"the field 'b' of the first 2 records fits no column of Parquet"):
         schema_of("parquet", lambda: [{"a": 1, "b": 1}, {"a": 2, "b": "x"}])
+
+
+def test_large_records_make_small_row_groups_of_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    monkeypatch.setattr(shard_writers, "_ROW_GROUP_BYTES", 4000)
+    records = [{"a": b"x" * 1000} for _ in range(20)]
+    writer = FORMATS["parquet"].writer(tmp_path / "a.parquet", schema_of("parquet", lambda: records))
+    for first in (0, 2, 4, 6):
+        writer.write(records[first : first + 2], first)
+    writer.write(records[8:], 8)
+    writer.close()
+    metadata = parquet.read_metadata(tmp_path / "a.parquet")
+    sizes = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
+    assert sum(sizes) == 20 and max(sizes) <= 4
+    assert list(open_source(tmp_path / "a.parquet")) == records
 
 
 def test_records_without_fields_are_no_rows_of_parquet() -> None:
