@@ -29,7 +29,7 @@ def fingerprint_of(dataset: Any) -> dict[str, Any]:
     """
     found: dict[str, Any] = {"name": type(dataset).__name__}
     own = attribute_of(dataset, "fingerprint")
-    if callable(own) or isinstance(own, (str, int, list, dict)):
+    if callable(own) or isinstance(own, (str, int, float, list, tuple, dict)):
         content = own() if callable(own) else own
         try:
             text = json.dumps(content, sort_keys=True, default=_plain)

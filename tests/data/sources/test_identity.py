@@ -420,4 +420,5 @@ def test_a_fingerprint_may_be_an_attribute() -> None:
             self.fingerprint = version
 
     assert fingerprint_of(Versioned("v1")) == {"name": "Versioned", "content": "v1"}
+    assert fingerprint_of(Versioned(("a.bin", 3))) == {"name": "Versioned", "content": ["a.bin", 3]}
     assert fingerprint_of(Versioned(None)) == {"name": "Versioned"}
