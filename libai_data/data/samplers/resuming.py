@@ -31,10 +31,9 @@ def check_overrides(override: Collection[str], others: Sequence[str] = ()) -> No
         raise ConfigError(f"override is {override!r:.100}; it must be a list of names, such as ['seed']")
     for name in override:
         if name not in (*OVERRIDES, *others):
-            known = [*OVERRIDES, RESTART_DATA]
             raise ConfigError(
                 f"resume_override names {name!r}; allowed: {list(OVERRIDES)}, and in a trainer {RESTART_DATA!r}."
-                f"{nearest(name, known)}"
+                f"{nearest(name, (*OVERRIDES, *others))}"
             )
 
 

@@ -166,10 +166,11 @@ def test_a_dataset_of_another_length_goes_on_at_the_same_share_of_its_epoch(shuf
     assert again.state == after.state
 
 
-@pytest.mark.parametrize("name", ["seeds", "batch", ""])
+@pytest.mark.parametrize("name", ["seeds", "batch", "", "restart_data"])
 def test_an_unknown_override_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="resume_override names"):
+    with pytest.raises(ConfigError, match="resume_override names") as refused:
         plain().load_state_dict(state_after(1, plain()), override=[name])
+    assert f"Did you mean {name!r}" not in str(refused.value)
 
 
 @pytest.mark.parametrize("override", ["seed", None, 3])
