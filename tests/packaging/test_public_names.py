@@ -108,3 +108,10 @@ def test_configs_docs_and_examples_import_from_public_paths_alone() -> None:
             r"^ *(?:from|import) (libai_data[a-z_.]*)", path.read_text(encoding="utf-8"), re.MULTILINE
         ):
             assert module in public_paths(), f"{path} imports {module}, which docs/api/paths.md does not name"
+
+
+@pytest.mark.parametrize("package", ["libai_data.data.datasets", "libai_data.data.transforms"])
+def test_the_reference_shows_each_name_that_is_loaded_at_first_use(package: str) -> None:
+    page = (PATHS.parent / "samples.md").read_text(encoding="utf-8")
+    shown = re.search(rf"^::: {re.escape(package)}\n +options:\n +members: \[(.+)\]$", page, re.MULTILINE)
+    assert shown is not None and sorted(shown[1].split(", ")) == sorted(importlib.import_module(package).__all__)
