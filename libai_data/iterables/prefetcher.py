@@ -38,21 +38,24 @@ class _Shared:
     """What thread and trainer share. It has no reference to the `Prefetcher`, so Python can free the prefetcher."""
 
     def __init__(self, ahead: int, closed: threading.Event) -> None:
-        self.groups: queue.Queue[Group] = queue.Queue(ahead)
-        self.stop, self.closed = threading.Event(), closed
+        # Not a `queue.Queue`: a Ctrl-C at the wrong moment leaves its lock locked for ever.
+        self.groups: queue.SimpleQueue[Group] = queue.SimpleQueue()
+        self.free_places: queue.SimpleQueue[None] = queue.SimpleQueue()
+        for _ in range(ahead):
+            self.free_places.put(None)
+        self.is_stopped, self.closed = False, closed
         self.items = 0
 
     @property
     def is_over(self) -> bool:
-        return self.stop.is_set() or self.closed.is_set()
+        return self.is_stopped or self.closed.is_set()
 
     def put(self, group: Group) -> None:
         while not self.is_over:
-            try:
-                self.groups.put(group, timeout=_POLL_SECONDS)
+            with suppress(queue.Empty):
+                self.free_places.get(timeout=_POLL_SECONDS)
+                self.groups.put(group)
                 return
-            except queue.Full:
-                continue
 
 
 class Prefetcher:
@@ -88,6 +91,7 @@ class Prefetcher:
         while True:
             try:
                 group = self._shared.groups.get(timeout=_POLL_SECONDS)
+                self._shared.free_places.put(None)
                 break
             except queue.Empty:
                 silent += _POLL_SECONDS
@@ -113,13 +117,9 @@ class Prefetcher:
 
 
 def _end(shared: _Shared, thread: threading.Thread) -> None:
-    shared.stop.set()
-    if thread is threading.current_thread():
-        return  # The garbage collector has called this, perhaps while the thread has the lock of the queue.
-    with suppress(queue.Empty):
-        while True:  # The thread may wait for room in the queue.
-            shared.groups.get_nowait()
-    with suppress(RuntimeError):  # An interrupt came before the thread started.
+    shared.is_stopped = True
+    shared.free_places.put(None)  # The thread may wait for a place.
+    with suppress(RuntimeError):  # An interrupt came before the thread started, or the thread's garbage collector.
         thread.join(_END_SECONDS)
 
 

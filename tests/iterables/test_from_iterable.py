@@ -12,10 +12,12 @@ import sys
 import threading
 from collections import OrderedDict, namedtuple
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Callable
 
 import numpy as np
@@ -1197,8 +1199,29 @@ def test_a_prefetcher_that_the_garbage_collector_closes_in_its_own_thread_ends()
         yield from range(10)
 
     prefetcher = Prefetcher(lambda: (rows(), None), 1, 2, "numbers", 0, threading.Event())
-    # The collector may run while the thread has the lock of the queue.
-    setattr(prefetcher._shared.groups, "_put", lambda group: prefetcher._stop())  # noqa: B010
+    # The collector may run while the thread appends to the queue.
+    setattr(prefetcher._shared, "groups", SimpleNamespace(put=lambda group: prefetcher._stop()))  # noqa: B010
     begins.set()
     prefetcher._thread.join(stretched(10))
     assert not prefetcher._thread.is_alive()
+
+
+def test_a_ctrl_c_leaves_no_lock_of_the_reading_thread_locked() -> None:
+    def interrupt(frame: Any, event: str, called: Any) -> None:
+        if event == "c_return" and called.__name__ == "__enter__" and frame.f_code.co_filename == threading.__file__:
+            sys.setprofile(None)
+            raise KeyboardInterrupt  # as by a signal that comes while a `with` acquires the lock
+
+    loader = from_iterable(numbers, 4, ends="cycle", prefetch=1)
+    batches = iter(loader)
+    next(batches)
+    sys.setprofile(interrupt)
+    try:
+        with suppress(KeyboardInterrupt):
+            next(batches)
+    finally:
+        sys.setprofile(None)
+    closing = threading.Thread(target=loader.close, daemon=True)
+    closing.start()
+    closing.join(stretched(10))
+    assert not closing.is_alive()
