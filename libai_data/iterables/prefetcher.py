@@ -34,10 +34,16 @@ class Group:
     error: BaseException | None = None  # what the iterable raised instead of the next item
 
 
+class Flag:
+    """Is set once, by any thread. A `threading.Event` has a lock, which a Ctrl-C can leave locked."""
+
+    is_set = False
+
+
 class _Shared:
     """What thread and trainer share. It has no reference to the `Prefetcher`, so Python can free the prefetcher."""
 
-    def __init__(self, ahead: int, closed: threading.Event) -> None:
+    def __init__(self, ahead: int, closed: Flag) -> None:
         # Not a `queue.Queue`: a Ctrl-C at the wrong moment leaves its lock locked for ever.
         self.groups: queue.SimpleQueue[Group] = queue.SimpleQueue()
         self.free_places: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -48,7 +54,7 @@ class _Shared:
 
     @property
     def is_over(self) -> bool:
-        return self.is_stopped or self.closed.is_set()
+        return self.is_stopped or self.closed.is_set
 
     def put(self, group: Group) -> None:
         while not self.is_over:
@@ -65,9 +71,7 @@ class Prefetcher:
     `closed` at any time: what is read from then on is discarded, and its end is not that of the epoch.
     """
 
-    def __init__(
-        self, open_round: Open, size: int, ahead: int, name: str, timeout: float, closed: threading.Event
-    ) -> None:
+    def __init__(self, open_round: Open, size: int, ahead: int, name: str, timeout: float, closed: Flag) -> None:
         self._shared = _Shared(ahead, closed)
         self._name = name
         self._timeout = timeout

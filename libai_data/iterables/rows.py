@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from libai_data.iterables.digest import running_digest
 from libai_data.iterables.failed_rows import FailedRow
 from libai_data.iterables.interleaved import open_round
 from libai_data.iterables.iterable_source import Source
-from libai_data.iterables.prefetcher import Prefetcher
+from libai_data.iterables.prefetcher import Flag, Prefetcher
 from libai_data.loader.failures import FailureLog, SkippedSample
 from libai_data.loader.iteration import LOADER_CLOSED
 from libai_data.mesh.current import is_main_process
@@ -73,7 +72,7 @@ class RowReader:
         self._shard, self._num_shards = shard, num_shards
         self._waiting: deque[Row] = deque()
         self._prefetcher: Prefetcher | None = None
-        self.closed = threading.Event()  # of the reading that has begun
+        self.closed = Flag()  # of the reading that has begun
         self._group_size = 1
         self._epoch = 0
         self._next_index = 0
@@ -84,7 +83,7 @@ class RowReader:
         self._has_had_rows = self._is_skipping = False
         self._shapes: dict[str, tuple[int, ...]] = {}
 
-    def begin(self, place: Place, group_size: int, closed: threading.Event) -> None:
+    def begin(self, place: Place, group_size: int, closed: Flag) -> None:
         """Move to a place, by the state of its mark or by counting rows; `group_size` rows are read at a time.
 
         Args:
@@ -222,7 +221,7 @@ class RowReader:
 
     def _fill(self) -> bool:
         prefetcher = self._prefetcher  # Another thread may close this reader.
-        if self.closed.is_set():
+        if self.closed.is_set:
             raise PassError(LOADER_CLOSED)
         if prefetcher is None:
             return False

@@ -28,11 +28,13 @@ class _Round:
         self.places = list(places)  # where the next part of each shard begins
         self.error: BaseException | None = None
         self.is_over = False
-        self.changed = threading.Condition()
+        # `with` enters the lock itself, because a Ctrl-C within `Condition.__enter__` would leave the lock locked.
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
 
     def next_shard(self, shards: range) -> int | None:
         """Wait until a shard needs rows, and return the one with the fewest parts; None if all, or the epoch, ended."""
-        with self.changed:
+        with self.lock:
             while True:
                 open_ones = [shard for shard in shards if not self.places[shard].ended]
                 if not open_ones or self.is_over or self.error is not None:
@@ -44,21 +46,21 @@ class _Round:
                 self.changed.wait()
 
     def add(self, shard: int, rows: list[Any], ended: bool, state: str | None) -> None:
-        with self.changed:
+        with self.lock:
             part, self.places[shard] = part_read(self.places[shard], rows, ended, state)
             if rows:
                 self.parts[shard].append(part)
             self.changed.notify_all()
 
     def end(self, error: BaseException | None = None) -> None:
-        with self.changed:
+        with self.lock:
             self.error, self.is_over = self.error or error, True
             self.changed.notify_all()
 
     def take(self, shard: int) -> Iterator[ShardPart]:
         """Yield the parts of a shard, in order; waits for parts that are still being read."""
         while True:
-            with self.changed:
+            with self.lock:
                 while not self.parts[shard] and not self.places[shard].ended and not self.is_over:
                     self.changed.wait()
                 if self.error is not None:

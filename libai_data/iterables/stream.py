@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict, deque
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
@@ -18,6 +17,7 @@ from libai_data.errors.argument_rules import EPOCH
 from libai_data.errors.saved_state import Keys, check_state
 from libai_data.iterables.collation import is_whole_batch
 from libai_data.iterables.iterable_source import Source
+from libai_data.iterables.prefetcher import Flag
 from libai_data.iterables.rows import Mark, Place, ReadingOptions, Row, RowReader
 from libai_data.iterables.saved_place import STATE
 from libai_data.structures import BatchInfo
@@ -88,7 +88,7 @@ class IterableStream(EpochPositions, StreamSampler):
         self._rows = rows
         self._is_sharded = rows is not None and rows.source.takes_shard
         self._readers: list[RowReader] = []
-        self._closed = threading.Event()
+        self._closed = Flag()
         if rows is not None:
             taken = shards if self._is_sharded else (0,)
             of = data_parallel_size if self._is_sharded else 1
@@ -130,11 +130,11 @@ class IterableStream(EpochPositions, StreamSampler):
             PassError: Another thread has closed the stream since this was called.
             SampleError: The iterable raised, or yielded nothing for too long.
         """
-        if self._closed.is_set():
-            self._closed = threading.Event()
+        if self._closed.is_set:
+            self._closed = Flag()
         return self._batches(position, self._closed)
 
-    def _batches(self, position: int, closed: threading.Event) -> Iterator[IndexBatch]:
+    def _batches(self, position: int, closed: Flag) -> Iterator[IndexBatch]:
         epoch = self.cursor.epoch
         if self._rows is not None:
             self._rows.taken.clear()
@@ -155,7 +155,7 @@ class IterableStream(EpochPositions, StreamSampler):
             self._current_key = None
             batch = self._next_batch(position, epoch)
 
-    def _move_to(self, key: _Key, closed: threading.Event) -> None:
+    def _move_to(self, key: _Key, closed: Flag) -> None:
         current_key, self._current_key = self._current_key, None
         epoch, position = key
         if position and key == current_key and all(reader.closed is closed for reader in self._readers):
@@ -351,7 +351,7 @@ class IterableStream(EpochPositions, StreamSampler):
 
     def close(self) -> None:
         """Stop the prefetching. A thread that waits for a batch gets a `PassError`."""
-        self._closed.set()
+        self._closed.is_set = True
         # The source is closed before the readers, because their threads may wait for the threads that read shards.
         if self._rows is not None:
             self._rows.source.close()

@@ -34,7 +34,7 @@ from libai_data.engine.evaluation import DatasetEvaluator
 from libai_data.engine.evaluation.inference import inference_on_dataset
 from libai_data.errors import CheckpointError, ConfigError, PassError, SampleError, SchemaError
 from libai_data.iterables import FilteredStream, default_collate, from_iterable
-from libai_data.iterables.prefetcher import Prefetcher
+from libai_data.iterables.prefetcher import Flag, Prefetcher
 from libai_data.structures import DistTensorData, Instance, batch_info
 from tests.deadline import stretched, wait_until
 from tests.iterables.rows import flat, numbers, resumed, rows_of, sample, taken
@@ -1198,7 +1198,7 @@ def test_a_prefetcher_that_the_garbage_collector_closes_in_its_own_thread_ends()
         begins.wait()
         yield from range(10)
 
-    prefetcher = Prefetcher(lambda: (rows(), None), 1, 2, "numbers", 0, threading.Event())
+    prefetcher = Prefetcher(lambda: (rows(), None), 1, 2, "numbers", 0, Flag())
     # The collector may run while the thread appends to the queue.
     setattr(prefetcher._shared, "groups", SimpleNamespace(put=lambda group: prefetcher._stop()))  # noqa: B010
     begins.set()
@@ -1206,22 +1206,32 @@ def test_a_prefetcher_that_the_garbage_collector_closes_in_its_own_thread_ends()
     assert not prefetcher._thread.is_alive()
 
 
-def test_a_ctrl_c_leaves_no_lock_of_the_reading_thread_locked() -> None:
+@pytest.mark.parametrize(
+    "options", [{}, {"num_shards": 2, "num_workers": 2, "worker_type": "thread"}], ids=["stream", "shards"]
+)
+def test_a_ctrl_c_leaves_no_lock_of_the_reading_threads_locked(options: dict[str, Any]) -> None:
     def interrupt(frame: Any, event: str, called: Any) -> None:
         if event == "c_return" and called.__name__ == "__enter__" and frame.f_code.co_filename == threading.__file__:
             sys.setprofile(None)
             raise KeyboardInterrupt  # as by a signal that comes while a `with` acquires the lock
 
-    loader = from_iterable(numbers, 4, ends="cycle", prefetch=1)
+    def many(shard: int, num_shards: int) -> Iterator[Any]:
+        return map(sample, range(shard, 1000, num_shards))
+
+    loader = from_iterable(many, 4, ends="cycle", prefetch=1, **options)
     batches = iter(loader)
     next(batches)
     sys.setprofile(interrupt)
     try:
         with suppress(KeyboardInterrupt):
             next(batches)
+        with suppress(KeyboardInterrupt):
+            loader.close()
     finally:
         sys.setprofile(None)
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith("reads ")]
     closing = threading.Thread(target=loader.close, daemon=True)
     closing.start()
-    closing.join(stretched(10))
-    assert not closing.is_alive()
+    for thread in [closing, *threads]:
+        thread.join(stretched(10))
+        assert not thread.is_alive()
