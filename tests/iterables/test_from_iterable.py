@@ -1218,6 +1218,7 @@ def test_a_ctrl_c_leaves_no_lock_of_the_reading_threads_locked(options: dict[str
     def many(shard: int, num_shards: int) -> Iterator[Any]:
         return map(sample, range(shard, 1000, num_shards))
 
+    before = set(threading.enumerate())
     loader = from_iterable(many, 4, ends="cycle", prefetch=1, **options)
     batches = iter(loader)
     next(batches)
@@ -1229,7 +1230,7 @@ def test_a_ctrl_c_leaves_no_lock_of_the_reading_threads_locked(options: dict[str
             loader.close()
     finally:
         sys.setprofile(None)
-    threads = [thread for thread in threading.enumerate() if thread.name.startswith("reads ")]
+    threads = set(threading.enumerate()) - before
     closing = threading.Thread(target=loader.close, daemon=True)
     closing.start()
     for thread in [closing, *threads]:
