@@ -44,7 +44,7 @@ test: setup  ## Run the tests to run before each commit.
 	$(RUN) -m pytest -n 6
 
 test-rest: setup  ## Run what `make test` leaves out: slow tests, and many examples of each property.
-	$(RUN) -m pytest -n 6 -m "slow or hypothesis" --hypothesis-profile long
+	$(RUN) -m pytest -n 8 -m "slow or hypothesis" --hypothesis-profile long
 
 test-all: test test-rest  ## Run every test.
 
