@@ -90,7 +90,7 @@ def test_make_test_all_sets_up_and_runs_the_short_run_and_then_what_it_left_out(
     assert setup == "bash tools/setup.sh test"
     assert short == ".venv/bin/python -m pytest -n 6"
     # Short runs leave out what is slow, and try few examples of what Hypothesis marks.
-    assert rest == '.venv/bin/python -m pytest -n 6 -m "slow or hypothesis" --hypothesis-profile long'
+    assert rest == '.venv/bin/python -m pytest -n 8 -m "slow or hypothesis" --hypothesis-profile long'
 
 
 def test_make_help_lists_the_targets() -> None:
