@@ -27,7 +27,7 @@ from libai_data.launch.output import OutputPipes, last_lines, quoted, say
 from libai_data.launch.parent_pipe import die_with_main_thread
 from libai_data.launch.ports import free_port, machines_connected_to, refuse_one_machine, reserve_port
 from libai_data.launch.same_interpreter import environment
-from libai_data.launch.signals import signals_blocked
+from libai_data.launch.signals import end_groups, signals_blocked
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -156,8 +156,10 @@ class Ranks:
     def kill(self) -> None:
         """Kill the ranks and the processes that they started. May be called from any thread."""
         for process in self.processes:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            process.kill()
+        for process in self.processes:
+            process.wait()
+        end_groups([process.pid for process in self.processes])
 
     def _start(self, script_args: list[str]) -> None:
         """Start all ranks, rank 0 first. After a signal to stop or a failure, no more ranks are started."""

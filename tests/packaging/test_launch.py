@@ -284,6 +284,23 @@ def test_what_a_rank_started_ends_with_the_job(script: Path, start: StartJob) ->
     assert job.process.returncode == 4
 
 
+@pytest.mark.parametrize("end", ["sys.exit(4)", "os.kill(os.getpid(), signal.SIGKILL)", "time.sleep(1000)"])
+def test_shared_memory_that_a_rank_left_is_removed_by_its_tracker(end: str, script: Path, start: StartJob) -> None:
+    script.write_text(
+        PREAMBLE
+        + "from multiprocessing import shared_memory\n"
+        + "memory = shared_memory.SharedMemory(create=True, size=4096)\n"
+        # A fork that holds the tracker's pipe for a while, as a worker does.
+        + "if not os.fork(): time.sleep(0.3); os._exit(0)\n"
+        + f"say('made', memory.name)\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nif rank == '1': {end}\n"
+        + "time.sleep(0.5); sys.exit(5)"
+    )
+    output = start("--nproc_per_node", 2, script, settings="ranks.FAILURE_GRACE_SECONDS = 0.2").end()
+    made = re.findall(r"made (\S+)", output)
+    assert len(made) == 2
+    assert [name for name in made if Path("/dev/shm", name.lstrip("/")).exists()] == []
+
+
 def test_output_is_written_to_files_on_request(script: Path, tmp_path: Path) -> None:
     script.write_text(PREAMBLE + "say('out', rank)\nprint('err', rank, file=sys.stderr)")
     result = run("--nproc_per_node", 2, "--redirect_stdout_and_stderr", "--logdir", tmp_path / "logs", script)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import select
-import signal
 import subprocess
 import tempfile
 from contextlib import suppress
@@ -13,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from libai_data.launch.signals import end_groups
 from tools.benchmarks.peer_loaders import PEERS
 from tools.benchmarks.rows import Unavailable
 from tools.benchmarks.samples import FIELDS
@@ -149,13 +149,13 @@ class PeerProcess:
         return PeerError(f"{self._name} {what}\nIt wrote:\n{said}")
 
     def _end(self) -> None:
-        """The process ends when its input does; what it leaves of its session is killed."""
+        """The process ends when its input does, or is killed; so is what it leaves of its session."""
         assert self._process.stdin and self._process.stdout
         self._process.stdin.close()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_SECONDS_TO_END)
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.kill()
         self._process.wait()
+        end_groups([self._process.pid])
         self._process.stdout.close()
         self._output.close()
