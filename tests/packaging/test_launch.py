@@ -44,7 +44,7 @@ class Job:
     """A launcher in a process of its own, whose output, that of its ranks included, can be awaited."""
 
     def __init__(self, arguments: Sequence[str], settings: str = "") -> None:
-        code = "import sys; from libai_data.launch import launcher, ranks; "
+        code = "import sys; from libai_data.launch import launcher, ranks, signals; "
         code += f"{settings}; sys.exit(launcher.main())"
         self.process = subprocess.Popen(
             [sys.executable, "-c", code, *arguments],
@@ -289,16 +289,21 @@ def test_shared_memory_that_a_rank_left_is_removed_by_its_tracker(end: str, scri
     script.write_text(
         PREAMBLE
         + "from multiprocessing import shared_memory\n"
-        + "memory = shared_memory.SharedMemory(create=True, size=4096)\n"
+        + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        + "open(__file__ + rank, 'w').write(shared_memory.SharedMemory(create=True, size=4096).name)\n"
         # A fork that holds the tracker's pipe for a while, as a worker does.
         + "if not os.fork(): time.sleep(0.3); os._exit(0)\n"
-        + f"say('made', memory.name)\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nif rank == '1': {end}\n"
-        + "time.sleep(0.5); sys.exit(5)"
+        + "while not os.path.exists(__file__ + '1'): time.sleep(0.01)\n"
+        + f"if rank == '1': {end}\n"
+        + "sys.exit(5)"
     )
-    output = start("--nproc_per_node", 2, script, settings="ranks.FAILURE_GRACE_SECONDS = 0.2").end()
-    made = re.findall(r"made (\S+)", output)
-    assert len(made) == 2
-    assert [name for name in made if Path("/dev/shm", name.lstrip("/")).exists()] == []
+    start(
+        *("--nproc_per_node", 2, script),
+        settings="ranks.FAILURE_GRACE_SECONDS = 0.2; signals._SECONDS_TO_CLEAN_UP = 60",
+    ).end()
+    left = [Path(f"{script}{rank}").read_text().lstrip("/") for rank in range(2)]
+    assert all(left)
+    assert [name for name in left if Path("/dev/shm", name).exists()] == []
 
 
 def test_output_is_written_to_files_on_request(script: Path, tmp_path: Path) -> None:

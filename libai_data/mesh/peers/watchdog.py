@@ -140,7 +140,7 @@ class Liveness:
                 self.meet()
         with self._links.changed:
             self._collectives += 1
-            self._is_at_meeting = bool(what)
+            self._is_at_meeting, self._gathered = bool(what), []
             problem = self._leaving.problem_of(self._rank, self._collectives, self._is_at_meeting)
         if problem:
             self._links.send_to_all(f"{_END}{problem}")
@@ -151,7 +151,7 @@ class Liveness:
             own = [self._rank, words, None if self._last_batch is None else [*map(int, self._last_batch)]]
             self._arrive(self._rank, (self._collectives, COLLECTIVE, what), line_of_program(), [own])
             with self._links.changed:
-                self._links.changed.wait_for(lambda: not self._is_at_meeting)
+                self._links.changed.wait_for(lambda: self._gathered)
         batches = {each: None if batch is None else tuple(batch) for each, _, batch in self._gathered}
         if len(set(batches.values())) > 1:
             self._last_batch = None
@@ -188,11 +188,12 @@ class Liveness:
 
     def _release(self, gathered: str) -> None:
         """Let this rank and those below continue: all ranks have arrived, and have sent these words."""
+        # In this order: a rank below may leave the job at once, and this rank's next words must arrive after these.
+        self._is_at_meeting = False
         for connection in self._links.below():
             send_word(connection, _RELEASE + gathered)
         with self._links.changed:
             self._gathered = json.loads(gathered)
-            self._is_at_meeting = False
             self._links.changed.notify_all()
 
     def meet(self) -> None:

@@ -49,6 +49,22 @@ def test_a_rank_whose_follower_comes_before_it_has_met_rank_0_reports_both_toget
     close(leader)
 
 
+def test_a_rank_that_leaves_as_soon_as_it_may_continue_has_been_at_the_meeting(monkeypatch: pytest.MonkeyPatch) -> None:
+    leader = leader_of_node_1(monkeypatch)
+    leader._is_at_meeting, leader._collectives = True, 3
+    problems: list[str] = []
+
+    def leave_at_once(connection: object, word: str) -> None:
+        leader._leaving.after[3] = 6
+        problems.append(leader._leaving.problem_of(2, leader._collectives, leader._is_at_meeting))
+
+    monkeypatch.setattr(watchdog, "send_word", leave_at_once)
+    monkeypatch.setattr(leader._links, "below", lambda: [object()])
+    leader._release('[[2, "", null], [3, "", null]]')
+    assert problems == [""]
+    close(leader)
+
+
 def test_a_collective_of_another_thread_than_the_main_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise, it may get the words of a collective that the main thread begins meanwhile."""
     leader = leader_of_node_1(monkeypatch)
