@@ -18,17 +18,18 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from math import inf
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from libai_data.errors import ConfigError
 from libai_data.errors.working_directory import working_directory
-from libai_data.launch.exit_codes import STOPPED, as_exit_code, described
+from libai_data.launch.exit_codes import STOPPED, as_exit_code, described, distance_from_cause
 from libai_data.launch.job_environment import SECRET_VARIABLE
 from libai_data.launch.output import OutputPipes, quoted, say, write_to_stderr
 from libai_data.launch.parent_pipe import die_with_main_thread
-from libai_data.launch.ranks import FAILURE_GRACE_SECONDS, FORWARDED, STOPPING
+from libai_data.launch.ranks import FAILURE_GRACE_SECONDS, FORWARDED, STOPPING, STOPPING_THE_OTHERS
 from libai_data.launch.restarts import Training
 from libai_data.launch.same_interpreter import environment
 
@@ -72,8 +73,10 @@ _HEARTBEAT_SECONDS = 2.0
 # A node may take so much longer to end than its ranks.
 _SECONDS_LATER = 10.0
 _SECONDS_TO_ANSWER = 20.0
-# A node's launcher writes such a line if one of its ranks fails. The first node to write one failed first.
-_FAILED = re.compile(rb"libai_data\.launch: local rank [\d, -]+ (ended with|waits in) ")
+# A node's launcher writes such a line if one of its ranks fails.
+_FAILED = re.compile(rf"libai_data\.launch: local rank [\d -]+ (?:ended with ([^;]+)|waits).*; {STOPPING_THE_OTHERS}")
+# What such a line says of ranks that may only have followed another node.
+_DISTANCES = {described(code): distance_from_cause(code) for code in (1, -signal.SIGABRT)}
 NODE_PROGRAM = "libai_data.launch.node"
 TAKEN_ALONG = ("ONEFLOW_", "LIBAI_DATA_", "NCCL_", "CUDA_", "OMP_")
 TAKEN_ALONG_WHOLE = ("PYTHONPATH", "LD_LIBRARY_PATH", "PYTHONHASHSEED")
@@ -104,6 +107,7 @@ class Hosts:
         self.stop_signal: int | None = None
         self._nodes: list[RemoteNode] = []
         self._first: str | None = None
+        self._distance = inf
         self._rests: dict[str, bytes] = {}
         for signum in FORWARDED:
             signal.signal(signum, self._receive_signal)
@@ -140,7 +144,7 @@ class Hosts:
 
     def run(self, script_args: list[str]) -> int:
         """Start all nodes, and wait for their end; returns the exit code of the node that failed first, else 0."""
-        self._first, self._rests = None, {}
+        self._first, self._distance, self._rests = None, inf, {}
         self._secret = secrets.token_hex(16)
         outputs = OutputPipes(self._print)
         self._nodes = []
@@ -200,12 +204,13 @@ class Hosts:
                     node.process.kill()
 
     def _check_who_ended(self) -> None:
+        ended = [(node.name, code) for node in self._nodes if (code := node.process.poll()) and code != STOPPED]
+        if ended and self._first is None and self.stop_signal is None:
+            self._first, code = min(ended, key=lambda each: distance_from_cause(each[1]))
+            self._distance = distance_from_cause(code)
+            say(f"{self._first}: ended with {described(code)}; stopping the other machines")
         for node in self._nodes:
-            code = node.process.poll()
-            if code not in (None, 0, STOPPED) and self._first is None and self.stop_signal is None:
-                self._first = node.name
-                say(f"{node.name}: ended with {described(code or 0)}; stopping the other machines")
-            if code == 0 and not node.has_left:
+            if node.process.poll() == 0 and not node.has_left:
                 node.has_left = True
                 self._send(f"left {node.name}")
 
@@ -217,8 +222,10 @@ class Hosts:
     def _print(self, name: str, chunk: bytes) -> None:
         *lines, self._rests[name] = (self._rests.get(name, b"") + chunk).split(b"\n")
         for line in lines:
-            if self._first is None and _FAILED.match(line):
-                self._first = name
+            failed = _FAILED.match(line.decode(errors="replace"))
+            # Also after another node was told to stop the others: a node that only follows may be heard first.
+            if failed and (distance := _DISTANCES.get(failed[1], 0)) < self._distance:
+                self._first, self._distance = name, distance
         write_to_stderr(name, b"".join(b"[%s] %s\n" % (name.encode(), line) for line in lines))
 
     def _result(self, outputs: OutputPipes) -> int:
@@ -227,7 +234,7 @@ class Hosts:
             return next((code for code in codes.values() if code), 0)
         code = codes[self._first] or 1
         lines = outputs.of(self._first)
-        if not any(_FAILED.match(line.encode()) for line in lines):
+        if not any(map(_FAILED.match, lines)):
             # The node's launcher reported no failed rank, so the connection failed.
             say(f"{self._first} cannot be reached, or the ssh connection was lost (exit code {code})")
         if lines and outputs.last_writer != self._first:

@@ -20,7 +20,7 @@ from typing import IO, Union
 from libai_data.errors import ConfigError, numbers_in_words
 from libai_data.errors.working_directory import working_directory
 from libai_data.launch.cuda_libraries import library_path_for_ranks
-from libai_data.launch.exit_codes import STOPPED, as_exit_code, described
+from libai_data.launch.exit_codes import STOPPED, as_exit_code, described, distance_from_cause
 from libai_data.launch.job_environment import SECRET_VARIABLE, seconds_from_environment
 from libai_data.launch.joining_pipe import GRACE_SECONDS, JoiningRanks
 from libai_data.launch.output import OutputPipes, last_lines, quoted, say
@@ -42,8 +42,8 @@ POLL_SECONDS = 0.02
 SECONDS_TO_JOIN = "LIBAI_DATA_SECONDS_TO_JOIN"
 # The launcher reports an ended rank after this time: other ranks may wait for it, or may finish without it.
 SECONDS_UNTIL_TOLD = 10.0
-# A rank that ends because another one is gone has one of these codes, and each other code tells more of the cause.
-_FAR_FROM_CAUSE = {1: 1, -signal.SIGABRT: 2}
+STOPPING_THE_OTHERS = "stopping the others"
+"""In each line that reports a failure, and in no other line. The launcher of a hostfile looks for these words."""
 
 Output = Union[None, int, IO[bytes]]
 
@@ -230,7 +230,7 @@ class Ranks:
             codes = [process.poll() for process in self.processes]
             if first is None:
                 failed = [(rank, code) for rank, code in enumerate(codes) if code]
-                first = min(failed, key=lambda each: _FAR_FROM_CAUSE.get(each[1], 0), default=None)
+                first = min(failed, key=lambda each: distance_from_cause(each[1]), default=None)
                 missed = self._joining.missed(codes)
                 if first is None and missed is not None:
                     first = (missed, 0)
@@ -344,17 +344,18 @@ class Ranks:
             if code == 0 and codes[local_rank] is None:
                 say(
                     f"local rank {numbers_in_words(self._joining.waiting(codes))} waits in 'import oneflow' for "
-                    f"{self._left_elsewhere}, whose ranks ended with exit code 0 and never imported oneflow"
+                    f"{self._left_elsewhere}, whose ranks ended with exit code 0 and never imported oneflow; "
+                    f"{STOPPING_THE_OTHERS}"
                 )
                 return
             if code == 0:
                 say(
                     f"local rank {local_rank} ended with exit code 0 and never imported oneflow; in 'import oneflow', "
-                    f"local rank {numbers_in_words(self._joining.waiting(codes))} waits for it; stopping the others"
+                    f"local rank {numbers_in_words(self._joining.waiting(codes))} waits for it; {STOPPING_THE_OTHERS}"
                 )
                 return
             before = f" ({_ended(codes)} before)" if 0 in codes else ""
-            say(f"local rank {local_rank} ended with {described(code)}; stopping the others{before}")
+            say(f"local rank {local_rank} ended with {described(code)}; {STOPPING_THE_OTHERS}{before}")
 
     def _report_last(self, local_rank: int, code: int) -> None:
         """Repeat the last output of the rank that failed first, if other ranks have written since."""

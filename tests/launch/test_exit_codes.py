@@ -1,4 +1,4 @@
-"""Which exit code the launcher returns, if several ranks have failed when it looks."""
+"""Which exit code the launcher returns, if several ranks or machines have failed when it looks."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.deadline import wait_until
+from tests.deadline import run_to_end, wait_until
 from tests.distributed.processes import REPOSITORY
+from tests.properties import slowly
 
 # Each rank ends in its own way, when the launcher cannot look.
 ENDS = """
@@ -46,3 +47,35 @@ def test_ranks_that_end_because_one_is_gone_do_not_hide_its_code(
         wait_until(lambda: all(map(has_ended, ranks)), "end of the ranks")
         os.kill(launcher.pid, signal.SIGCONT)
         assert launcher.wait(60) == found
+
+
+def run_on_machines(a: str, b: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """The launcher of two machines, on each of which a shell script is the launcher of the ranks."""
+    (folder / "hosts").write_text("a\nb\n")
+    (folder / "ssh").write_text(f'read order\ncase " $* " in\n*" a "*)\n{a}\n;;\n*)\n{b}\n;;\nesac\n')
+    arguments = ["--hostfile", str(folder / "hosts"), "--ssh", f"bash {folder}/ssh", str(Path(__file__))]
+    return run_to_end([sys.executable, "-m", "libai_data.launch", *arguments], 60)
+
+
+@pytest.mark.parametrize("seconds", [(0.0, 0.2), slowly((0.0, 0.0)), slowly((0.2, 0.0))])
+def test_a_machine_that_follows_another_does_not_hide_its_code(seconds: tuple[float, float], tmp_path: Path) -> None:
+    line = "libai_data.launch: local rank 1 ended with signal"
+    ended = run_on_machines(
+        f"sleep {seconds[0]}; echo '{line} SIGABRT; stopping the others'; sleep 0.3; exit 134",
+        f"sleep {seconds[1]}; echo '{line} SIGKILL; stopping the others'; echo ended; sleep 0.2; exit 137",
+        tmp_path,
+    )
+    assert ended.returncode == 137
+    assert ended.stderr.rstrip().endswith("ended"), ended.stderr
+
+
+def test_ranks_that_end_or_wait_without_a_failure_end_no_job_of_several_machines(tmp_path: Path) -> None:
+    line = "libai_data.launch: local rank 0-1"
+    ended = run_on_machines(
+        f"echo '{line} ended with exit code 0, at least 10 s ago; the others still run'; exit 0",
+        f"echo \"{line} waits in 'import oneflow' for ranks of the other 1 machine(s)\"; sleep 0.2; read -t 0.1 word\n"
+        "while read -t 0.1 word; do echo got $word; done; exit 0",
+        tmp_path,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "got fail" not in ended.stderr
