@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +15,9 @@ import pytest
 from libai_data import DataLoader
 from libai_data.data.shard_work.process_pool import Work, done_by_processes
 from libai_data.data.sources import ArrayRecordSource
+from libai_data.launch.ports import DEFAULT_PORT, reserve_port
 from tests.data.sources.record_files import available, write
+from tests.deadline import run_to_end
 
 _MESSAGE = r"this process may have \d+ open files.*run `ulimit -n 65536` before the program, or use fewer workers"
 
@@ -50,3 +54,18 @@ def test_a_loader_that_cannot_start_its_workers_names_the_limit_of_open_files() 
 def test_work_that_cannot_start_its_processes_names_the_limit_of_open_files() -> None:
     with pytest.raises(OSError, match=_MESSAGE):
         list(done_by_processes(Work(len, str), ["job"], 1))
+
+
+@pytest.mark.usefixtures("no_more_files")
+def test_a_port_that_cannot_be_tried_is_not_called_in_use() -> None:
+    limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit + 1, hard_limit))  # for the socket that reserves the port
+    with pytest.raises(OSError, match="Too many open files"):
+        reserve_port(DEFAULT_PORT)
+
+
+def test_a_launcher_that_cannot_start_its_ranks_names_the_limit_of_open_files() -> None:
+    launch = f"ulimit -n 16; exec {sys.executable} -m libai_data.launch --nproc_per_node 8 --no_python true"
+    ended = run_to_end(["bash", "-c", launch])
+    assert ended.returncode == 1
+    assert re.search(_MESSAGE, ended.stderr), ended.stderr

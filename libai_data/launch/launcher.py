@@ -26,7 +26,7 @@ import sys
 from collections.abc import Sequence
 
 from libai_data.atomic_files import output_path
-from libai_data.errors import ConfigError, DataPipelineError, nearest
+from libai_data.errors import ConfigError, DataPipelineError, naming_open_files, nearest
 from libai_data.errors.working_directory import working_directory
 from libai_data.launch.exit_codes import STOPPED
 from libai_data.launch.hosts import Hosts, read_hostfile
@@ -59,7 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         training = describe(args, len(hosts) or 1) if args.max_restarts else Training()
         runner = Hosts(args, hosts, training) if hosts else Ranks(args)
         restarts = Restarts(args.max_restarts, training.last_checkpoint)
-        return run_with_restarts(runner, args.training_script_args, restarts)
+        with naming_open_files():
+            return run_with_restarts(runner, args.training_script_args, restarts)
     except (DataPipelineError, OSError) as error:
         say(str(error))
         return 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import ipaddress
 import random
 import socket
@@ -46,11 +47,9 @@ def bound(port: int, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.soc
         OSError: The port is in use.
     """
     for family, address in ((socket.AF_INET6, "::"), (socket.AF_INET, "")):
+        found = None
         try:
             found = socket.socket(family, kind)
-        except OSError:  # no IPv6
-            continue
-        try:
             if kind == socket.SOCK_STREAM:  # For UDP, this would let two sockets share the port.
                 found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
@@ -58,8 +57,9 @@ def bound(port: int, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.soc
             found.bind((address, port))
             return found
         except OSError as error:
-            found.close()
-            problem = error  # No IPv6 address, or the port is in use; then binding to IPv4 fails too.
+            if found is not None:
+                found.close()
+            problem = error  # No IPv6, or the port is in use; then binding to IPv4 fails too.
     raise problem
 
 
@@ -98,6 +98,8 @@ def reserve_port(port: int, holder: str = "launcher") -> socket.socket:
         bound(port).close()
     except OSError as error:
         reservation.close()
+        if error.errno == errno.EMFILE:
+            raise
         raise ConfigError(
             f"port {port} is in use on this machine, by {taker} ({error.strerror}); give each job its own "
             "--master_port (MASTER_PORT)"
