@@ -13,6 +13,7 @@ from tests.engine.data_runs import metric
 from tests.engine.test_default_trainer import built
 from tests.engine.test_odd_parts import BATCH
 from tests.engine.tiny import tiny_config
+from tests.properties import slowly
 
 
 class ReadsTheTrainLoader(HookBase):
@@ -49,6 +50,20 @@ def test_only_what_the_steps_change_in_an_optimizer_is_restored(tmp_path: Path) 
         set_mesh(None)
         options = trainer.optimizer.param_groups[0].options
         assert (options["weight_decay"], options["eps"]) == (0.05, 1e-3)
+
+
+class ChangesOptions(HookBase):
+    def before_step(self) -> None:
+        if self.trainer.iter == 2:
+            self.trainer.optimizer.param_groups[0].options.update(lr=0.5, weight_decay=0.5)
+
+
+@pytest.mark.parametrize("hooks", [[ChangesOptions()], slowly([])])
+def test_options_of_an_optimizer_that_a_graph_ignores_are_warned_of(tmp_path: Path, hooks: list[HookBase]) -> None:
+    built(tiny_config(str(tmp_path), train_iter=4, graph=True, evaluation={"enabled": False}), *hooks).train()
+    warning = "the optimizer's group of first.weight and 1 more/weight_decay, lr changed. The graph ignores this"
+    assert (tmp_path / "log.txt").read_text().count(warning) == len(hooks)
+    assert (tmp_path / "log.txt").read_text().count("The graph ignores") == len(hooks)
 
 
 class SkipsAStep(DefaultTrainer):

@@ -109,6 +109,10 @@ class ChangedAttributes:
                     found[f"{thing}/{name}".lstrip("/")] = text, value
         return found
 
+    def changed(self) -> list[str]:
+        """Names of the attributes that have other values now."""
+        return [name for name, (text, _) in self._found().items() if text != self._first.get(name)]
+
     def state_dict(self) -> dict[str, str]:
         """Name -> the new value as text; raises TypeError for tensors, and lists and dicts of other objects."""
         changed = {}

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Callable
 
 from libai_data.data.samplers.schedule import StepSchedule
+from libai_data.engine.checkpoint.optimizer_state import ChangedAttributes, changed_numbers
 from libai_data.engine.data_state import schedule_of, stream_state_of
 from libai_data.engine.train_loop import HookBase
 from libai_data.engine.writers import SOURCE
@@ -156,13 +157,15 @@ class DataProgress(HookBase):
 class LRScheduler(HookBase):
     """Puts the learning rate of the finished step as "lr", and steps the schedule; by default, that of the trainer.
 
-    In graph mode, the graph counts its own steps, and this eager copy of the schedule only shows the rate.
+    In graph mode, the graph counts its own steps, and this eager copy of the schedule only shows the rate. So this hook
+    warns if a training changes rates or options of the optimizer, which a compiled graph ignores.
     """
 
     def __init__(self, optimizer: Any = None, scheduler: Any = None) -> None:
         self._optimizer = optimizer
         self._scheduler = scheduler
         self._group = 0
+        self._compiled: ChangedAttributes | None = None  # options that the graph is compiled with
 
     @property
     def scheduler(self) -> Any:
@@ -181,6 +184,27 @@ class LRScheduler(HookBase):
         rates = [group["lr"] for group in optimizer.param_groups]
         return rates.index(Counter(rates).most_common(1)[0][0])
 
+    def before_step(self) -> None:
+        if self.trainer.iter == self.trainer.start_iter and getattr(self.trainer, "graph_train", None) is not None:
+            self._compiled = changed_numbers(self.trainer.model, self.trainer.optimizer)
+
     def after_step(self) -> None:
-        self.trainer.storage.put_scalar("lr", self.scheduler.get_last_lr()[self._group], smoothing_hint=False)
+        rates = self.scheduler.get_last_lr()
+        if self._compiled is not None and self.trainer.losses.is_due(self.trainer.iter):
+            self._warn_of_ignored(self._compiled, rates)
+        self.trainer.storage.put_scalar("lr", rates[self._group], smoothing_hint=False)
         self.scheduler.step()
+
+    def _warn_of_ignored(self, compiled: ChangedAttributes, rates: list[float]) -> None:
+        changed = compiled.changed()
+        if [group["lr"] for group in self.trainer.optimizer.param_groups] != list(rates):
+            changed.append("lr")
+        if changed:
+            self._compiled = None
+            logger.warning(
+                "Before the end of step %d, the optimizer's %s changed. The graph ignores this, because it was "
+                "compiled with the values before the first step. Use eager mode (graph.enabled=False), or change the "
+                "config and resume.",
+                self.trainer.iter,
+                ", ".join(changed),
+            )
