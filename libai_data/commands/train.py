@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import logging
 import os
 import sys
@@ -13,7 +14,7 @@ from libai_data.config import default_argument_parser, try_get_key
 from libai_data.config.lazy_config import load_config
 from libai_data.config.values import check_values, given
 from libai_data.data.datasets.class_numbers import ClassNumbers
-from libai_data.engine.built_parts import as_test_loaders, built_by
+from libai_data.engine.built_parts import as_test_loaders, as_three_loaders, built_by
 from libai_data.engine.checkpoint import Checkpointer
 from libai_data.engine.default_trainer import DefaultTrainer
 from libai_data.engine.failure import end_job_on_failure
@@ -125,12 +126,17 @@ def evaluate(cfg: Any, trainer_class: type[DefaultTrainer], resume: bool) -> dic
         data.enter("test")
     if data is None:
         loaders = as_test_loaders(built_by(trainer_class, "build_test_loader", cfg, tokenizer))
+        if not loaders and _builds_train_loader(cfg, trainer_class):
+            # As a training does; with test loaders, the train dataset would be built for nothing.
+            _, *others = as_three_loaders(built_by(trainer_class, "build_train_loader", cfg, tokenizer))
+            loaders = [loader for loader in others if loader is not None]
     else:
         loaders = data.loaders("test")
     if not loaders:
+        lacks = "no dataloader.test, and build_train_loader gives no other"
         raise ConfigError(
             "--eval-only has nothing to evaluate on: the config has "
-            + ("no dataloader.test" if data is None else "a datamodule without test_dataloader")
+            + (lacks if data is None else "a datamodule without test_dataloader")
         )
     saved = checkpointer.peek(path).get("stateful", {})
     ClassNumbers(map(indexed_dataset_of, loaders)).load_state_dict(saved.get("classes", {}))
@@ -142,6 +148,12 @@ def evaluate(cfg: Any, trainer_class: type[DefaultTrainer], resume: bool) -> dic
     if data is not None:
         data.leave("test")
     return results
+
+
+def _builds_train_loader(cfg: Any, trainer_class: type[DefaultTrainer]) -> bool:
+    name = "build_train_loader"
+    is_overridden = inspect.getattr_static(trainer_class, name) is not vars(DefaultTrainer)[name]
+    return is_overridden or try_get_key(cfg, "dataloader.train") is not None
 
 
 if __name__ == "__main__":

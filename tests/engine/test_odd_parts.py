@@ -312,6 +312,26 @@ def test_an_evaluation_without_a_metric_is_warned_of(tmp_path: Path) -> None:
     assert "The evaluation on TinyDataset has no result: train.evaluation.evaluator is None, or its evaluate()" in log
 
 
+class BuildsAllLoaders(DefaultTrainer):
+    """Makes all loaders at once, as builders that split one dataset do."""
+
+    @classmethod
+    def build_train_loader(cls, cfg: Any, tokenizer: Any = None) -> Any:
+        train, *_ = super().build_train_loader(cfg, tokenizer)
+        return train, None, *super().build_test_loader(cfg, tokenizer)
+
+    @classmethod
+    def build_test_loader(cls, cfg: Any, tokenizer: Any = None) -> Any:
+        return []
+
+
+def test_an_evaluation_uses_the_loaders_that_are_built_with_the_train_loader(tmp_path: Path) -> None:
+    results = command(tmp_path, "train.train_iter=1", kind=BuildsAllLoaders)
+    assert command(tmp_path, "--eval-only", "--resume", kind=BuildsAllLoaders) == results
+    with pytest.raises(ConfigError, match=r"no dataloader\.test, and build_train_loader gives no other"):
+        command(tmp_path, "--eval-only", "--resume", "dataloader.test=[]")
+
+
 def test_a_config_that_resumes_is_evaluated_at_its_last_checkpoint(tmp_path: Path) -> None:
     saved(tmp_path)
     assert "Acc@1" in command(tmp_path, "--eval-only", "+train.resume=true")
