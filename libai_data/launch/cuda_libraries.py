@@ -156,6 +156,8 @@ class _Loader(importlib.machinery.ExtensionFileLoader):
             with self._loading():
                 return super().create_module(spec)
         except ImportError as error:
+            if str(error).startswith(KeyboardInterrupt.__name__):  # of an extension, Python shows only its text
+                raise KeyboardInterrupt from None
             if not missing:
                 raise
             raise ImportError(

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pytest
 
+from libai_data.launch import cuda_libraries
 from libai_data.launch.cuda_libraries import SONAMES
 from tests.deadline import run_to_end
 from tests.properties import slowly
@@ -147,3 +151,14 @@ install_import_hook(nullcontext, nullcontext)
 print(sum(type(finder).__name__ == "_Finder" for finder in sys.meta_path))
 """
     assert run(code) == "1\n"
+
+
+def test_an_interrupt_while_the_extension_is_loaded_is_no_import_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> NoReturn:
+        raise ImportError("KeyboardInterrupt: ")  # as pybind11 does
+
+    monkeypatch.setattr(importlib.machinery.ExtensionFileLoader, "create_module", interrupted)
+    monkeypatch.setattr(cuda_libraries, "load", lambda folder: [])
+    spec = importlib.machinery.ModuleSpec("extension", None)
+    with pytest.raises(KeyboardInterrupt):
+        cuda_libraries._Loader("extension", "extension.so", nullcontext).create_module(spec)
