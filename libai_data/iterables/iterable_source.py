@@ -297,6 +297,8 @@ def _keeps_state(thing: Any) -> bool:
     """Whether an iterable can be restored exactly from its state."""
     if not (has_attribute(thing, "state_dict") and has_attribute(thing, "load_state_dict")):
         return False
+    if type(thing).__module__.startswith("pytorch_lightning."):  # The state of its CombinedLoader is empty.
+        return False
     # The state of a Hugging Face stream omits the samples in its shuffle buffers, so a resume counts samples instead.
     waiting = [getattr(thing, "_ex_iterable", None)]
     while waiting:

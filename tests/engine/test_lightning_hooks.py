@@ -207,6 +207,34 @@ def test_the_shorter_of_several_loaders_begins_anew() -> None:
     stages.leave("fit")
 
 
+@pytest.mark.parametrize("mode", ["min_size", "max_size_cycle"])
+def test_lightnings_combined_loader_resumes_after_any_batch(mode: str) -> None:
+    pytest.importorskip("pytorch_lightning")
+    from pytorch_lightning.trainer.supporters import CombinedLoader as LightningsLoader
+    from torch.utils.data import DataLoader
+
+    class Combined(DataModule):
+        def train_dataloader(self) -> Any:
+            parts = {name: [{"x": np.float32(i)} for i in range(length)] for name, length in (("a", 6), ("b", 10))}
+            return LightningsLoader({name: DataLoader(part, 2) for name, part in parts.items()}, mode)
+
+    def made() -> Any:
+        return DataStages(Combined()).loaders("train")[0]
+
+    def read(batches: Any) -> list[list[float]]:
+        batch = next(batches)
+        return [batch[name]["x"].numpy().tolist() for name in "ab"]
+
+    batches = iter(made())
+    whole = [read(batches) for _ in range(9)]
+    for cut in range(1, 8):
+        loader, resumed = made(), made()
+        batches = iter(loader)
+        assert [read(batches) for _ in range(cut)] == whole[:cut]
+        resumed.load_state_dict(loader.state_dict())
+        assert read(iter(resumed)) == whole[cut]
+
+
 def test_what_several_loaders_cannot_do_is_refused() -> None:
     class Unnamed(DataModule):
         def train_dataloader(self) -> Any:
