@@ -57,4 +57,4 @@ def main(folder: Path) -> None:
         print(f"after {step} steps the mean squared error of {TEST_SAMPLES} samples is {total / TEST_SAMPLES:.6f}")
 
 
-main(Path(sys.argv[1]))
+main(Path(sys.argv[-1]))  # --max-restarts of the launcher adds --resume before it

@@ -44,7 +44,7 @@ def on_one_rank(
         script.write_text(
             whole.replace("EPOCHS, SAVE_EVERY = 200, 50, 4, 5", f"EPOCHS, SAVE_EVERY = 200, 50, {epochs}, 5")
         )
-        monkeypatch.setattr(sys, "argv", [str(script), str(tmp_path / folder)])
+        monkeypatch.setattr(sys, "argv", [str(script), "--resume", str(tmp_path / folder)])  # as in a restart
         try:
             runpy.run_path(str(script), run_name="__main__")
         finally:
