@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Callable
 
@@ -145,11 +145,7 @@ class FileColumns:
             both = {**self._types, **types}
             differ = [name for name in both if not _are_alike(self._types.get(name), types.get(name))]
             if differ:
-                ours, theirs = ({name: str(own.get(name)) for name in differ} for own in (types, self._types))
-                raise SchemaError(
-                    f"the files differ: {path} has the columns {ours}, {self._path} {theirs}; write all files with the "
-                    "same columns and types, or read only columns that are alike (columns=[...])"
-                )
+                raise columns_differ(differ, path, types, self._path, self._types)
         return names
 
 
@@ -166,6 +162,17 @@ def _are_alike(one: Any, other: Any) -> bool:
         return False
     # Arrow would convert ints to floats.
     return pa.types.is_integer(one) == pa.types.is_integer(other) or pa.types.is_null(one) or pa.types.is_null(other)
+
+
+def columns_differ(
+    names: Sequence[str], path: str, ours: Mapping[str, Any], first: str, theirs: Mapping[str, Any]
+) -> SchemaError:
+    """The error for a file and the first one, of which columns have other types or are missing."""
+    found, expected = ({name: str(types.get(name)) for name in names} for types in (ours, theirs))
+    return SchemaError(
+        f"the files differ: {path} has the columns {found}, {first} {expected}; write all files with the same columns "
+        "and types, or read only columns that are alike (columns=[...])"
+    )
 
 
 def chosen_columns(known: Sequence[str], columns: Any, path: Any) -> list[str]:

@@ -44,7 +44,7 @@ class DescribedSource(ShardedSource):
         if isinstance(paths, MappedFile):
             found, files = [(described or described_shards([paths.source], self._format))[paths.source]], [paths]
         else:
-            by_path = described_shards(listed(paths), self._format)
+            by_path = described_shards(listed(paths), self._format, columns)
             found = [*by_path.values()]
             files = [
                 MappedFile(path, decompressed(path, shard) if shard.is_packed(path) else None)

@@ -48,6 +48,7 @@ class LitDataSource(DescribedSource):
         ConfigError: There is no such file or column, or no index of the chunks.
         FormatError: A file is cut short, damaged, encrypted or compressed in another way. Or a leaf has pickled
             objects, or a dtype that numpy does not have.
+        SchemaError: The leaves that are read differ between the chunks.
     """
 
     _format = "litdata"

@@ -121,6 +121,7 @@ class MDSSource(DescribedSource):
     Raises:
         ConfigError: There is no such file or column, or no index of the shards.
         FormatError: A file is cut short or damaged, compressed in another way, or has a column of pickled objects.
+        SchemaError: The columns that are read differ between the shards.
     """
 
     _format = "mds"

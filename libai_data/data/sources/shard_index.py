@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Callable, NamedTuple, Optional
 
 from libai_data.data.json_text import parsed_json
+from libai_data.data.sources.arrow_columns import columns_differ
 from libai_data.data.sources.decompressed import DecompressedFile, zstd_key
 from libai_data.data.sources.storage import LocalFile, Storage
 from libai_data.errors import ConfigError, FormatError, first_repeated
@@ -20,6 +21,15 @@ INDEX = "index.json"
 _SHARD = re.compile(r"\.mds|\.bin$")
 _MDS_VERSION = 2
 _MOST_SAMPLES = 1 << 32
+# Encodings whose values are of one kind; numbers may have any size.
+_KINDS = {
+    **dict.fromkeys(("uint", "str_int"), "int"),
+    "str_float": "float",
+    "text": "str",
+    **dict.fromkeys(("jpeg", "png", "image", "tiff", "tifffile", "file"), "bytes"),
+    **dict.fromkeys(("pil", "numpy", "tensor", "no_header_numpy", "no_header_tensor"), "ndarray"),
+    **dict.fromkeys(("list[jpeg]", "list[png]"), "jpeg_array"),
+}
 _NAMED, _NUMBERED = ("builtins.dict", "collections.OrderedDict"), ("builtins.tuple", "builtins.list")
 
 
@@ -67,7 +77,9 @@ class DescribedShard(NamedTuple):
         return bool(self.packed) and path.endswith(self.packed)
 
 
-def described_shards(files: Sequence[str], format: str) -> dict[str, DescribedShard]:
+def described_shards(
+    files: Sequence[str], format: str, columns: Sequence[str] | None = None
+) -> dict[str, DescribedShard]:
     """Path -> description of a shard.
 
     The order is that of the indices, if `files` has indices, and otherwise that of the files.
@@ -75,10 +87,12 @@ def described_shards(files: Sequence[str], format: str) -> dict[str, DescribedSh
     Args:
         files: paths of shards and indices. Without indices, those in the folders of the shards are read.
         format: a key of `DESCRIBED`.
+        columns: names of the columns that shards with samples must have in common; by default all.
 
     Raises:
         ConfigError: A shard is in no index, or does not exist.
         FormatError: An index does not have this format.
+        SchemaError: The columns differ between the shards.
     """
     given = [path for path in files if path.rpartition("/")[2] == INDEX]
     indices = given or sorted({_beside(path, INDEX) for path in files})
@@ -99,7 +113,27 @@ def described_shards(files: Sequence[str], format: str) -> dict[str, DescribedSh
     found = {path: known[path] for path in (known if given else files) if path in known}
     if not found:
         raise ConfigError(f"{indices} list none of the files {list(files)[:5]}; give folders of shards")
+    _check_alike({path: shard for path, shard in found.items() if shard.samples}, columns)
     return found
+
+
+def _check_alike(shards: Mapping[str, DescribedShard], columns: Sequence[str] | None) -> None:
+    first = next(iter(shards), "")
+    for path, shard in shards.items():
+        if shard.columns == shards[first].columns:
+            continue
+        ours, theirs = (
+            {name: encoding for name, encoding, _ in each.columns if columns is None or name in columns}
+            for each in (shard, shards[first])
+        )
+        differ = [name for name in {**theirs, **ours} if _kind(ours.get(name)) != _kind(theirs.get(name))]
+        if differ:
+            raise columns_differ(differ, path, ours, first, theirs)
+
+
+def _kind(encoding: str | None) -> str:
+    name = (encoding or "").partition(":")[0].rstrip("0123456789")
+    return _KINDS.get(name, name)
 
 
 def is_raw(path: str) -> bool:

@@ -13,7 +13,7 @@ import pytest
 
 from libai_data.data.sources import LitDataSource, MDSSource, open_source
 from libai_data.data.sources.mds import decoder_of
-from libai_data.errors import ConfigError, FormatError, StorageError
+from libai_data.errors import ConfigError, FormatError, SchemaError, StorageError
 from tests.data.sources.object_store import BUCKET, ObjectStore
 from tests.data.sources.record_files import ENDINGS, WRITERS, same, texts, write_mds
 
@@ -182,6 +182,33 @@ def test_shards_without_an_index_and_truncated_ones_are_refused(tmp_path: Path) 
     (tmp_path / "index.json").unlink()
     with pytest.raises(ConfigError, match=r"there is no file .*index.json"):
         MDSSource(tmp_path / "*.mds")
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"x": "int"}, r"b\.mds has the columns {'y': 'None'}, .*a\.mds {'y': 'jpeg'}"),
+        ({"x": "float32", "y": "png"}, r"b\.mds has the columns {'x': 'float32'}, .*a\.mds {'x': 'int'}"),
+    ],
+)
+def test_shards_whose_columns_differ_are_refused_when_they_are_opened(
+    tmp_path: Path, other: dict[str, str], message: str
+) -> None:
+    write_mds(tmp_path / "a.mds", {"x": "int", "y": "jpeg"}, [[bytes(8), b"0"]])
+    write_mds(tmp_path / "b.mds", other, [[bytes(8 if other["x"] == "int" else 4), b"1"][: len(other)]])
+    with pytest.raises(SchemaError, match=message):
+        MDSSource(tmp_path)
+    with pytest.raises(SchemaError, match=message):
+        open_source(f"file://{tmp_path}", streaming=True)
+    alike = [name for name in ("x", "y") if name in other and f"'{name}'" not in message]
+    assert len(list(MDSSource(tmp_path, columns=alike))) == 2
+
+
+def test_shards_may_have_several_encodings_of_one_kind_and_other_columns_if_they_are_empty(tmp_path: Path) -> None:
+    write_mds(tmp_path / "a.mds", {"none": "str"}, [])
+    write_mds(tmp_path / "b.mds", {"x": "int", "y": "jpeg"}, [[bytes(8), b"0"]])
+    write_mds(tmp_path / "c.mds", {"y": "png", "x": "uint8"}, [[b"1", bytes(1)]])
+    assert list(MDSSource(tmp_path)) == [{"x": 0, "y": b"0"}, {"x": 0, "y": b"1"}]
 
 
 def test_an_index_of_several_folders_is_read(tmp_path: Path) -> None:
