@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Callable
 
@@ -20,7 +21,7 @@ from libai_data.data.sources.numpy_files import NumpySource
 from libai_data.data.sources.parquet import ParquetSource
 from libai_data.data.sources.sharded import Paths
 from libai_data.data.sources.storage import listed, patterns_of
-from libai_data.data.sources.streamed import StreamedSource
+from libai_data.data.sources.streamed import StreamedSource, options_for
 from libai_data.data.sources.webdataset import WebDatasetSource
 from libai_data.errors import ConfigError, nearest
 
@@ -59,7 +60,7 @@ SOURCES: dict[str, Callable[..., Any]] = {
 _NOTES = (".json",)
 
 
-def open_source(paths: Paths, format: str = "", streaming: bool = False) -> Any:
+def open_source(paths: Paths, format: str = "", streaming: bool = False, columns: Sequence[str] | None = None) -> Any:
     """Open files with the source for their format.
 
     Args:
@@ -67,18 +68,21 @@ def open_source(paths: Paths, format: str = "", streaming: bool = False) -> Any:
         format: one of `SOURCES`; by default from the endings of the file names.
         streaming: copy each shard to this machine when it is needed, and remove copies that are not; see
             `StreamedSource`.
+        columns: names of the columns to read, of Parquet, Arrow, MDS and LitData; by default all.
 
     Raises:
-        ConfigError: There is no such file or format, or the file names give no format, or several. Or the shards
-            cannot be streamed.
+        ConfigError: There is no such file, format or column, or the file names give no format, or several. Or the
+            shards cannot be streamed.
         FormatError: A file cannot be read.
+        SchemaError: The columns that are read differ between the files.
     """
     if not streaming:
-        return SOURCES[source_format(paths, format)](paths)
+        kind = source_format(paths, format)
+        return SOURCES[kind](paths, **options_for(kind, columns))
     folders = patterns_of(paths)
     if len(folders) != 1:
         raise ConfigError(f"streaming reads one folder of shards, not {folders}; give its address, or one glob")
-    return StreamedSource(folders[0], SOURCES, _checked(format))
+    return StreamedSource(folders[0], SOURCES, _checked(format), columns)
 
 
 def source_format(paths: Paths, format: str = "") -> str:

@@ -42,6 +42,7 @@ def counted(
     at_once: int = AT_ONCE,
     on_counted: Callable[[int], object] = lambda total: None,
     pattern: str = "",
+    columns: Sequence[str] | None = None,
 ) -> ShardTable:
     """Count the samples of the shards below a folder.
 
@@ -52,6 +53,7 @@ def counted(
         at_once: number of parallel requests.
         on_counted: called after each shard, with the number of all shards.
         pattern: glob that the names of shards match, from the folder on; "" for all.
+        columns: as for `described_shards`.
 
     Raises:
         ConfigError: The folder is none of a store, has no such shards, or a format that cannot be streamed; or its
@@ -72,7 +74,7 @@ def counted(
     if not files:
         raise no_shards(folder, pattern)
     kind = checked_format(folder, format or format_of_files(folder, files, STREAMED))
-    known = _of_described(found, kind) if kind in DESCRIBED else _of_manifest(folder, [] if pattern else files)
+    known = _of_described(found, kind, columns) if kind in DESCRIBED else _of_manifest(folder, [] if pattern else files)
     if kind == "webdataset" and not known and f"{folder}/{_INDEX}" in found:
         known = _of_index(folder)
     if kind in DESCRIBED:
@@ -202,11 +204,11 @@ def _samples(
         raise StorageError(f"{remote.url} cannot be counted: {error}, or count fewer shards at once") from error
 
 
-def _of_described(files: Sequence[str], kind: str) -> _Known:
+def _of_described(files: Sequence[str], kind: str, columns: Sequence[str] | None) -> _Known:
     """The shards that indices describe, in the order of `described_shards`."""
     return {
         path: (shard.samples, None if shard.slack and is_raw(path) else shard.size)
-        for path, shard in described_shards(files, kind).items()
+        for path, shard in described_shards(files, kind, columns).items()
     }
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable
 
@@ -31,6 +32,7 @@ logger = logging.getLogger(__name__)
 _WAITS = (0.1, 0.5, 2.0, 8.0)
 """Seconds between attempts to find room in the cache, while others use all of it."""
 _OPENED_AT_MOST = 3
+_OF_COLUMNS = ("parquet", "arrow", "mds", "litdata")
 
 
 class StreamedSource(Records):
@@ -45,6 +47,7 @@ class StreamedSource(Records):
         address: of a folder, or a glob of shards ("**" for any depth).
         sources: format -> the source of a file.
         format: of the shards; by default from the endings of their names.
+        columns: names of the columns to read, as for `open_source`.
 
     Attributes:
         shard_lengths: int64 [shards].
@@ -59,16 +62,23 @@ class StreamedSource(Records):
         StorageError: The store does not answer.
     """
 
-    def __init__(self, address: str, sources: Mapping[str, Callable[..., Any]], format: str = "") -> None:
+    def __init__(
+        self,
+        address: str,
+        sources: Mapping[str, Callable[..., Any]],
+        format: str = "",
+        columns: Sequence[str] | None = None,
+    ) -> None:
         self.folder, self._pattern = parted(address)
+        self._columns = columns
         self.storage = Storage.from_environment()
         self.table = self._table(format)
-        self._open_file = sources[self.table.format]
+        self._open_file = partial(sources[self.table.format], **options_for(self.table.format, columns))
         if self.table.format == "parquet" and len(self.table.names):
             warn_of_partitions(f"{self.folder}/{self.table.names[0]}")
         self.shard_lengths = self.table.samples
         self._ends = np.cumsum(self.shard_lengths)
-        self.identity = key_of("streamed", self.folder, self.table.identity)
+        self.identity = key_of("streamed", self.folder, self.table.identity, columns)
         self._cache = LocalCache(self.storage.directory, self.storage.size)
         self.opened = LastUsed(self.storage.size // 4)
         self.fetched: set[int] = set()
@@ -86,7 +96,7 @@ class StreamedSource(Records):
         try:
             table = ShardTable.read(self.folder)
         except ConfigError:  # There is no table.
-            return counted(self.folder, format, pattern=self._pattern)
+            return counted(self.folder, format, pattern=self._pattern, columns=self._columns)
         if format and table.format != format:
             raise ConfigError(f"{self.folder}/{TABLE} is of shards of the format {table.format!r}, not {format!r}")
         checked_format(self.folder, table.format)
@@ -162,7 +172,8 @@ class StreamedSource(Records):
 
     @cached_property
     def _described(self) -> dict[str, DescribedShard]:
-        return described_shards([f"{self.folder}/{name}" for name in self.table.names], self.table.format)
+        files = [f"{self.folder}/{name}" for name in self.table.names]
+        return described_shards(files, self.table.format, self._columns)
 
     def fingerprint(self) -> dict[str, Any]:
         """What a checkpoint stores to identify the data: the number of shards, and a hash of their names, sizes and
@@ -179,6 +190,15 @@ class StreamedSource(Records):
         """Close a shard, and note when it is needed again; see `LocalCache.expect`."""
         self.opened.forget((self.identity, number))
         self._cache.expect(self._key(self.table.remote(self.folder, number)), when)
+
+
+def options_for(format: str, columns: Any) -> dict[str, Any]:
+    """The arguments by which a source of a format reads only these columns; none for all columns."""
+    if columns is None:
+        return {}
+    if format not in _OF_COLUMNS:
+        raise ConfigError(f"the format {format!r} has no columns to choose; leave out `columns`, or use {_OF_COLUMNS}")
+    return {"columns": columns}
 
 
 class Copy(LocalFile):
