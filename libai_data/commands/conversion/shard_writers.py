@@ -180,7 +180,21 @@ def as_row(record: Any) -> dict[str, Any]:
     """A record as a row for Arrow."""
     if isinstance(record, bytes):
         return {"record": record}
-    return {name: value.tolist() if hasattr(value, "tolist") else value for name, value in record.items()}
+    return {name: _as_cell(name, value) for name, value in record.items()}
+
+
+def _as_cell(name: str, value: Any) -> Any:
+    if not hasattr(value, "tolist"):
+        return value
+    array = np.asarray(value)
+    # Python has no times below microseconds, so they would become ints. Rows of a structured dtype would lose names.
+    are_times = array.dtype.kind in "mM"
+    if array.dtype.names or (are_times and any(isinstance(each, int) for each in array.ravel().tolist())):
+        raise SchemaError(
+            f"the field {name!r} has values of the dtype {array.dtype}, which no column of Parquet keeps; cast them, "
+            "such as to 'datetime64[us]' or numbers, or convert to another format"
+        )
+    return value.tolist()
 
 
 def schema_of(to: str, first_records: Callable[[], Sequence[Any]]) -> Any:

@@ -332,6 +332,14 @@ def test_a_field_that_fits_no_column_of_parquet_is_named() -> None:
         schema_of("parquet", lambda: [{"a": 1, "b": 1}, {"a": 2, "b": "x"}])
 
 
+@pytest.mark.parametrize("dtype", ["M8[ns]", "m8[M]", "i4,f8"])
+def test_values_of_numpy_that_parquet_would_store_as_other_ones_are_refused(dtype: str) -> None:
+    with pytest.raises(SchemaError, match=r"field 't' has values of the dtype .* or convert to another format"):
+        schema_of("parquet", lambda: [{"t": np.zeros((2, 2), dtype)}])
+    for kept in ("M8[us]", "m8[s]", "M8[D]", "V3", "S3"):
+        assert schema_of("parquet", lambda: [{"t": np.zeros((2, 2), kept)}]).names == ["t"]  # noqa: B023
+
+
 def test_large_records_make_small_row_groups_of_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     monkeypatch.setattr(shard_writers, "_ROW_GROUP_BYTES", 4000)
