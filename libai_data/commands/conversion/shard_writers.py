@@ -92,7 +92,7 @@ def _as_file(name: str, value: Any) -> tuple[str, bytes]:
     """The ending and the content of a field's file, which WebDataset decodes to the field's value."""
     ending = name.lower()
     if isinstance(value, bytes):
-        return ending, value
+        return ending, bytes(value)  # not numpy's own class
     if type(value) is int and ending in _WHOLE_NUMBERS:
         return ending, str(value).encode()
     if isinstance(value, str):

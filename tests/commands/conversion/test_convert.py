@@ -340,6 +340,11 @@ def test_values_of_numpy_that_parquet_would_store_as_other_ones_are_refused(dtyp
         assert schema_of("parquet", lambda: [{"t": np.zeros((2, 2), kept)}]).names == ["t"]  # noqa: B023
 
 
+def test_texts_of_bytes_by_numpy_become_bytes_of_a_tar(tmp_path: Path) -> None:
+    (sample,) = FORMATS["webdataset"].writer(tmp_path / "a.tar", None).write([{"data": np.bytes_(b"one")}], 0)
+    assert type(sample["data"]) is bytes
+
+
 def test_large_records_make_small_row_groups_of_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     monkeypatch.setattr(shard_writers, "_ROW_GROUP_BYTES", 4000)
