@@ -115,7 +115,7 @@ class ProcessPool(Generic[Job, Report]):
             if done:
                 report: Report = answer
                 return report
-            raise self._work.error(f"{self._work.name(job)} failed:\n{answer}")
+            raise self._work.error(f"{self._work.name(job)} failed:{answer}")
 
     def close(self) -> None:
         """End all processes, whatever they are doing."""
@@ -189,8 +189,10 @@ def serve(parent_pipe: int) -> None:
             return
         try:
             answer = pickled((True, do(job)))
+        except DataPipelineError as error:  # Its message names the cause and the remedy.
+            answer = pickled((False, f" {error}"))
         except BaseException:  # Also sys.exit in the user's code, which would end the replacements too.
-            answer = pickled((False, traceback.format_exc()))
+            answer = pickled((False, f"\n{traceback.format_exc()}"))
         end_if_fork_of(process)
         answers.write(answer)
         answers.flush()

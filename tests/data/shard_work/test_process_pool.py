@@ -9,6 +9,7 @@ import pytest
 
 from libai_data.data.shard_work import process_pool
 from libai_data.data.shard_work.process_pool import ProcessPool, Work, WorkError
+from libai_data.errors import FormatError
 from tests.deadline import stretched, wait_until
 from tests.forks import a_fork_that_lives_on
 
@@ -20,6 +21,19 @@ def test_processes_end_with_their_parent_although_a_fork_of_it_lives_on() -> Non
         # All that the parent's end would close of it.
         pool._parent_pipe.close_parents_end()
         wait_until(lambda: pool._all[0].poll() is not None, "end of the first process")
+    pool.close()
+
+
+def _fail(error: Exception) -> None:
+    raise error
+
+
+def test_an_error_of_this_package_is_one_line_and_any_other_has_its_traceback() -> None:
+    pool = ProcessPool(Work(_fail, lambda job: "the job"))
+    with pytest.raises(WorkError, match=r"^the job failed: record 3 is damaged$"):
+        pool.do(FormatError("record 3 is damaged"))
+    with pytest.raises(WorkError, match=r"^the job failed:\nTraceback (.|\n)*_fail(.|\n)*KeyError: 'text'\n$"):
+        pool.do(KeyError("text"))
     pool.close()
 
 
