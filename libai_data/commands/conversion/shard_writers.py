@@ -202,6 +202,8 @@ def schema_of(to: str, first_records: Callable[[], Sequence[Any]]) -> Any:
     if to != "parquet":
         return None
     pyarrow = import_pyarrow("writing Parquet")
+    from pyarrow.parquet import ParquetWriter
+
     rows = [as_row(record) for record in first_records()]
     names = list(dict.fromkeys(name for row in rows for name in row))
     if not names:
@@ -210,7 +212,9 @@ def schema_of(to: str, first_records: Callable[[], Sequence[Any]]) -> Any:
     for name in names:
         try:
             fields.append((name, pyarrow.array([row.get(name) for row in rows]).type))
-        except (pyarrow.ArrowException, TypeError, ValueError, OverflowError) as error:
+            # Some types cannot be written, such as structs without fields.
+            ParquetWriter(pyarrow.BufferOutputStream(), pyarrow.schema(fields[-1:])).close()
+        except (pyarrow.ArrowException, OSError, TypeError, ValueError, OverflowError) as error:
             raise SchemaError(
                 f"the field {name!r} of the first {len(rows)} records fits no column of Parquet: {error}; convert to "
                 "another format"

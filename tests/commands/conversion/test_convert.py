@@ -330,6 +330,8 @@ def test_records_that_a_tar_would_join_lose_or_rename_are_refused(tmp_path: Path
 def test_a_field_that_fits_no_column_of_parquet_is_named() -> None:
     with pytest.raises(SchemaError, match=r"the field 'b' of the first 2 records fits no column of Parquet"):
         schema_of("parquet", lambda: [{"a": 1, "b": 1}, {"a": 2, "b": "x"}])
+    with pytest.raises(SchemaError, match=r"the field 'c' of the first 1 records .* no child field"):
+        schema_of("parquet", lambda: [{"a": 1, "c": [{}]}])
 
 
 @pytest.mark.parametrize("dtype", ["M8[ns]", "m8[M]", "i4,f8"])
