@@ -135,10 +135,11 @@ class EncodedImage:
         """The EXIF orientation, 1 to 8; 1 is upright."""
         if self._is_jpeg and _EXIF not in self.data[:_EXIF_WITHIN]:
             return 1
+        image = self._opened
+        if image.format == "TIFF":  # Pillow turns it when it decodes it.
+            return 1
         try:
-            found = self._opened.getexif().get(_ORIENTATION, 1)
-        except FormatError:
-            raise
+            found = image.getexif().get(_ORIENTATION, 1)
         except Exception:  # Malformed metadata raises many kinds of errors, but the pixels may be valid.
             return 1
         return found if isinstance(found, int) and 1 <= found <= 8 else 1

@@ -68,7 +68,7 @@ def test_of_sixteen_bits_the_upper_eight_are_taken() -> None:
         np.testing.assert_array_equal(decode_image(data)[:, :, 1], (values >> 8).astype(np.uint8))
 
 
-@pytest.mark.parametrize("form", ["JPEG", "PNG"])
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "TIFF"])
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_an_image_is_turned_as_its_exif_orientation_says(form: str, orientation: int) -> None:
     exif = Image.Exif()
