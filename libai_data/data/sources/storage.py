@@ -29,7 +29,7 @@ from libai_data.data.sources.remote import fetch, is_remote, list_files, look_up
 from libai_data.errors import ConfigError, StorageError
 from libai_data.errors.argument_rules import PATH, check
 
-CACHE_DIR = "LIBAI_DATA_CACHE_DIR"
+CACHE_DIR, CACHE_SIZE, ATTEMPTS = "LIBAI_DATA_CACHE_DIR", "LIBAI_DATA_CACHE_SIZE", "LIBAI_DATA_STORAGE_ATTEMPTS"
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _LONGEST_NAME = 100
@@ -53,19 +53,17 @@ class Storage:
     attempts: int = 5
 
     def __post_init__(self) -> None:
-        for name, value in (("size", self.size), ("attempts", self.attempts)):
+        for name, value in ((f"size of a storage ({CACHE_SIZE})", self.size), (f"attempts ({ATTEMPTS})", self.attempts)):
             if value < 1:
-                raise ConfigError(f"the {name} of a storage is {value}; it must be at least 1")
+                raise ConfigError(f"{name} is {value}; it must be at least 1")
 
     @classmethod
     def from_environment(cls) -> Storage:
         """Read LIBAI_DATA_CACHE_DIR, LIBAI_DATA_CACHE_SIZE and LIBAI_DATA_STORAGE_ATTEMPTS."""
-        attempts = os.environ.get("LIBAI_DATA_STORAGE_ATTEMPTS", "5")
+        attempts = os.environ.get(ATTEMPTS, "5")
         if not attempts.isdecimal():
-            raise ConfigError(
-                f"LIBAI_DATA_STORAGE_ATTEMPTS is {attempts!r}; it must be a number of attempts, such as 5"
-            )
-        size = _bytes_of("LIBAI_DATA_CACHE_SIZE", os.environ.get("LIBAI_DATA_CACHE_SIZE", "64GB"))
+            raise ConfigError(f"{ATTEMPTS} is {attempts!r}; it must be a number of attempts, such as 5")
+        size = _bytes_of(CACHE_SIZE, os.environ.get(CACHE_SIZE, "64GB"))
         return cls(cache_home() / "files", size, int(attempts))
 
 
