@@ -53,9 +53,10 @@ class Storage:
     attempts: int = 5
 
     def __post_init__(self) -> None:
-        for name, value in ((f"size of a storage ({CACHE_SIZE})", self.size), (f"attempts ({ATTEMPTS})", self.attempts)):
+        for name, variable in (("size", CACHE_SIZE), ("attempts", ATTEMPTS)):
+            value = getattr(self, name)
             if value < 1:
-                raise ConfigError(f"{name} is {value}; it must be at least 1")
+                raise ConfigError(f"the {name} of a storage ({variable}) is {value}; it must be at least 1")
 
     @classmethod
     def from_environment(cls) -> Storage:
