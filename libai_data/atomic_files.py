@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Union
 
+from libai_data.errors import ConfigError
 from libai_data.errors.argument_rules import OUTPUT, OUTPUT_FILE, Rule
 
 PathLike = Union[str, "os.PathLike[str]"]
@@ -28,8 +29,13 @@ def written_whole(path: PathLike, unfinished: Path | None = None) -> Iterator[Pa
 
     Yields:
         The temporary path, to write to.
+
+    Raises:
+        ConfigError: The path has a device or a pipe, such as /dev/null, which the file would replace.
     """
     path = Path(path)
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise ConfigError(f"{path} is a device, a pipe or a socket, which a file would replace; give another path")
     unfinished = unfinished or path.with_name(f".{path.name}.{secrets.token_hex(4)}.unfinished")
     try:
         with named_if_full(path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any, Callable
@@ -95,3 +96,11 @@ def test_a_command_refuses_a_folder_in_place_of_a_file_to_write(
 @pytest.mark.parametrize("path", ["a:b/c", "./~/x", "/tmp/x~", "über"])
 def test_unusual_paths_of_this_machine_are_no_addresses(path: str) -> None:
     assert str(index_folder(path, None, "")) == str(Path(path))
+
+
+def test_a_file_never_replaces_a_device_or_a_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/null")):
+        with pytest.raises(ConfigError, match=f"{path} is a device, a pipe or a socket, .* give another path"):
+            LazyConfig.save({}, path)
+        assert not path.is_file()
