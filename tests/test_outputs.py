@@ -99,8 +99,8 @@ def test_unusual_paths_of_this_machine_are_no_addresses(path: str) -> None:
 
 
 def test_a_file_never_replaces_a_device_or_a_pipe(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    for path in (tmp_path / "pipe", Path("/dev/null")):
-        with pytest.raises(ConfigError, match=f"{path} is a device, a pipe or a socket, .* give another path"):
-            LazyConfig.save({}, path)
-        assert not path.is_file()
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with pytest.raises(ConfigError, match=f"{path} is a device, a pipe or a socket, .* give another path"):
+        LazyConfig.save({}, path)
+    assert path.is_fifo()
