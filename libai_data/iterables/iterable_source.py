@@ -132,15 +132,12 @@ class Source:
                 a function returned what yields batches.
             CheckpointError: The iterable cannot restore the state.
         """
-        thing, alone = self._made(epoch, shard, num_shards), Alone()
-        is_for_one = thing is self._thing and _is_for_one(thing)
-        if is_for_one:
-            alone.use(thing, self.name)
-        rows, save = self._opened(thing, epoch, state)
-        places = places_within(rows)
-        for place in places:
-            alone.use(place, f"{type(place).__name__} within {self.name}")
-        return alone.reading(rows, save) if is_for_one or places else (rows, save)
+        alone = Alone()
+        with alone.running():
+            rows, save = self._opened(self._made(epoch, shard, num_shards, alone), epoch, state)
+            for place in places_within(rows):
+                alone.use(place, f"{type(place).__name__} within {self.name}")
+        return alone.reading(rows, save)
 
     def _opened(self, thing: Any, epoch: int, state: str | None) -> Opened:
         inner = loader_within(thing) if not (self._is_told or self.batches) else None
@@ -229,19 +226,23 @@ class Source:
             return None
         return lambda: encoded(get())
 
-    def _made(self, epoch: int, shard: int, num_shards: int) -> Any:
+    def _made(self, epoch: int, shard: int, num_shards: int, alone: Alone) -> Any:
         if self._is_factory:
             arguments: dict[str, Any] = {"epoch": epoch} if self._takes_epoch else {}
             if self.takes_shard:
                 arguments.update(shard=shard, num_shards=num_shards)
             return self._thing(**arguments)
-        if has_attribute(self._thing, "__next__") and self._uses.has_begun:
-            if not has_attribute(self._thing, "reset"):
-                raise self.goes_once()
-            self._thing.reset()
+        must_reset = has_attribute(self._thing, "__next__") and self._uses.has_begun
+        if must_reset and not has_attribute(self._thing, "reset"):
+            raise self.goes_once()
         self._uses.has_begun = True
-        # Changes of the state in this epoch are made to a shallow copy, so the original stays as it was.
-        return copy.copy(self._thing) if type(self._thing).__module__.startswith("datasets.") else self._thing
+        if type(self._thing).__module__.startswith("datasets."):
+            return copy.copy(self._thing)  # Changes of the state in this epoch leave the original as it was.
+        if _is_for_one(self._thing):
+            alone.use(self._thing, self.name)
+        if must_reset:
+            self._thing.reset()
+        return self._thing
 
     def _with_skips(self, iterator: Iterator[Any]) -> Iterator[Any]:
         return Skipping(iterator, self.name) if self._skips else iterator

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
+from threading import get_ident
 from typing import Any, Callable, Optional
 
 from libai_data.errors import PassError
 
 SaveState = Callable[[], Optional[str]]
 """Returns the state of the iteration, as JSON text; None as long as it is not known."""
+
+_POLL_SECONDS = 0.01
 
 Opened = tuple[Iterator[Any], Optional[SaveState]]
 """The rows of an epoch, and the function that saves their state; None if there is no state."""
@@ -54,15 +58,34 @@ class Alone:
     def __init__(self) -> None:
         self._used: list[tuple[Uses, str, Any]] = []
         self._rows: Iterator[Any] = iter(())
+        self._thread = 0  # id of the thread that runs code of the iterable; 0 if none does
 
     def use(self, thing: Any, name: str) -> None:
-        """Become the only reader of an iterable, iterator or file; the reader before gets an error with this name."""
+        """Become the only reader of an iterable, iterator or file; the reader before gets an error with this name.
+
+        Waits until this reader has its item, because the item moves the place of the iterable.
+        """
+        uses = uses_of(thing)
+        before, uses.newest = uses.newest(), weakref.ref(self)
         # The reference keeps the thing alive, so that no other thing gets its id.
-        self._used.append((uses_of(thing), name, thing))
-        self._used[-1][0].newest = weakref.ref(self)
+        self._used.append((uses, name, thing))
+        while before is not None and before._thread not in (0, get_ident()):
+            time.sleep(_POLL_SECONDS)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """For a block that runs code of the iterable."""
+        self._thread = get_ident()
+        try:
+            yield
+        finally:
+            self._thread = 0
 
     def reading(self, rows: Iterator[Any], save: SaveState | None) -> Opened:
-        """Set the rows; returns this iterator, and the function that saves the state of the rows."""
+        """Set the rows; returns this iterator, and the function that saves the state of the rows. Without `use`,
+        returns the arguments."""
+        if not self._used:
+            return rows, save
         self._rows = rows
         return self, None if save is None else partial(self._saved, save)
 
@@ -70,8 +93,9 @@ class Alone:
         return self
 
     def __next__(self) -> Any:
-        self._check()
-        row = next(self._rows)
+        with self.running():
+            self._check()
+            row = next(self._rows)
         self._check()
         return row
 
