@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from libai_data.data.attributes import attribute_of
-from libai_data.data.fork_lock import ForkLock
 from libai_data.data.samplers.cursor import Cursor
 from libai_data.errors import CheckpointError, ConfigError, PassError
 from libai_data.errors.saved_state import Keys, check_state
@@ -37,7 +36,6 @@ class CombinedLoader:
                 )
         self.loaders = dict(loaders)
         self._unnamed = unnamed
-        self._turns = ForkLock()
         self._taken: dict[str, Any] = {}
         """Parts of the next batch that were read. They are kept if reading the other parts is interrupted."""
         self._before: dict[str, tuple[Any, Cursor]] = {}
@@ -46,26 +44,21 @@ class CombinedLoader:
     def __iter__(self) -> Iterator[Instance]:
         return _CombinedPass(self)
 
-    def take(self, passes: dict[str, Iterator[Any]]) -> Instance:
-        """The next batch: one batch of each loader, from the loader's pass in `passes`.
+    def take(self, taken: dict[str, Any], passes: dict[str, Iterator[Any]]) -> Instance:
+        """The next batch: one batch of each loader, from the loader's pass in `passes`; adds the parts to `taken`.
 
         Raises:
             ConfigError: A loader yields no batch.
-            PassError: Another thread has closed this loader.
         """
-        taken = self._taken
         try:
             for name, loader in self.loaders.items():
-                if name in taken:
-                    continue
-                try:
-                    taken[name] = self._next_part(name, passes[name])
-                except StopIteration:
+                if name not in taken:
+                    self._take_part(taken, name, passes[name])
+                if name not in taken:
                     passes[name] = iter(loader)
-                    try:
-                        taken[name] = self._next_part(name, passes[name])
-                    except StopIteration:
-                        raise ConfigError(f"loader '{name}' of several yields no batch") from None
+                    self._take_part(taken, name, passes[name])
+                if name not in taken:
+                    raise ConfigError(f"loader '{name}' of several yields no batch")
         finally:
             if self._taken is not taken:
                 self._put_back(taken.keys())
@@ -73,11 +66,7 @@ class CombinedLoader:
         for name in self.loaders:
             batch.set(name, taken[name])
         batch._unnamed, batch._is_tuple = self._unnamed, self._unnamed is list
-        with self._turns:
-            if self._taken is not taken:
-                raise PassError(LOADER_CLOSED)
-            # In one line, so that an interrupt between two lines loses no batch.
-            return setattr(self, "_taken", {}) or batch  # type: ignore[func-returns-value]
+        return batch
 
     def _put_back(self, taken: abc.Set[str]) -> None:
         """Read the parts of these loaders again. They were read for a batch that nobody gets."""
@@ -85,11 +74,12 @@ class CombinedLoader:
             stream, before = self._before[name]
             stream.cursor = before
 
-    def _next_part(self, name: str, batches: Iterator[Any]) -> Any:
+    def _take_part(self, taken: dict[str, Any], name: str, batches: Iterator[Any]) -> None:
         stream = getattr(batches, "stream", None)
         if stream is not None:
             self._before[name] = stream, stream.cursor
-        return next(batches)
+        # In one call, so that no Ctrl-C comes between the loader's move and the place that keeps the batch.
+        taken.update(zip([name], batches))
 
     def state_dict(self) -> dict[str, Any]:
         """The state of each loader, before the parts of a batch whose other parts were not read."""
@@ -125,8 +115,7 @@ class CombinedLoader:
 
     def close(self) -> None:
         """Close each loader. The parts of a batch whose other parts were not read are read again later."""
-        with self._turns:
-            taken, self._taken = self._taken, {}
+        taken, self._taken = self._taken, {}
         self._put_back(taken.keys())
         for loader in self.loaders.values():
             loader.close()
@@ -143,4 +132,10 @@ class _CombinedPass:
         return self
 
     def __next__(self) -> Instance:
-        return self._loader.take(self._passes)
+        """The next batch; a PassError if another thread has closed the loader meanwhile."""
+        loader, taken = self._loader, self._loader._taken
+        batch = loader.take(taken, self._passes)
+        if loader._taken is not taken:
+            raise PassError(LOADER_CLOSED)
+        # In one line and without a call, as in `Pass`: an interrupt comes before, or when the user has the batch.
+        loader._taken = {}; return batch  # noqa: E702  # fmt: skip

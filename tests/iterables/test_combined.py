@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import _thread
+import sys
 from collections.abc import Iterator
+from functools import partial
+from itertools import chain, islice, repeat
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from libai_data.data.samplers.cursor import Cursor
 from libai_data.errors import SampleError
 from libai_data.iterables import from_iterable
 from libai_data.iterables.combined import CombinedLoader
+from libai_data.loader.iteration import Pass
+from libai_data.loader.one_thread import OneThread
 from libai_data.structures import Instance
 
 
@@ -84,3 +92,38 @@ def test_no_loader_is_a_batch_ahead_after_another_one_failed(how: str) -> None:
         [[number], [number]] for number in range(4)
     ]
     loader.close()
+
+
+class InterruptingCursor(Cursor):
+    """When the next cursor replaces this one, a Ctrl-C comes, which Python handles after the next call."""
+
+    __del__ = partial(_thread.interrupt_main)
+
+
+class InterruptingParts(dict[str, Any]):
+    """Parts of a batch. When the batch has been handed out, a Ctrl-C comes."""
+
+    __del__ = partial(_thread.interrupt_main)
+
+
+def counting_pass() -> Pass:
+    kinds: Iterator[type[Cursor]] = chain([InterruptingCursor], repeat(Cursor))
+    taken = ((Instance(number=number), kind(number + 1)) for number, kind in enumerate(kinds))
+    stream = SimpleNamespace(cursor=Cursor(0))
+    return Pass(stream, stream.cursor, lambda: next(taken), OneThread())
+
+
+@pytest.mark.skipif(sys.version_info < (3, 10), reason="Python 3.9 handles a signal after each assignment, too")
+def test_a_ctrl_c_when_a_loader_moves_or_the_batch_is_handed_out_loses_no_part() -> None:
+    loader = CombinedLoader({"a": counting_pass(), "b": Counting()})
+    loader._taken = InterruptingParts()
+    found: list[Any] = []
+    interrupts = 0
+    while len(found) < 4:
+        try:
+            for batch in islice(loader, 4 - len(found)):
+                found.append(batch)
+        except KeyboardInterrupt:
+            interrupts += 1
+    assert [numbers(batch) for batch in found] == [(number, number) for number in range(4)]
+    assert interrupts
