@@ -25,8 +25,8 @@ _OWN_LOADERS = ("BatchLoader", "SharedLoader", "IterableLoader", "CombinedLoader
 
 def yields_batches(thing: Any) -> bool:
     """Whether `thing` is known to yield batches: a DataLoader of torch or OneFlow (or a subclass, as torchdata's), or
-    its iterator, a pipeline of WebDataset or Grain with a batching stage, or a loader of DALI or FFCV; also
-    below a progress bar of tqdm."""
+    its iterator, a pipeline of WebDataset, Grain or Hugging Face with a batching stage, or a loader of DALI or FFCV;
+    also below a progress bar of tqdm."""
     thing = without_bar(thing)
     if is_loader(thing):
         # A loader with batch_size=None yields what its dataset yields.
@@ -39,7 +39,18 @@ def yields_batches(thing: Any) -> bool:
     if derives_from(thing, "grain"):
         said = [_batches_of_grain(stage) for stage in _stages_of_grain(thing)]
         return next((each for each in said if each is not None), False)
+    if derives_from(thing, "datasets"):
+        return _batches_of_hugging_face(thing)
     return derives_from(thing, "nvidia.dali") or derives_from(thing, "ffcv")
+
+
+def _batches_of_hugging_face(stream: Any) -> bool:
+    """Whether the last stage of a stream that groups or splits samples is `batch`."""
+    stage = attribute_of(stream, "_ex_iterable")
+    while stage is not None and not attribute_of(stage, "batched"):
+        stage = attribute_of(stage, "ex_iterable")
+    name: str = getattr(attribute_of(stage, "function"), "__name__", "")
+    return name.strip("_") in ("batch_fn", "batch_arrow_table")
 
 
 def _batches_of_stage(stage: Any) -> bool | None:

@@ -227,6 +227,7 @@ KINDS: dict[str, Kind] = {
     "Grain DataLoader": Kind(grain_loader, "grain", cuts=(0, 3, 8)),
     "Hugging Face dataset": Kind(hugging_face, "datasets", is_map_style=True),
     "Hugging Face stream": Kind(hugging_face_stream, "datasets"),
+    "Hugging Face stream of batches": Kind(lambda: hugging_face_stream().batch(3), "datasets", cuts=(4,)),
     "shuffling Hugging Face stream": Kind(lambda: hugging_face_stream(7), "datasets", changes=True),
     "joined shuffling Hugging Face streams": Kind(
         joined_hugging_face_streams, "datasets", changes=True, cuts=(3, 4, 8)
@@ -430,6 +431,17 @@ def test_batches_of_grain_are_found_below_later_stages() -> None:
     rows = [sample(number) for number in range(ROWS)]
     assert yields_batches(grain.DataLoader(data_source=rows, sampler=sampler, operations=operations))
     assert not yields_batches(grain.DataLoader(data_source=rows, sampler=sampler, operations=[apart()]))
+
+
+def test_batches_of_hugging_face_are_found_below_later_stages() -> None:
+    pytest.importorskip("datasets")
+    batched = hugging_face_stream().batch(3)
+    arrays = hugging_face_stream().with_format("numpy").batch(3)
+    for of_batches in (batched, batched.map(dict), batched.take(2), arrays):
+        assert yields_batches(of_batches)
+    assert [len(batch["y"]) for batch in from_iterable(batched, 4)] == [4] * 5 + [2]
+    for of_samples in (hugging_face_stream(), batched.map(dict, batched=True)):
+        assert not yields_batches(of_samples)
 
 
 def test_samples_that_a_dataset_of_grain_drops_are_named_and_skipped_as_documented() -> None:
