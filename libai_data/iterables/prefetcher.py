@@ -15,6 +15,7 @@ from libai_data.data.fork_lock import end_if_fork_of
 from libai_data.data.items import ReuseCheck
 from libai_data.errors import PassError, SampleError, error_text
 from libai_data.iterables.shared_use import SaveState
+from libai_data.loader.daemon_thread import DaemonThread
 from libai_data.loader.iteration import LOADER_CLOSED
 from libai_data.loader.resumable import finish
 
@@ -75,9 +76,7 @@ class Prefetcher:
         self._shared = _Shared(ahead, closed)
         self._name = name
         self._timeout = timeout
-        thread = threading.Thread(
-            target=_run, args=(self._shared, open_round, size), name=f"reads {name} ahead", daemon=True
-        )
+        thread = DaemonThread(_run, (self._shared, open_round, size), f"reads {name} ahead")
         self._thread = thread
         # Also runs at exit: if a thread is left, OneFlow does not wait for the other ranks, and the other ranks abort.
         self._stop = weakref.finalize(self, _end, self._shared, thread)

@@ -11,6 +11,7 @@ from typing import Any, Callable, Optional
 
 from libai_data.data.shard_work.process_pool import ProcessPool, Work
 from libai_data.iterables.interleaved import ShardPart, ShardPlace, part_read
+from libai_data.loader.daemon_thread import DaemonThread
 from libai_data.loader.resumable import finish
 
 _PARTS_AHEAD = 2  # parts of each shard that a lane reads ahead
@@ -86,12 +87,8 @@ class ShardLanes:
         self._newest: list[_Round] = []
         self._close = weakref.finalize(self, _end, self._rounds, self._newest, pool)
         for number, rounds in enumerate(self._rounds):
-            threading.Thread(
-                target=_run,
-                args=(rounds, read if pool is None else pool.do, number, lanes),
-                name=f"reads {name} ahead, lane {number}",
-                daemon=True,
-            ).start()
+            do = read if pool is None else pool.do
+            DaemonThread(_run, (rounds, do, number, lanes), f"reads {name} ahead, lane {number}").start()
 
     def begin(self, make_part: MakePart, places: Sequence[ShardPlace]) -> list[Iterator[ShardPart]]:
         """Begin an epoch, and end the epoch before.

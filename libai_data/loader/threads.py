@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import threading
 import time
 from collections import deque
 from contextlib import suppress
@@ -17,6 +16,7 @@ from libai_data.data.random.global_generators import (
     warn_once,
 )
 from libai_data.errors import SampleError
+from libai_data.loader.daemon_thread import DaemonThread
 from libai_data.loader.executor import Awake, Executor, Task, TaskResult, TaskRunner, wants_to_end
 from libai_data.loader.schema import SampleSchema
 
@@ -50,20 +50,11 @@ class ThreadExecutor(Executor):
         self._caller_tasks: deque[Task] = deque()
         self._rereads_left = _MOST_REREADS
         self._working: list[tuple[float, Task | None]] = [(0.0, None)] * workers
-        self._threads = [
-            threading.Thread(target=self._work, args=(number,), name=f"libai_data worker {number}", daemon=True)
-            for number in range(workers)
-        ]
-        try:
-            for thread in self._threads:
-                thread.start()
-        except BaseException:
-            self.close()
-            raise
+        self._threads: list[DaemonThread] = []
 
     def _work(self, number: int) -> None:
         runner = self._runners[number]
-        while True:
+        while not self._closed:
             idle_since = time.perf_counter()
             task = self._tasks.get()
             if task is None:
@@ -90,9 +81,17 @@ class ThreadExecutor(Executor):
         if self._needs_one_thread:
             self._caller_tasks.append(task)
             return
+        if not self._threads:
+            self._start_threads()
         self._unfinished += 1
         self._callers = callers_of_a_reader()
         self._tasks.put(task)
+
+    def _start_threads(self) -> None:
+        # Not in `__init__`: a Ctrl-C could lose this executor before anybody can close it, and so end its threads.
+        for number in range(len(self._runners)):
+            self._threads.append(DaemonThread(self._work, (number,), f"libai_data worker {number}"))
+            self._threads[-1].start()
 
     def next_result(self) -> TaskResult:
         """Wait until some task is done; returns its result."""

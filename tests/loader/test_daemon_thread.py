@@ -1,0 +1,47 @@
+"""A Ctrl-C while a loader starts its threads leaves no thread, and stays a Ctrl-C."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+
+from libai_data.loader.batch_loader import BatchLoader
+from libai_data.loader.daemon_thread import DaemonThread
+from tests.deadline import wait_until
+from tests.loader.sample_datasets import Numbers
+from tests.loader.streams import loader_threads
+
+
+def test_a_thread_runs_although_a_ctrl_c_comes_when_its_start_takes_a_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    enter = threading.Condition.__enter__
+
+    def interrupted(condition: threading.Condition) -> bool:
+        enter(condition)
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+        return True
+
+    monkeypatch.setattr(threading.Condition, "__enter__", interrupted)
+    ran: SimpleQueue[str] = SimpleQueue()
+    DaemonThread(ran.put, ("ran",), "thread").start()
+    assert ran.get(timeout=60) == "ran"
+
+
+def test_threads_end_although_a_ctrl_c_comes_when_the_loader_gets_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = loader_threads()
+
+    def interrupted(*_: Any) -> Iterator[Any]:
+        raise KeyboardInterrupt
+
+    loader = BatchLoader(Numbers(), [[0, 1], [2, 3]], num_workers=2, worker_type="thread")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(weakref.finalize, "__init__", interrupted)
+        next(iter(loader))
+    wait_until(lambda: loader_threads() <= before, "end of the threads")
+    assert len(list(loader)) == 2
+    loader.close()
