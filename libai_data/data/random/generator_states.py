@@ -104,72 +104,54 @@ class _Numpy:
         np.random.seed(seed & 0xFFFFFFFF)
 
 
-class _Torch:
-    name = "torch"
+class _OfLibrary:
+    """The generator of PyTorch or OneFlow, each of which is seeded with other numbers than numpy's."""
 
-    def __init__(self) -> None:
-        self._torch: Any = sys.modules["torch"]
+    def __init__(self, name: str, seed_offset: int) -> None:
+        self.name, self._seed_offset = name, seed_offset
+        self._generator: Any = sys.modules[name].default_generator
 
     def mark(self) -> Any:
         return self.save().numpy().tobytes()
 
     def save(self) -> Any:
         with _generator_lock:
-            return self._torch.get_rng_state()
-
-    def restore(self, state: Any) -> None:
-        with _generator_lock:
-            self._torch.set_rng_state(state)
-
-    def seed(self, seed: int) -> None:
-        with _generator_lock:
-            # Another seed than numpy's, because the same seed would give the same numbers.
-            self._torch.random.default_generator.manual_seed(mix64(seed + 1) >> 1)
-
-
-class _Flow:
-    """OneFlow's. After `restore`, it continues some hundred numbers later, because OneFlow shows no exact place."""
-
-    name = "oneflow"
-
-    def __init__(self) -> None:
-        self._generator: Any = sys.modules["oneflow"].default_generator
-
-    def save(self) -> Any:
-        if is_worker_process():
-            return None
-        with _generator_lock:
             return self._generator.get_state()
 
     def restore(self, state: Any) -> None:
-        if state is not None:
-            with _generator_lock:
-                self._generator.set_state(state)
+        with _generator_lock:
+            self._generator.set_state(state)
 
     def seed(self, seed: int) -> None:
         with _generator_lock:
-            self._generator.manual_seed(mix64(seed + 2) >> 1)
+            self._generator.manual_seed(mix64(seed + self._seed_offset) >> 1)
+
+
+class _Flow(_OfLibrary):
+    """OneFlow's. After `restore`, it continues some hundred numbers later, because OneFlow shows no exact place."""
+
+    def save(self) -> Any:
+        return None if is_worker_process() else super().save()
+
+    def restore(self, state: Any) -> None:
+        if state is not None:
+            super().restore(state)
 
 
 @cache
-def _python_and_numpy() -> tuple[Any, ...]:
-    return _Python(), _Numpy()
-
-
-@cache
-def _with_torch() -> tuple[Any, ...]:
-    return *_python_and_numpy(), _Torch()
+def _watched(has_torch: bool) -> tuple[Any, ...]:
+    return (*_watched(False), _OfLibrary("torch", 1)) if has_torch else (_Python(), _Numpy())
 
 
 @cache
 def flow_generator() -> _Flow:
     """OneFlow's generator."""
-    return _Flow()
+    return _Flow("oneflow", 2)
 
 
 def watched() -> tuple[Any, ...]:
     """The generators whose marks show whether they have moved."""
-    return _with_torch() if hasattr(sys.modules.get("torch"), "default_generator") else _python_and_numpy()
+    return _watched(hasattr(sys.modules.get("torch"), "default_generator"))
 
 
 def generators_in_turn() -> AbstractContextManager[Any]:

@@ -77,7 +77,7 @@ class GlobalDraws:
     def __init__(self, whose: str) -> None:
         self.found: set[str] = set()
         self.seeds = False
-        self._whose = whose
+        self.whose = whose
         self._readings = 0
 
     @property
@@ -144,16 +144,6 @@ class GlobalDraws:
         self._readings += 1
         return not self._readings & (self._readings - 1) and "oneflow" not in self.found
 
-    def warn_of_threads(self) -> None:
-        """Warn once that a generator moved while another thread watched and restored the generators, too."""
-        warn_once(
-            "%s was read while another thread read by another loader, and one of them drew from a global random "
-            "generator, which all threads share. So samples may get other numbers in each run; %s, or read in one "
-            "thread at a time",
-            self._whose,
-            HOW_TO_DRAW,
-        )
-
     def learn(self, drawn: set[str], is_first: bool) -> bool:
         """Note which generators a reading drew from; returns whether to read again.
 
@@ -170,7 +160,7 @@ class GlobalDraws:
                 "%s draws from OneFlow's generator, which can neither be watched nor put back exactly. From now on it "
                 "is seeded for each sample; samples that were read before may have got other numbers, and in the "
                 "trainer's own process the model's generator skips numbers; %s",
-                self._whose,
+                self.whose,
                 HOW_TO_DRAW,
             )
         self.found |= new
@@ -237,7 +227,13 @@ class _Watch:
         if self._flow_state is not None:
             flow_generator().restore(self._flow_state)
         if drawn - {_AMBIGUOUS} and (self._is_beside_others or _others_watch()):
-            self._draws.warn_of_threads()
+            warn_once(
+                "%s was read while another thread read by another loader, and one of them drew from a global random "
+                "generator, which all threads share. So samples may get other numbers in each run; %s, or read in one "
+                "thread at a time",
+                self._draws.whose,
+                HOW_TO_DRAW,
+            )
         # Libraries that the reading itself has imported were not watched.
         imported = watched() is not self._generators or (not self._has_flow and has_flow())
         return self._draws.learn(drawn, is_first) or imported
