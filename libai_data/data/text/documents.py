@@ -48,12 +48,15 @@ def read_piece(piece: Piece, keys: Sequence[str], documents: str) -> Iterator[Re
     else:
         is_json = piece.format == JSON_LINES
         for line, data in _lines(piece.read()) if is_json else _text_units(piece.read(), documents):
+            record: Record
             try:
                 text = _unmarked(data).decode("utf-8")
+                record = _texts_of(line, parsed_object(text), keys) if is_json else Document(line, (text,) * len(keys))
             except UnicodeDecodeError as error:
-                yield BadLine(line, f"not UTF-8: {error.reason} at byte {error.start}")
-            else:
-                yield _parsed(line, text, keys) if is_json else Document(line, (text,) * len(keys))
+                record = BadLine(line, f"not UTF-8: {error.reason} at byte {error.start}")
+            except FormatError as error:
+                record = BadLine(line, str(error))
+            yield record
     if piece.problem:
         yield BadLine(0, piece.problem)
 
@@ -96,14 +99,6 @@ def _paragraphs(data: bytes) -> Iterator[tuple[int, bytes]]:
         elif lines:
             yield first, b"".join(lines).rstrip(b"\r\n")
             lines = []
-
-
-def _parsed(line: int, text: str, keys: Sequence[str]) -> Record:
-    try:
-        found = parsed_object(text)
-    except FormatError as error:
-        return BadLine(line, str(error))
-    return _texts_of(line, found, keys)
 
 
 def _texts_of(line: int, found: Any, keys: Sequence[str]) -> Record:

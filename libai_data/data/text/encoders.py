@@ -47,8 +47,11 @@ def open_encoder(files: Sequence[Path], lower_case: bool, chinese_words: bool, e
         from tokenizers import Tokenizer, models
 
         if path.suffix == ".txt":
+            model = models.WordPiece.from_file(str(path), unk_token=_UNKNOWN)
+            if model.token_to_id(_UNKNOWN) is None:
+                raise ConfigError(f"{path} has no token {_UNKNOWN}, so it is not a vocabulary of BERT")
             kind = ChineseWordEncoder if chinese_words else FastEncoder
-            return kind(as_bert(Tokenizer(_wordpiece(path)), lower_case))
+            return kind(as_bert(Tokenizer(model), lower_case))
         if len(files) == 2:
             return FastEncoder(as_gpt2(Tokenizer(models.BPE.from_file(*map(str, files)))))
         tokenizer = Tokenizer.from_file(str(path))
@@ -64,15 +67,6 @@ def open_encoder(files: Sequence[Path], lower_case: bool, chinese_words: bool, e
         raise
     except Exception as error:  # tokenizers raises bare Exceptions, sentencepiece RuntimeErrors
         raise ConfigError(f"{path} defines no tokenizer: {error}") from error
-
-
-def _wordpiece(vocabulary: Path) -> Any:
-    from tokenizers import models
-
-    model = models.WordPiece.from_file(str(vocabulary), unk_token=_UNKNOWN)
-    if model.token_to_id(_UNKNOWN) is None:
-        raise ConfigError(f"{vocabulary} has no token {_UNKNOWN}, so it is not a vocabulary of BERT")
-    return model
 
 
 def as_bert(tokenizer: Any, lower_case: bool) -> Any:
@@ -163,12 +157,8 @@ class ChineseWordEncoder(FastEncoder):
         jieba.dt.tmp_dir = str(folder)
         self._cut = jieba.cut
         vocabulary = self.vocabulary()
-        self._marked = {
-            ident: vocabulary["##" + token]
-            for token, ident in vocabulary.items()
-            if len(token) == 1 and is_chinese(token) and "##" + token in vocabulary
-        }
-        self._token = {ident: token for token, ident in vocabulary.items() if len(token) == 1 and is_chinese(token)}
+        chinese = {token: ident for token, ident in vocabulary.items() if len(token) == 1 and is_chinese(token)}
+        self._marked_token = {ident: vocabulary.get("##" + token, ident) for token, ident in chinese.items()}
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         # Not `encode_batch_fast`, because `_mark` needs the places of the tokens.
@@ -177,7 +167,7 @@ class ChineseWordEncoder(FastEncoder):
 
     def _mark(self, text: str, encoding: Any) -> list[int]:
         ids: list[int] = list(encoding.ids)
-        if not any(ident in self._token for ident in ids):
+        if self._marked_token.keys().isdisjoint(ids):
             return ids
         inner = bytearray(len(text))
         place = 0
@@ -187,7 +177,7 @@ class ChineseWordEncoder(FastEncoder):
             place += len(word)
         for number, (start, _) in enumerate(encoding.offsets):
             if inner[start]:
-                ids[number] = self._marked.get(ids[number], ids[number])
+                ids[number] = self._marked_token.get(ids[number], ids[number])
         return ids
 
 

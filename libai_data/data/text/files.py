@@ -233,14 +233,9 @@ class _FramedFile:
 
 def _damage_errors(path: Path) -> tuple[type[BaseException], ...]:
     """The errors of a decompressor for a damaged file, not those of the system; but bz2 raises OSError for both."""
-    always: tuple[type[BaseException], ...] = (EOFError, zlib.error, lzma.LZMAError)
-    if compression_of(path) == ".gz":
-        return (*always, gzip.BadGzipFile)
-    if compression_of(path) == ".bz2":
-        return (*always, OSError, ValueError)
-    if compression_of(path) == ".zst":
-        return (*always, _zstandard(path).ZstdError)
-    return always
+    own: dict[str, Any] = {".gz": [gzip.BadGzipFile], ".bz2": [OSError, ValueError]}
+    of_zstandard = [_zstandard(path).ZstdError] if compression_of(path) == ".zst" else []
+    return (EOFError, zlib.error, lzma.LZMAError, *own.get(compression_of(path), of_zstandard))
 
 
 def _zstandard(path: Path) -> Any:

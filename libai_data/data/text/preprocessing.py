@@ -135,56 +135,53 @@ def preprocess(
     return result
 
 
+@dataclass
 class _Run:
     """The parts of a corpus, and their reports."""
 
-    def __init__(
-        self,
-        folder: Path,
-        task: Task,
-        cutting: Cutting,
-        paths: Sequence[Path],
-        progress: Callable[[int, int, ShardReport], None],
-    ) -> None:
-        self._folder, self._task, self._cutting, self._paths = folder, task, cutting, paths
-        self._progress = progress
-        self._total = sum(os.path.getsize(path) for path in paths)
-        self._done = 0
-        self._kept = 0
-        self.reports: dict[int, ShardReport] = {}
+    folder: Path
+    task: Task
+    cutting: Cutting
+    paths: Sequence[Path]
+    progress: Callable[[int, int, ShardReport], None]
+    done: int = 0  # bytes
+    kept: int = 0  # shards that an earlier run had finished
+    reports: dict[int, ShardReport] = field(default_factory=dict)
 
     def tokenize(self, workers: int, cluster: str) -> None:
         """Write the shard of each part that has none yet, with `workers` processes."""
+        total = sum(os.path.getsize(path) for path in self.paths)
         write = tokenize_on_ray if cluster == RAY else tokenize_parts
-        for part, report in write(self._folder, self._missing(), self._task, workers):
-            self._add(part, report)
+        for part, report in write(self.folder, self._missing(total), self.task, workers):
+            self._add(part, report, total)
 
-    def _missing(self) -> Iterator[Part]:
-        for part in cut_into_parts(self._paths, self._cutting):
-            report = finished_shard(self._folder, part.number)
+    def _missing(self, total: int) -> Iterator[Part]:
+        for part in cut_into_parts(self.paths, self.cutting):
+            report = finished_shard(self.folder, part.number)
             if report is None:
                 yield part
             else:
-                self._kept += 1
-                self._add(part, report)
+                self.kept += 1
+                self._add(part, report, total)
 
-    def _add(self, part: Part, report: ShardReport) -> None:
+    def _add(self, part: Part, report: ShardReport, total: int) -> None:
         self.reports[part.number] = report
-        self._done += part.cost
-        self._progress(self._done, self._total, report)
+        self.done += part.cost
+        self.progress(self.done, total, report)
 
     def summary(self, prefixes: dict[str, str]) -> Preprocessed:
         """All parts' reports in one."""
-        result = Preprocessed(prefixes, tokens=dict.fromkeys(self._task.keys, 0), kept=self._kept)
-        for report in self.reports.values():
-            result.documents += report.documents
-            result.empty += report.empty
-            result.unknown += report.unknown
-            result.characters += report.characters
-            result.bad += len(report.bad)
-            for key, count in report.tokens.items():
-                result.tokens[key] += count
-        return result
+        reports = self.reports.values()
+        return Preprocessed(
+            prefixes,
+            sum(report.documents for report in reports),
+            sum(report.empty for report in reports),
+            {key: sum(report.tokens[key] for report in reports) for key in self.task.keys},
+            sum(report.unknown for report in reports),
+            sum(report.characters for report in reports),
+            sum(len(report.bad) for report in reports),
+            kept=self.kept,
+        )
 
     def bad(self) -> Iterator[dict[str, Any]]:
         """Bad lines in the corpus's order: file, line from 1 (0 for the file itself), reason."""

@@ -85,12 +85,7 @@ def _finished(ray: Any, running: dict[Any, Part], folder: Path) -> tuple[Part, S
         raise TokenizingError(f"Ray gave up: {error}. What is finished is kept: run the same command again") from error
     if report is None:
         raise TokenizingError(f"{name_of(part)} failed on {failure}")
-    _await_shard(folder, part)
-    return part, report
-
-
-def _await_shard(folder: Path, part: Part) -> None:
-    """Wait until this machine sees a shard that another one has written."""
+    # Another machine may have written the shard, and this machine may not see it yet.
     deadline = time.monotonic() + _SECONDS_TO_APPEAR
     while finished_shard(folder, part.number) is None:
         if time.monotonic() > deadline:
@@ -99,3 +94,4 @@ def _await_shard(folder: Path, part: Part) -> None:
                 "have it; let --output-prefix be on a file system that all machines share"
             )
         time.sleep(0.2)
+    return part, report

@@ -178,7 +178,7 @@ def _sequences_of(text: str, task: Task) -> list[str]:
 def _batches(part: Part, task: Task, report: ShardReport) -> Iterator[list[Document]]:
     """Yield the documents that are tokenized at once; bad lines, and counts, go into the report."""
     batch: list[Document] = []
-    characters = 0
+    characters = 0  # of the batch
     for number, piece in enumerate(part.pieces):
         rows = 0
         for record in read_piece(piece, task.keys, task.documents):
@@ -188,29 +188,24 @@ def _batches(part: Part, task: Task, report: ShardReport) -> Iterator[list[Docum
                 continue
             batch.append(record)
             characters += sum(map(len, record.texts))
+            report.characters += sum(map(len, record.texts))
             if characters >= _CHARACTERS_AT_ONCE:
                 yield batch
-                report.characters += characters
                 batch, characters = [], 0
         report.pieces.append((piece.path, rows if piece.format == PARQUET else count_lines(piece)))
     if batch:
         yield batch
-        report.characters += characters
 
 
 def _encoded(texts: Sequence[str], tokenizer: TextTokenizer, dtype: Any) -> Iterator[np.ndarray]:
     """The tokens of each text. Only so many characters are tokenized at once, because each needs 100 bytes or more."""
-    pieces = [list(pieces_of(text, LONGEST_TEXT)) for text in texts]
-    tokens = _encoded_pieces([piece for own in pieces for piece in own], tokenizer)
-    for own in pieces:
-        yield np.concatenate([np.array(next(tokens), dtype) for _ in own])
-
-
-def _encoded_pieces(pieces: Sequence[str], tokenizer: TextTokenizer) -> Iterator[list[int]]:
+    of_texts = [list(pieces_of(text, LONGEST_TEXT)) for text in texts]
+    pieces = [piece for own in of_texts for piece in own]
     ends = np.cumsum([len(piece) for piece in pieces]) // _CHARACTERS_AT_ONCE
     bounds = [0, *(np.flatnonzero(np.diff(ends)) + 1).tolist(), len(pieces)]
-    for start, stop in zip(bounds, bounds[1:]):
-        yield from tokenizer.encode_batch(pieces[start:stop])
+    tokens = (ids for start, stop in zip(bounds, bounds[1:]) for ids in tokenizer.encode_batch(pieces[start:stop]))
+    for own in of_texts:
+        yield np.concatenate([np.array(next(tokens), dtype) for _ in own])
 
 
 def _write(

@@ -103,7 +103,9 @@ def train_tokenizer(
         raise ConfigError(f"there is no document in {list(inputs)} to train a tokenizer on{why}")
     if documents.first_bad:
         logger.warning("Some lines have no document and are skipped, first %s", documents.first_bad)
-    tokenizer = _without_special(tokenizer, inner)
+    content = json.loads(tokenizer.to_str())
+    content["added_tokens"] = [added for added in content["added_tokens"] if added["content"] not in inner]
+    tokenizer = type(tokenizer).from_str(json.dumps(content))
     path.parent.mkdir(parents=True, exist_ok=True)
     with written_whole(path) as unfinished:
         unfinished.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
@@ -140,13 +142,6 @@ def _inner_characters(documents: _Texts, training: Training) -> list[str]:
     return sorted(
         token for token in tokenizer.get_vocab(with_added_tokens=False) if len(token) == 3 and token[:2] == "##"
     )
-
-
-def _without_special(tokenizer: Any, tokens: Sequence[str]) -> Any:
-    """The same tokenizer, in which `tokens` are not special."""
-    content = json.loads(tokenizer.to_str())
-    content["added_tokens"] = [added for added in content["added_tokens"] if added["content"] not in tokens]
-    return type(tokenizer).from_str(json.dumps(content))
 
 
 def _untrained(training: Training, vocab_size: int, first: Sequence[str]) -> tuple[Any, Any]:
