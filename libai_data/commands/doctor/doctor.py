@@ -106,13 +106,8 @@ def _lines(job: JobRank, own: dict[str, Facts], meeting: Meeting | None) -> list
     for rank, why in meeting.unreached_ports(firsts).items():
         told[rank][MASTER] = {"unreached": why}
     reports = Reports(job.world_size, {0: own, **told})
-    address = f"{job.host}, port {job.port}"
-    reached = judge_meeting(
-        reports,
-        {rank: meeting.last_words.get(rank, "its start") for rank in meeting.links},
-        address,
-        job.has_secret,
-    )
+    last_words = {rank: meeting.last_words.get(rank, "its start") for rank in meeting.links}
+    reached = judge_meeting(reports, last_words, f"{job.host}, port {job.port}", job.has_secret)
     return [*((MASTER, finding) for finding in reached), *judge_all(reports)]
 
 
@@ -183,19 +178,11 @@ def judge_all(reports: Reports) -> list[tuple[str, Finding]]:
     for check in CHECKS:
         facts_by_rank = reports.facts(check.name).items()
         problems = ranks_by_value({rank: facts[_PROBLEM] for rank, facts in facts_by_rank if _PROBLEM in facts})
-        new = {words: ranks for words, ranks in problems.items() if words not in told}
-        told.update(new)
-        found += [
-            (
-                check.name,
-                Finding(
-                    RED,
-                    f"fails on rank {numbers_in_words(ranks)}: {words}",
-                    "the training would fail with the same error",
-                ),
-            )
-            for words, ranks in new.items()
-        ]
+        for words, ranks in problems.items():
+            if words not in told:
+                fails = f"fails on rank {numbers_in_words(ranks)}: {words}"
+                found.append((check.name, Finding(RED, fails, "the training would fail with the same error")))
+        told.update(problems)
         failed = {rank for ranks in problems.values() for rank in ranks}
         sound = {rank: report for rank, report in reports.of_rank.items() if rank not in failed}
         found += [(check.name, finding) for finding in check.judge(Reports(reports.world_size, sound))]

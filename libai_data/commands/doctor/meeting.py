@@ -203,18 +203,12 @@ def judge_meeting(
             "allow connections between the nodes at all ports: OneFlow, readers=rank0 and the watchdog of the ranks "
             "use ports that the system chooses"
         )
-        found.append(
-            Finding(
-                RED, f"some ranks cannot reach a port of rank 0 that the system chose: {by_rank(unreached)}", advice
-            )
-        )
+        words = f"some ranks cannot reach a port of rank 0 that the system chose: {by_rank(unreached)}"
+        found.append(Finding(RED, words, advice))
     if not has_secret:
         advice = f"set {SECRET_VARIABLE} to the same random words on all machines, or start them with --hostfile"
-        found.append(
-            Finding(
-                WARNING, "the ranks share no secret, so any program that reaches rank 0 could join as a rank", advice
-            )
-        )
+        words = "the ranks share no secret, so any program that reaches rank 0 could join as a rank"
+        found.append(Finding(WARNING, words, advice))
     if not missing and not unreached:
         found.insert(0, Finding(OK, f"all {reports.world_size} ranks reach {address}"))
     return found

@@ -94,13 +94,8 @@ def judge_memory(reports: Reports) -> list[Finding]:
         return found
     needed = max(sum(each["needed"] for each in members) for members in nodes.values())
     has, free = (min(each[name] for each in facts.values()) for name in ("available", "free in /dev/shm"))
-    return [
-        Finding(
-            OK,
-            f"batches need {bytes_in_words(needed)} per node, {bytes_in_words(has)} available; {bytes_in_words(free)} "
-            "free in /dev/shm",
-        )
-    ]
+    words = f"batches need {bytes_in_words(needed)} per node, {bytes_in_words(has)} available"
+    return [Finding(OK, f"{words}; {bytes_in_words(free)} free in /dev/shm")]
 
 
 def examine_limits(examined: Examined) -> Facts:

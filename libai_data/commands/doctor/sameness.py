@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import socket
 import time
+from collections import Counter
 from statistics import median
 
 import numpy as np
@@ -42,13 +43,11 @@ def judge_packages(reports: Reports) -> list[Finding]:
     others = differences({rank: each["others"] for rank, each in facts.items()})
     found = []
     if needed:
-        found.append(
-            Finding(RED, "; ".join(needed), "install the same versions on all nodes, or start them from one image")
-        )
+        advice = "install the same versions on all nodes, or start them from one image"
+        found.append(Finding(RED, "; ".join(needed), advice))
     if others:
-        found.append(
-            Finding(WARNING, "; ".join(others), "harmless unless the dataset or the model uses these packages")
-        )
+        advice = "harmless unless the dataset or the model uses these packages"
+        found.append(Finding(WARNING, "; ".join(others), advice))
     if found or not facts:
         return found
     first = next(iter(facts.values()))
@@ -105,21 +104,12 @@ def judge_mesh(reports: Reports) -> list[Finding]:
     if not facts or len(places) < reports.world_size:
         return []
     sizes, num_nodes = next(iter(facts.values()))["sizes"], reports.num_nodes
-    hosts: dict[str, int] = {}
-    for each in places.values():
-        hosts[each["host"]] = hosts.get(each["host"], 0) + 1
+    hosts = Counter(each["host"] for each in places.values())
     ranks_per_node = reports.world_size // num_nodes
-    if reports.world_size % num_nodes or any(
-        each["local_rank"] != rank % ranks_per_node for rank, each in places.items()
-    ):
-        counts = _listed([f"{host}: {count}" for host, count in hosts.items()])
-        return [
-            Finding(
-                RED,
-                f"the nodes have different numbers of ranks ({counts})",
-                "start the same number of ranks on each node",
-            )
-        ]
+    is_uneven = any(each["local_rank"] != rank % ranks_per_node for rank, each in places.items())
+    if reports.world_size % num_nodes or is_uneven:
+        words = f"the nodes have different numbers of ranks ({_listed([f'{host}: {hosts[host]}' for host in hosts])})"
+        return [Finding(RED, words, "start the same number of ranks on each node")]
     mesh = ParallelMesh(sizes[0], sizes[1], sizes[2], num_nodes=num_nodes)
     warnings = [Finding(WARNING, *warning.split(". ", 1)) for warning in mesh_warnings(mesh)]
     words = "data {} x tensor {} x pipeline {}".format(*sizes)

@@ -50,19 +50,15 @@ def findings(rows: StepRows, reports: Mapping[str, FieldReport], limits: Limits)
     for name, report in reports.items():
         if report.problem:
             found.append(f"Field '{name}' cannot become a global tensor on this mesh: {report.problem}.")
-        found += _not_finite(rows, name, report)
+        for count, what, test in ((report.nans, "NaN", np.isnan), (report.infinities, "infinite", np.isinf)):
+            if count:
+                where = _named(rows, [row for row, array in enumerate(rows.values[name]) if test(array).any()])
+                found.append(f"Field '{name}' has {count} number(s) that are {what}, in {where}.")
         is_one_number = report.low is not None and report.low == report.high and not report.nans + report.infinities
         if is_one_number and len(rows.origins) > 1:
             found.append(f"Field '{name}' is constant: each of its numbers, in all rows read, is {report.low:g}.")
         found += _out_of_range(rows, name, limits)
     return found + list(_duplicates(rows))
-
-
-def _not_finite(rows: StepRows, name: str, report: FieldReport) -> Iterator[str]:
-    for count, what, test in ((report.nans, "NaN", np.isnan), (report.infinities, "infinite", np.isinf)):
-        if count:
-            where = _named(rows, [row for row, array in enumerate(rows.values[name]) if test(array).any()])
-            yield f"Field '{name}' has {count} number(s) that are {what}, in {where}."
 
 
 def _out_of_range(rows: StepRows, name: str, limits: Limits) -> Iterator[str]:

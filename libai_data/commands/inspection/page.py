@@ -139,22 +139,16 @@ def _fields(reports: Iterable[FieldReport]) -> str:
     for report in reports:
         sample = f"{list(report.sample_shape)}{' at most' if report.ragged else ''}"
         whole = "cannot be made" if report.shape is None else str(list(report.shape))
+        numbers = ["" if each is None else f"{each:.4g}" for each in (report.low, report.high, report.mean)]
         broken = report.nans + report.infinities
-        rows.append(
-            "<tr>"
-            + _cell(report.name)
-            + _cell(report.dtype)
-            + _cell(sample)
-            + _cell(whole, "bad" if report.shape is None else "")
-            + "".join(
-                _cell("" if each is None else f"{each:.4g}", "number")
-                for each in (report.low, report.high, report.mean)
-            )
-            + _cell(f"{report.nans}, {report.infinities}", "number bad" if broken else "number")
-            + _cell(", ".join(map(str, report.layout.sbp_list)))
-            + _cell(report.placement)
-            + "</tr>"
-        )
+        cells = [
+            *map(_cell, (report.name, report.dtype, sample)),
+            _cell(whole, "bad" if report.shape is None else ""),
+            *(_cell(number, "number") for number in numbers),
+            _cell(f"{report.nans}, {report.infinities}", "number bad" if broken else "number"),
+            *map(_cell, (", ".join(map(str, report.layout.sbp_list)), report.placement)),
+        ]
+        rows.append(f"<tr>{''.join(cells)}</tr>")
     return f"<div class='scroll'><table>{''.join(rows)}</table></div>"
 
 
