@@ -91,8 +91,9 @@ class BlendOrder(Order):
         places_of_lanes = (place - np.arange(self.lanes) + self.lanes - 1) // self.lanes
         return pattern.taken_before(number, places_of_lanes)
 
-    def _turns_at(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The dataset at each of these places, and the place in the dataset's own order, int64 [n] each."""
+    def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        places = np.asarray(positions, dtype=np.int64)
+        # The dataset at each place, and the place in the dataset's own order.
         datasets, own = np.empty_like(places), np.empty_like(places)
         rounds, residues = np.divmod(places, self.lanes)
         numbers = np.searchsorted(self._starts, places, side="right") - 1
@@ -100,11 +101,6 @@ class BlendOrder(Order):
             rows = numbers == number
             datasets[rows], turns = self.patterns[number].turns_at(residues[rows], rounds[rows])
             own[rows] = turns * self.lanes + residues[rows]
-        return datasets, own
-
-    def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        places = np.asarray(positions, dtype=np.int64)
-        datasets, own = self._turns_at(places)
         epochs, indices = np.empty_like(places), np.empty_like(places)
         for number in np.unique(datasets).tolist():
             rows = datasets == number

@@ -222,17 +222,16 @@ class CyclicSampler(StreamSampler):
         return self._part(position, rows, rows, number)
 
     def _transformed_part(self, walk: Walk, position: int, size: int, number: int) -> IndexBatch:
-        own = self.order.in_rows(position + np.arange(size)[None])[0][self.rows_of(size)]
-        firsts, end = walk.outputs(position, size, self._own_turns(own, size) if self.follows_own_lanes else None)
+        rows = self.rows_of(size)
+        own = self.order.in_rows(position + np.arange(size)[None])[0][rows]
+        turns = None
+        if self.follows_own_lanes and isinstance(self.order, LaneOrder):
+            # The lanes with outputs at these positions, or in this reader's rows of other batches.
+            known = self.order.turns_of(range(int(rows[0]), int(rows[-1]) + 1), size)
+            turns = sorted({*known, *(own % self.order.lanes).tolist()})
+        firsts, end = walk.outputs(position, size, turns)
         # All ranks must return the same epoch, but ranks that measure lanes may not know the lane of the first sample.
         epoch = None if self.measures_lanes else int(place_and_offset(firsts[0])[0]) // self.order.epoch_size
         firsts = firsts[own - position]
         places, _ = place_and_offset(firsts)
         return IndexBatch(number, epoch, position, size, size, self.order.locate(places)[0], firsts, end)
-
-    def _own_turns(self, own: np.ndarray, size: int) -> list[int]:
-        """The turns of the lanes whose outputs are at these positions, or in this reader's rows of other batches."""
-        order, rows = self.order, self.rows_of(size)
-        assert isinstance(order, LaneOrder)
-        turns = order.turns_of(range(int(rows[0]), int(rows[-1]) + 1), size)
-        return sorted({*turns, *(own % order.lanes).tolist()})

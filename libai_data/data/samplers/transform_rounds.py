@@ -84,7 +84,10 @@ class TransformRounds(EpochPositions, StreamSampler):
 
     def _batch(self, epoch: int, position: int) -> IndexBatch | None:
         size = self.global_batch_size
-        firsts, end = self._rounds.of_round(epoch, self._start_at(epoch, position), size)
+        first = self._rounds.first_of_round(epoch)
+        start = self._starts.get((epoch, position)) if position else first
+        start = self._rounds.of_round(epoch, first, position)[1] if start is None else start
+        firsts, end = self._rounds.of_round(epoch, start, size)
         valid = len(firsts)
         if not valid and not position:
             raise ConfigError(f"{type(self.dataset).__name__} keeps none of the {self.order.size} samples")
@@ -97,11 +100,6 @@ class TransformRounds(EpochPositions, StreamSampler):
         own = firsts[np.minimum(self.rows_of(size), valid - 1)]
         number = position // self.global_batch_size
         return IndexBatch(number, epoch, position, size, valid, np.full_like(own, epoch), own, end)
-
-    def _start_at(self, epoch: int, position: int) -> Start:
-        first = self._rounds.first_of_round(epoch)
-        start = self._starts.get((epoch, position)) if position else first
-        return self._rounds.of_round(epoch, first, position)[1] if start is None else start
 
     def note_start(self, position: int, start: Start | None) -> None:
         if start is None or start == UNKNOWN or not position:

@@ -209,7 +209,8 @@ class _LaneWalk:
         """Some of the next outputs, at most `count`, and the start of the output after them."""
         if self.reading.window:
             return self._of_window(start, count)
-        return self._cut(start, count, stop) if self._cuts else self._whole(start, stop)
+        cuts = self.reading.cuts or self.reading.units == 1
+        return self._cut(start, count, stop) if cuts else self._whole(start, stop)
 
     def _of_window(self, start: int, count: int) -> tuple[np.ndarray, int]:
         """Outputs of the window that contains the place of `start`; the window may have none."""
@@ -218,10 +219,6 @@ class _LaneWalk:
         behind = min(number + count, len(window.outputs))
         end = start_of(window.last, behind) if behind < len(window.outputs) else start_of(window.end, 0)
         return window.starts(np.arange(number, behind)), end
-
-    @property
-    def _cuts(self) -> bool:
-        return bool(self.reading.cuts) or self.reading.units == 1
 
     @property
     def reading(self) -> Any:
@@ -240,13 +237,13 @@ class _LaneWalk:
         bounds = offset + units * np.arange(count + 1)
         firsts = np.searchsorted(ends, bounds[:-1], side="right")
         before = np.concatenate([[0], ends])
+        starts = start_of(place + self.apart * firsts, bounds[:-1] - before[firsts])
         if stop is not None and (not count or bounds[-1] > total):
-            return start_of(place + self.apart * firsts, bounds[:-1] - before[firsts]), start_of(stop, 0)
+            return starts, start_of(stop, 0)
         last = int(np.searchsorted(ends, bounds[-1], side="left"))
         # The end is right after the last used unit, so it does not depend on how many samples were measured ahead.
         end = (last + 1, 0) if ends[last] == bounds[-1] else (last, int(bounds[-1] - before[last]))
-        firsts_at = place + self.apart * firsts
-        return start_of(firsts_at, bounds[:-1] - before[firsts]), start_of(place + self.apart * end[0], end[1])
+        return starts, start_of(place + self.apart * end[0], end[1])
 
     def _whole(self, start: int, stop: int | None = None) -> tuple[np.ndarray, int]:
         """One output, made of complete samples; none if the samples before the place `stop` have no unit."""

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, Callable
 
 import numpy as np
 
 from libai_data.data.transforms import operations
-from libai_data.data.transforms.geometry import least_and_largest, probability
+from libai_data.data.transforms.geometry import least_and_largest, probability, random_sides
 from libai_data.data.transforms.pipeline import RandomTransform, pixels_of
 from libai_data.errors import ConfigError, SchemaError
 from libai_data.errors.argument_rules import check, check_types, real
-
-_ATTEMPTS = 10
 
 
 class ColorJitter(RandomTransform):
@@ -90,10 +87,7 @@ class RandomErasing(RandomTransform):
         if generator.random() >= self.p:
             return pixels
         height, width = pixels.shape[1:] if is_float else pixels.shape[:2]
-        for _ in range(_ATTEMPTS):
-            area = height * width * generator.uniform(*self.scale)
-            ratio = math.exp(generator.uniform(math.log(self.ratio[0]), math.log(self.ratio[1])))
-            own_height, own_width = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        for own_height, own_width in random_sides(height * width, self.scale, self.ratio, generator):
             if 0 < own_height < height and 0 < own_width < width:
                 top = int(generator.integers(0, height - own_height + 1))
                 left = int(generator.integers(0, width - own_width + 1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Union
 
 import numpy as np
@@ -129,11 +129,7 @@ class RandomResizedCrop(RandomTransform):
 
     def region(self, height: int, width: int, generator: np.random.Generator) -> tuple[int, int, int, int]:
         """Draw top, left, height and width of the region of an image."""
-        least, largest = (math.log(bound) for bound in self.ratio)
-        for _ in range(_ATTEMPTS):
-            area = height * width * generator.uniform(*self.scale)
-            ratio = math.exp(generator.uniform(least, largest))
-            own_width, own_height = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        for own_width, own_height in random_sides(height * width, self.scale, self.ratio, generator):
             if 0 < own_width <= width and 0 < own_height <= height:
                 top = int(generator.integers(0, height - own_height + 1))
                 return top, int(generator.integers(0, width - own_width + 1)), own_height, own_width
@@ -174,6 +170,16 @@ def least_and_largest(name: str, bounds: Sequence[float]) -> tuple[float, float]
     if len(bounds) != 2 or not 0 < bounds[0] <= bounds[1] < math.inf:
         raise ConfigError(f"{name} is {list(bounds)}; it must be [least, largest], both above 0")
     return float(bounds[0]), float(bounds[1])
+
+
+def random_sides(
+    area: int, scale: tuple[float, float], ratio: tuple[float, float], generator: np.random.Generator
+) -> Iterator[tuple[int, int]]:
+    """Draw the sides of boxes, for a few attempts: fractions `scale` of an area, the first side `ratio` x the other."""
+    for _ in range(_ATTEMPTS):
+        own_area = area * generator.uniform(*scale)
+        own_ratio = math.exp(generator.uniform(math.log(ratio[0]), math.log(ratio[1])))
+        yield round(math.sqrt(own_area * own_ratio)), round(math.sqrt(own_area / own_ratio))
 
 
 def _pair(size: Size) -> tuple[int, int]:

@@ -35,12 +35,7 @@ def libjpeg_turbo() -> Any:
     return installed("simplejpeg", "decoding JPEG files", _INSTALL)
 
 
-class _Scratch(threading.local):
-    def __init__(self) -> None:
-        self.memory: dict[str, np.ndarray] = {}
-
-
-_scratch = _Scratch()
+_scratch = threading.local()
 
 
 def scratch(purpose: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -51,7 +46,8 @@ def scratch(purpose: str, shape: tuple[int, ...]) -> np.ndarray:
     size = int(np.prod(shape))
     if size > _MOST_BYTES:
         return np.empty(shape, np.uint8)
-    memory = _scratch.memory.get(purpose)
+    memory: np.ndarray | None = getattr(_scratch, purpose, None)
     if memory is None or memory.size < size:
-        memory = _scratch.memory[purpose] = np.empty(size, np.uint8)
+        memory = np.empty(size, np.uint8)
+        setattr(_scratch, purpose, memory)
     return memory[:size].reshape(shape)

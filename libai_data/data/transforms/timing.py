@@ -7,12 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-
-class _Running(threading.local):
-    transform = 0.0
-
-
-_running = _Running()
+_running = threading.local()
 
 
 @contextmanager
@@ -22,10 +17,11 @@ def transform_time() -> Iterator[None]:
     try:
         yield
     finally:
-        _running.transform += time.perf_counter() - start
+        _running.transform = take_transform_time() + time.perf_counter() - start
 
 
 def take_transform_time() -> float:
     """Seconds that this thread spent in `transform_time` since the last call."""
-    seconds, _running.transform = _running.transform, 0.0
+    seconds: float = getattr(_running, "transform", 0.0)
+    _running.transform = 0.0
     return seconds
