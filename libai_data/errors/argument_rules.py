@@ -78,10 +78,6 @@ def list_of(kind: type, words: str, least: int = 0) -> Rule:
     return Rule(f"a list of {words}", accepts)
 
 
-def _are_field_names(value: Any) -> bool:
-    return list_of(str, "", 1).accepts(value) and len({*value}) == len(value)
-
-
 def each(rule: Rule, count: int | None = None, least: int = 0) -> Rule:
     """A list of `count` elements, or of any number from `least` on, that all follow a rule."""
 
@@ -131,7 +127,10 @@ OUTPUT_FILE = Rule(
 FILE_NAME = Rule("a name without '/'", lambda value: isinstance(value, str) and bool(value) and "/" not in value)
 MAPPING = Rule("a mapping", lambda value: isinstance(value, Mapping))
 FUNCTION = Rule("a function", callable)
-FIELD_NAMES = Rule("a list of one or more names, each once", _are_field_names)
+FIELD_NAMES = Rule(
+    "a list of one or more names, each once",
+    lambda value: list_of(str, "", 1).accepts(value) and len({*value}) == len(value),
+)
 ANYTHING = Rule("anything", lambda value: True)
 
 

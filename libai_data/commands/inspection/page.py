@@ -64,11 +64,12 @@ def page_of(found: Inspection) -> str:
     Text from data or config is escaped. The policy of the page forbids scripts and external resources.
     """
     title = escape(found.title)
+    listed = "".join(f"<li>{escape(each)}</li>" for each in found.findings)
     body = [
         f"<h1>{title}</h1>",
         "<dl>" + "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in found.facts) + "</dl>",
         "<h2 id='warnings'>Warnings</h2>",
-        _warnings(found.findings),
+        f"<ul class='warnings'>{listed}</ul>" if listed else "<p class='fine'>None in the samples that were read.</p>",
         "<h2 id='samples'>Samples</h2>",
         _samples(found.cards),
         "<h2 id='fields'>Fields</h2>",
@@ -94,12 +95,6 @@ def page_of(found: Inspection) -> str:
             "",
         ]
     )
-
-
-def _warnings(findings: Sequence[str]) -> str:
-    if not findings:
-        return "<p class='fine'>None in the samples that were read.</p>"
-    return "<ul class='warnings'>" + "".join(f"<li>{escape(each)}</li>" for each in findings) + "</ul>"
 
 
 def _samples(cards: Sequence[Card]) -> str:

@@ -180,10 +180,10 @@ def reconcile(
     saved, own, blend_notes = _with_past_weights(saved, own)
     other_weights = [] if own.order == order else ["the weights of the blend were others in the past"]
     _check_transforms(saved, own, [*changed.values(), *other_weights])
-    if own.schedule is None:
-        resumed, notes = _moved(saved, own, changed)
-        return StreamState(resumed.position, own.order, resumed.left_out, start=saved.start), blend_notes + notes
-    resumed, notes = _with_steps(saved, own, own.schedule, places_to_skip, changed)
+    resumed, notes = _moved(saved, own, changed)
+    if own.schedule is not None:
+        resumed, step_notes = _with_steps(saved, resumed, own.schedule, places_to_skip)
+        notes += step_notes
     return replace(resumed, start=saved.start), blend_notes + notes
 
 
@@ -224,15 +224,12 @@ def _next_step(history: StepSchedule, position: int) -> int:
 
 
 def _with_steps(
-    saved: StreamState,
-    own: StreamState,
-    schedule: StepSchedule,
-    places_to_skip: PlacesToSkip,
-    changed: Mapping[str, str],
+    saved: StreamState, state: StreamState, schedule: StepSchedule, places_to_skip: PlacesToSkip
 ) -> tuple[StreamState, list[str]]:
+    """The state with the steps of `schedule` from the saved step on, and notes for the log."""
     history = saved.schedule if saved.schedule is not None else schedule
-    state, notes = _moved(saved, own, changed)
-    if saved.order == own.order:
+    notes: list[str] = []
+    if saved.order == state.order:
         # The order did not change, so the ledger can still compute the past steps.
         merged = continued_schedule(saved, schedule)
         if not merged.same_from(_next_step(history, saved.position), history):
@@ -251,7 +248,7 @@ def _with_steps(
             f"train.skip_steps leaves out {new} samples more, at places {ranges} of the order; the run has passed "
             f"place {state.place}, so samples before it cannot be left out any more."
         )
-    return StreamState(state.position, own.order, left_out, merged), notes
+    return StreamState(state.position, state.order, left_out, merged), notes
 
 
 def _order_note(saved: StreamState, state: StreamState, changed: Mapping[str, str]) -> str:

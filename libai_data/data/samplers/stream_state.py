@@ -99,10 +99,7 @@ class StreamState:
 
     def to_json(self) -> dict[str, Any]:
         """The state as JSON: numbers, lists, and mappings for a blend, weights and lanes."""
-        state: dict[str, Any] = {
-            "position": self.position,
-            **self.order.to_json(),
-        }
+        state: dict[str, Any] = {"position": self.position, **self.order.to_json()}
         if self.left_out.ranges:
             state["left_out"] = [list(places) for places in self.left_out.ranges]
         if self.schedule is not None:
