@@ -110,19 +110,15 @@ class BlendOrder(Order):
         return epochs, indices
 
     def uses_of(self, index: int, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-        number, own_index = self._own(index)
+        self._check_index(index)
+        number = bisect_right(np.cumsum(self.blend.sizes).tolist(), index)
         low, high = int(self._taken_in_lanes(number, first).min()), int(self._taken_in_lanes(number, end).max())
-        epochs, own = self._members[number][1].uses_of(own_index, low * self.lanes, (high + 1) * self.lanes)
+        first_index, order = self._members[number]
+        epochs, own = order.uses_of(index - first_index, low * self.lanes, (high + 1) * self.lanes)
         places = np.array([self._place_of(number, place) for place in own.tolist()], dtype=np.int64)
         used = np.flatnonzero((places >= first) & (places < end))
         used = used[places[used].argsort()]
         return epochs[used], places[used]
-
-    def _own(self, index: int) -> tuple[int, int]:
-        """The number of a sample's dataset, and its index there."""
-        self._checked([index])
-        number = bisect_right(np.cumsum(self.blend.sizes).tolist(), index)
-        return number, index - self._members[number][0]
 
     def _place_of(self, number: int, own: int) -> int:
         """The place of a dataset's own-th sample; -1 if the dataset's weight becomes 0 before this sample."""
@@ -130,14 +126,6 @@ class BlendOrder(Order):
         taken = [int(pattern.taken[number, residue]) for pattern in self.patterns]
         found = self.patterns[bisect_right(taken, turn) - 1].round_of(number, residue, turn)
         return -1 if found < 0 else found * self.lanes + residue
-
-    def find(self, epoch: int, indices: np.ndarray) -> np.ndarray:
-        places = []
-        for index in np.asarray(indices).tolist():
-            number, own_index = self._own(index)
-            own = int(self._members[number][1].find(epoch, np.array([own_index]))[0])
-            places.append(self._place_of(number, own))
-        return np.array(places, dtype=np.int64)
 
     def to_json(self) -> dict[str, Any]:
         blend = self.blend

@@ -138,11 +138,7 @@ class LaneOrder(Order):
         moves = np.concatenate([table.firsts - table.edges[:-1] for table in tables])
         return epochs, indices + moves[shards]
 
-    def find(self, epoch: int, indices: np.ndarray) -> np.ndarray:
-        places = [self._place_of(epoch, index) for index in self._checked(indices).tolist()]
-        return np.array(places, dtype=np.int64)
-
-    def _place_of(self, epoch: int, index: int) -> int:
+    def _place_in_epoch(self, epoch: int, index: int) -> int:
         visits, block, within, first = self._visit_of(epoch, index)
         begin, end = visits.block_edges[block : block + 2].tolist()
         inner = within - begin

@@ -93,33 +93,8 @@ class Order:
         """The indices of the samples at these offsets in an epoch, int64 [n]."""
         return permuted(self.size, self.seed, epoch, offsets)
 
-    def find(self, epoch: int, indices: np.ndarray) -> np.ndarray:
-        """Find the places of samples in an epoch; the inverse of `locate`.
-
-        Args:
-            epoch: the epoch.
-            indices: int64 [n], each within the dataset.
-
-        Returns:
-            Places, int64 [n]; -1 where the epoch leaves the sample out.
-
-        Raises:
-            IndexError: An index is outside the dataset.
-        """
-        offsets = indices = self._checked(indices)
-        if self.shuffle and len(indices):
-            offsets = places_in_permutation(self.size, self.seed, epoch, indices)
-        return np.where(offsets < self.epoch_size, epoch * self.epoch_size + offsets, -1)
-
-    def _checked(self, indices: Any) -> np.ndarray:
-        """Convert indices to int64 [n]; an IndexError if one is outside the dataset."""
-        found = np.asarray(indices, dtype=np.int64)
-        if len(found) and not 0 <= int(found.min()) <= int(found.max()) < self.size:
-            raise IndexError(f"a sample of {found.tolist()} is outside a dataset of {self.size} samples")
-        return found
-
     def uses_of(self, index: int, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-        """Find all places of a sample within a range of places.
+        """Find all places of a sample within a range of places; the inverse of `locate`.
 
         Args:
             index: index of the sample.
@@ -132,11 +107,22 @@ class Order:
         Raises:
             IndexError: The dataset has no such sample.
         """
+        self._check_index(index)
         epochs = np.arange(first // self.epoch_size, -(-end // self.epoch_size), dtype=np.int64)
-        sample = np.array([index])
-        places = np.array([int(self.find(epoch, sample)[0]) for epoch in epochs.tolist()], dtype=np.int64)
+        places = np.array([self._place_in_epoch(epoch, index) for epoch in epochs.tolist()], dtype=np.int64)
         inside = (places >= first) & (places < end)
         return epochs[inside], places[inside]
+
+    def _check_index(self, index: int) -> None:
+        if not 0 <= index < self.size:
+            raise IndexError(f"sample {index} is outside a dataset of {self.size} samples")
+
+    def _place_in_epoch(self, epoch: int, index: int) -> int:
+        """The place of a sample in an epoch; -1 if the epoch leaves the sample out."""
+        offset = index
+        if self.shuffle:
+            offset = int(places_in_permutation(self.size, self.seed, epoch, np.array([index]))[0])
+        return epoch * self.epoch_size + offset if offset < self.epoch_size else -1
 
     def in_words(self) -> str:
         """What decides the order, in words for messages."""

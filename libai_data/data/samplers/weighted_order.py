@@ -99,13 +99,8 @@ class WeightedOrder(Order):
         places = epoch * self.epoch_size + np.arange(self.epoch_size)
         return places[self.locate(places)[1] == index]
 
-    def find(self, epoch: int, indices: np.ndarray) -> np.ndarray:
-        """Find the first place of each sample in an epoch; -1 if the epoch does not draw the sample."""
-        places = [self._places_in_epoch(epoch, int(index))[:1].tolist() or [-1] for index in indices]
-        return np.array(places, dtype=np.int64).reshape(-1)
-
     def uses_of(self, index: int, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-        self._checked([index])
+        self._check_index(index)
         epochs = range(first // self.epoch_size, -(-end // self.epoch_size))
         places = np.array([place for epoch in epochs for place in self._places_in_epoch(epoch, index)], dtype=np.int64)
         places = places[(places >= first) & (places < end)]

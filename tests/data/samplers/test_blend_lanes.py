@@ -86,7 +86,6 @@ def test_each_lane_blends_its_spans_as_a_loop_over_all_places_does(
     places = np.array(data.draw(st.lists(st.integers(0, LENGTH - 1), min_size=1, max_size=9)))
     np.testing.assert_array_equal(order.locate(places), (epochs[places], indices[places]))
     index = int(indices[places[0]])
-    assert order.find(int(epochs[places[0]]), np.array([index])).tolist() == [places[0]]
     first, end = sorted(data.draw(st.tuples(st.integers(0, LENGTH), st.integers(0, LENGTH))))
     used = [place for place in range(first, end) if indices[place] == index]
     np.testing.assert_array_equal(np.stack(order.uses_of(index, first, end)), np.stack([epochs[used], np.array(used)]))

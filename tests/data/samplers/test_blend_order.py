@@ -135,7 +135,6 @@ def test_any_places_are_found_by_themselves_and_back(blend: Blend, data: st.Data
     first, end = sorted(data.draw(st.tuples(st.integers(0, LENGTH), st.integers(0, LENGTH))))
     used = [place for place in range(first, end) if indices[place] == index]
     np.testing.assert_array_equal(np.stack(order.uses_of(index, first, end)), np.stack([epochs[used], np.array(used)]))
-    np.testing.assert_array_equal(order.find(int(epochs[places[0]]), np.array([index])), places[:1])
 
 
 def test_a_place_far_out_is_found_at_once_and_exactly() -> None:
@@ -210,7 +209,7 @@ def test_limits_that_change_for_what_is_to_come_need_no_word_and_those_of_the_pa
     assert resumed(saved, limited(0, 2, None, None).dataset).order == limited(0, 2, None, None).order
     # At place 120 the first has ended.
     saved = limited(120, 1.5, None, None)
-    assert saved.order.find(2, np.array([3])) == [-1]
+    assert 2 not in saved.order.uses_of(3, 0, 1000)[0]
     assert weights_of(resumed(saved, limited(0, 1.5, None, 4).dataset)) == weights_of(limited(0, 1.5, None, 4))
     with pytest.raises(CheckpointError, match=r"\[0, 2, 3\] from position.*resume_override=\[weights\]"):
         resumed(saved, limited(0, 2, None, None).dataset)

@@ -118,12 +118,11 @@ def test_the_order_is_what_loops_over_all_samples_say(
         places = data.draw(st.lists(st.integers(0, 3 * epoch_size - 1), max_size=20))
         assert order.locate(np.array(places, dtype=np.int64))[1].tolist() == [expected[place] for place in places]
         for epoch in range(3):
-            found = order.find(epoch, np.arange(order.size))
             taken = expected[epoch * epoch_size : (epoch + 1) * epoch_size]
             assert len(set(taken)) == epoch_size, "a sample comes twice in an epoch"
-            assert found.tolist() == [
-                epoch * epoch_size + taken.index(index) if index in taken else -1 for index in range(order.size)
-            ]
+        for index in range(order.size):
+            _, used = order.uses_of(index, 0, 3 * epoch_size)
+            assert used.tolist() == [place for place, other in enumerate(expected) if other == index]
 
 
 @given(some_lengths, st.integers(1, 20), st.integers(1, 30), st.booleans())

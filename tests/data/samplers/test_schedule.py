@@ -121,21 +121,23 @@ def test_malformed_pairs_of_a_config_are_refused_by_key(parse: Any, value: Any) 
         parse("train.some_key", value)
 
 
-@given(st.integers(1, 3000), st.integers(0, 2**40), st.integers(0, 10**6), st.booleans(), st.floats(0.01, 1))
-def test_find_is_the_inverse_of_locate(size: int, seed: int, epoch: int, shuffle: bool, share: float) -> None:
+@given(st.integers(1, 3000), st.integers(0, 2**40), st.integers(0, 10**6), st.booleans(), st.floats(0.01, 1), st.data())
+def test_uses_are_the_inverse_of_locate(
+    size: int, seed: int, epoch: int, shuffle: bool, share: float, data: st.DataObject
+) -> None:
     order = Order(size, seed, shuffle, epoch_size=max(1, int(size * share)))
-    positions = epoch * order.epoch_size + np.arange(order.epoch_size)
-    epochs, indices = order.locate(positions)
+    first, end = epoch * order.epoch_size, (epoch + 1) * order.epoch_size
+    epochs, indices = order.locate(np.arange(first, end))
     assert set(epochs.tolist()) == {epoch}
-    np.testing.assert_array_equal(order.find(epoch, indices), positions)
-    left_out = np.setdiff1d(np.arange(size), indices)
-    assert (order.find(epoch, left_out) == -1).all()
+    for index in data.draw(st.lists(st.integers(0, size - 1), max_size=20)):
+        found = np.stack(order.uses_of(index, first, end), axis=1).tolist()
+        assert found == [[epoch, first + offset] for offset in np.flatnonzero(indices == index).tolist()]
 
 
 @pytest.mark.parametrize("index", [-1, 50])
 def test_a_sample_outside_the_dataset_is_refused(index: int) -> None:
     with pytest.raises(IndexError, match=f"{index}.* is outside a dataset of 50"):
-        Order(50).find(0, np.array([index]))
+        Order(50).uses_of(index, 0, 50)
 
 
 @settings(max_examples=examples(40))

@@ -73,9 +73,6 @@ def test_any_place_draws_what_the_whole_stream_has_there(
     used_epochs, used = order.uses_of(index, first, end)
     np.testing.assert_array_equal(used, first + np.flatnonzero(whole[first:end] == index))
     np.testing.assert_array_equal(used_epochs, epochs[used])
-    in_epoch = np.flatnonzero(whole[order.epoch_size : 2 * order.epoch_size] == index)
-    found = order.find(1, np.array([index]))
-    assert found.tolist() == ([order.epoch_size + in_epoch[0]] if len(in_epoch) else [-1])
 
 
 @settings(max_examples=examples(30))
