@@ -163,13 +163,6 @@ class StepSchedule:
         """The step that uses a position; -1 before the first step."""
         return int(self.steps_at(np.array([position]))[0])
 
-    def taken_by(self, first_step: int, last_step: int) -> LeftOut:
-        """The positions of steps `first_step` to `last_step`, both included, without steps before the schedule."""
-        if last_step < self.first_step:
-            return LeftOut()
-        first = max(first_step, self.first_step)
-        return LeftOut(((self.position_of(first), self.position_of(last_step + 1)),))
-
     def continued(self, step: int, other: StepSchedule) -> StepSchedule:
         """The sizes of this schedule before `step`, and those of `other` from `step` on."""
         past = tuple(entry for entry in self.sizes if entry[0] < step)
@@ -203,7 +196,9 @@ def left_out_by(skip_steps: Iterable[tuple[int, int]], schedule: StepSchedule) -
         skip_steps: (first step, last step), both included.
         schedule: the schedule of the run.
     """
-    return LeftOut(tuple(r for first, last in skip_steps for r in schedule.taken_by(first, last).ranges))
+    begin = schedule.first_step
+    taken = ((max(first, begin), last + 1) for first, last in skip_steps if last >= begin)
+    return LeftOut(tuple((schedule.position_of(first), schedule.position_of(end)) for first, end in taken))
 
 
 def parse_sizes(key: str, value: Any) -> Ranges:

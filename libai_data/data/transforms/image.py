@@ -51,27 +51,19 @@ class ImageToFloat:
         Raises:
             SchemaError: The image does not have 8 bits a channel, or mean and std are of another number of channels.
         """
-        pixels = self._checked(image)
-        if out is None or out.shape != _channels_first(pixels) or out.dtype != np.float32:
-            out = np.empty(_channels_first(pixels), np.float32)
-        return self._filled(pixels, out)
-
-    def _checked(self, image: Any) -> np.ndarray:
-        """The pixels, uint8 [H, W] or [H, W, C]."""
         pixels = np.asarray(image)
         if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3):
             raise SchemaError(f"the image is {pixels.dtype} {list(pixels.shape)}; expected uint8 [H, W] or [H, W, C]")
-        channels = _channels_first(pixels)[0]
+        shape = (1 if pixels.ndim == 2 else pixels.shape[2], *pixels.shape[:2])
         for name, values in (("mean", self.mean), ("std", self.std)):
-            if len(values) not in (1, channels):
+            if len(values) not in (1, shape[0]):
                 raise SchemaError(
-                    f"the image has {channels} channels, but {name} has {len(values)} values; give one for each "
+                    f"the image has {shape[0]} channels, but {name} has {len(values)} values; give one for each "
                     "channel, or one for all"
                 )
-        return pixels
-
-    def _filled(self, pixels: np.ndarray, out: np.ndarray) -> np.ndarray:
-        """Look up each level in a table, which gives the same numbers as the formula, in a fifth of the time."""
+        if out is None or out.shape != shape or out.dtype != np.float32:
+            out = np.empty(shape, np.float32)
+        # A table of all levels gives the same numbers as the formula, in a fifth of the time.
         for number, target in enumerate(out):
             table = self._tables[number % len(self._tables)]
             if has_opencv():
@@ -80,9 +72,3 @@ class ImageToFloat:
             else:
                 np.take(table, pixels if pixels.ndim == 2 else pixels[:, :, number], out=target)
         return out
-
-
-def _channels_first(pixels: np.ndarray) -> tuple[int, int, int]:
-    """Shape [C, H, W] of an image [H, W] or [H, W, C]."""
-    height, width = pixels.shape[:2]
-    return (1 if pixels.ndim == 2 else pixels.shape[2]), height, width

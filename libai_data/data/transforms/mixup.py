@@ -99,7 +99,14 @@ class Mixup(BatchTransform):
 
     def __call__(self, fields: dict[str, np.ndarray], random: BatchRandom) -> None:
         """Mix rows in pairs; see `BatchTransform`. A SchemaError if there are no images of a supported form."""
-        images, labels = _images_of(fields), fields[LABELS]
+        if IMAGES not in fields:
+            raise SchemaError(f"to mix images, samples need a field '{IMAGES}'; they have {list(fields)}")
+        images, labels = fields[IMAGES], fields[LABELS]
+        if (images.dtype, images.ndim) not in ((np.float32, 4), (np.uint8, 3), (np.uint8, 4)):
+            raise SchemaError(
+                f"field '{IMAGES}' is {images.dtype} {list(images.shape[1:])}; to be mixed, images must be float32 "
+                "[C, H, W] or uint8 [H, W, C]"
+            )
         plane = images.shape[2:4] if images.dtype.kind == "f" else images.shape[1:3]
         mixes = self._mixes(random, len(images), (int(plane[0]), int(plane[1])))
         for row in range(0, len(images), 2):
@@ -136,18 +143,6 @@ def _random_range(generator: np.random.Generator, size: int, part: float) -> tup
     """A range of the fraction `part` of `size` pixels, around a random centre, cut off at the borders."""
     half, centre = int(size * part) // 2, int(generator.integers(0, size))
     return max(centre - half, 0), min(centre + half, size)
-
-
-def _images_of(fields: dict[str, np.ndarray]) -> np.ndarray:
-    if IMAGES not in fields:
-        raise SchemaError(f"to mix images, samples need a field '{IMAGES}'; they have {list(fields)}")
-    images = fields[IMAGES]
-    if (images.dtype, images.ndim) not in ((np.float32, 4), (np.uint8, 3), (np.uint8, 4)):
-        raise SchemaError(
-            f"field '{IMAGES}' is {images.dtype} {list(images.shape[1:])}; to be mixed, images must be float32 "
-            "[C, H, W] or uint8 [H, W, C]"
-        )
-    return images
 
 
 def _mix_pair(images: np.ndarray, labels: np.ndarray, mixes: Sequence[_Mix]) -> None:
