@@ -165,19 +165,15 @@ class TransformRounds(EpochPositions, StreamSampler):
             )
         self.set_epoch(int(state["epoch"]))
         self.cursor = self.cursor._replace(position=int(state["position"]))
-        self.restored_start = _start_of(state, own.lanes)
+        try:
+            start = start_from_json(state["start"], own.lanes)
+            if isinstance(start, tuple):
+                check({"turn": whole(0, own.lanes - 1)}, turn=state.get("turn"))
+                start = (state["epoch"], state["turn"], *start)
+        except ConfigError as error:
+            raise CheckpointError(f"the data state {dict(state)!r:.500} is broken: {error}") from error
+        self.restored_start = start
         self.note_start(self.position, self.restored_start)
-
-
-def _start_of(state: Mapping[str, Any], lanes: int) -> Start:
-    try:
-        start = start_from_json(state["start"], lanes)
-        if not isinstance(start, tuple):
-            return start
-        check({"turn": whole(0, lanes - 1)}, turn=state.get("turn"))
-    except ConfigError as error:
-        raise CheckpointError(f"the data state {dict(state)!r:.500} is broken: {error}") from error
-    return state["epoch"], state["turn"], *start
 
 
 _STATE = Keys(

@@ -196,7 +196,13 @@ class _LaneWalk:
         """The starts of `count` outputs from a start on, fewer before the place `stop`; and the start after them."""
         found, left, begun = [np.empty(0, dtype=np.int64)], count, place_and_offset(start)[0]
         while left and (stop is None or place_and_offset(start)[0] < stop):
-            firsts, start = self._next(start, min(self.known_at_once, left), stop)
+            most = min(self.known_at_once, left)
+            if self.reading.window:
+                firsts, start = self._of_window(start, most)
+            elif self.reading.cuts or self.reading.units == 1:
+                firsts, start = self._cut(start, most, stop)
+            else:
+                firsts, start = self._whole(start, stop)
             found.append(firsts)
             left -= len(firsts)
             place = place_and_offset(start)[0]
@@ -204,13 +210,6 @@ class _LaneWalk:
             if place - begun > self._most_without_output:
                 raise self._no_output_error()
         return np.concatenate(found), int(start)
-
-    def _next(self, start: int, count: int, stop: int | None = None) -> tuple[np.ndarray, int]:
-        """Some of the next outputs, at most `count`, and the start of the output after them."""
-        if self.reading.window:
-            return self._of_window(start, count)
-        cuts = self.reading.cuts or self.reading.units == 1
-        return self._cut(start, count, stop) if cuts else self._whole(start, stop)
 
     def _of_window(self, start: int, count: int) -> tuple[np.ndarray, int]:
         """Outputs of the window that contains the place of `start`; the window may have none."""
@@ -227,7 +226,7 @@ class _LaneWalk:
             raise ConfigError("this rank does not read, so it cannot find the outputs of the stream")
         return self._transform
 
-    def _cut(self, start: int, count: int, stop: int | None = None) -> tuple[np.ndarray, int]:
+    def _cut(self, start: int, count: int, stop: int | None) -> tuple[np.ndarray, int]:
         """Outputs that use all units in order; fewer than `count` if the places before `stop` have too few units."""
         place, offset = place_and_offset(start)
         units = self.reading.units
@@ -245,7 +244,7 @@ class _LaneWalk:
         end = (last + 1, 0) if ends[last] == bounds[-1] else (last, int(bounds[-1] - before[last]))
         return starts, start_of(place + self.apart * end[0], end[1])
 
-    def _whole(self, start: int, stop: int | None = None) -> tuple[np.ndarray, int]:
+    def _whole(self, start: int, stop: int | None) -> tuple[np.ndarray, int]:
         """One output, made of complete samples; none if the samples before the place `stop` have no unit."""
         place, _ = place_and_offset(start)
         units = self.reading.units
@@ -257,7 +256,7 @@ class _LaneWalk:
         behind = last + int(ends[last] == units)
         return np.array([place + self.apart * first]), place + self.apart * behind
 
-    def _ends_until(self, place: int, bound: int, stop: int | None = None) -> np.ndarray:
+    def _ends_until(self, place: int, bound: int, stop: int | None) -> np.ndarray:
         """The end of each sample from `place` on, in units, until one reaches `bound`, or until the place `stop`."""
         self.drop_before(place)
         total, empty = int(self.buffer.sum()), 0
@@ -265,7 +264,9 @@ class _LaneWalk:
             behind = place + self.apart * len(self.buffer)
             if stop is not None and behind >= stop:
                 break
-            more = self._amounts(behind, stop)
+            count = _MEASURED_AT_ONCE if self.reading.reads_to_measure else self.known_at_once
+            count = count if stop is None else min(count, -((behind - stop) // self.apart))
+            more = self.reading.amounts(*self._order.locate(behind + self.apart * np.arange(count)))
             self.buffer = np.concatenate([self.buffer, more])
             total += int(more.sum())
             empty = 0 if more.any() else empty + len(more)
@@ -279,12 +280,6 @@ class _LaneWalk:
             self.buffer_place, self.buffer = place, self.buffer[:0]
         self.buffer = self.buffer[(place - self.buffer_place) // self.apart :]
         self.buffer_place = place
-
-    def _amounts(self, place: int, stop: int | None) -> np.ndarray:
-        count = _MEASURED_AT_ONCE if self.reading.reads_to_measure else self.known_at_once
-        count = count if stop is None else min(count, -((place - stop) // self.apart))
-        amounts: np.ndarray = self.reading.amounts(*self._order.locate(place + self.apart * np.arange(count)))
-        return amounts
 
     @property
     def _most_without_output(self) -> int:
