@@ -141,7 +141,9 @@ def _size_difference(saved: StreamState, own: StreamState) -> dict[str, str]:
     Or the sizes after the state are equal: the run was resumed before, and the config has only the new size.
     """
     before, now, step = saved.schedule, own.schedule, saved.step
-    if before is None or now is None or step is None or before.same_before(step, now) or now.same_from(step, before):
+    if before is None or now is None or step is None:
+        return {}
+    if before.is_same(now, before.first_step, step) or now.is_same(before, step):
         return {}
     return {
         "global_batch_size": f"global_batch_size was {_in_words(before)} and is now {_in_words(now)}, after "
@@ -232,7 +234,7 @@ def _with_steps(
     if saved.order == state.order:
         # The order did not change, so the ledger can still compute the past steps.
         merged = continued_schedule(saved, schedule)
-        if not merged.same_from(_next_step(history, saved.position), history):
+        if not merged.is_same(history, _next_step(history, saved.position)):
             notes.append(
                 f"The global batch size changes: {_in_words(merged)}. The stream continues at position "
                 f"{saved.position}, so no sample is repeated and none left out."

@@ -14,6 +14,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -166,23 +167,17 @@ class StepSchedule:
     def continued(self, step: int, other: StepSchedule) -> StepSchedule:
         """The sizes of this schedule before `step`, and those of `other` from `step` on."""
         past = tuple(entry for entry in self.sizes if entry[0] < step)
-        future = tuple(entry for entry in other.sizes if entry[0] > step)
-        return StepSchedule((*past, (step, other.size_of(step)), *future), self.first_position)
+        return StepSchedule((*past, *other.begun_at(step, 0).sizes), self.first_position)
 
     def begun_at(self, step: int, position: int) -> StepSchedule:
         """The schedule from `step` on, with this step at `position`."""
         future = tuple(entry for entry in self.sizes if entry[0] > step)
         return StepSchedule(((step, self.size_of(step)), *future), position)
 
-    def same_before(self, step: int, other: StepSchedule) -> bool:
-        """Whether `other` has the same sizes in all steps of this schedule before `step`."""
-        steps = [known for known in (*self._steps, *other._steps) if self.first_step <= known < step]
+    def is_same(self, other: StepSchedule, first: int, end: float = inf) -> bool:
+        """Whether `other` has the same sizes in all steps from `first` to `end` - 1."""
+        steps = [known for known in (first, *self._steps, *other._steps) if first <= known < end]
         return all(self.size_of(known) == other.size_of(known) for known in steps)
-
-    def same_from(self, step: int, other: StepSchedule) -> bool:
-        """Whether `other` has the same sizes in all steps from `step` on."""
-        steps = [known for known in (*self._steps, *other._steps) if known > step]
-        return all(self.size_of(known) == other.size_of(known) for known in (step, *steps))
 
     def _entry(self, step: int) -> int:
         # Steps before the first entry have the size of the first entry.
