@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,24 +27,11 @@ _MOST_BARS = 32
 _IGNORED_LABELS = (-1, -100)  # the usual loss functions ignore tokens with these labels
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Exclusive upper limits of labels and token ids, from the config; None if the config has no limit."""
+def findings(rows: StepRows, reports: Mapping[str, FieldReport], cfg: Any) -> list[str]:
+    """Find what looks wrong in the samples: one sentence for each problem, with the names of fields and samples.
 
-    classes: int | None = None
-    vocabulary: int | None = None
-
-    @staticmethod
-    def of(cfg: Any) -> Limits:
-        """Read `num_classes` and `vocab_size` of the model."""
-        classes, vocabulary = (
-            try_get_key(cfg, f"model.{name}", f"model.cfg.{name}") for name in ("num_classes", "vocab_size")
-        )
-        return Limits(*(each if isinstance(each, int) and each > 0 else None for each in (classes, vocabulary)))
-
-
-def findings(rows: StepRows, reports: Mapping[str, FieldReport], limits: Limits) -> list[str]:
-    """Find what looks wrong in the samples: one sentence for each problem, with the names of fields and samples."""
+    The config limits labels by `num_classes` of the model, and token ids by `vocab_size`.
+    """
     found: list[str] = []
     for name, report in reports.items():
         if report.problem:
@@ -57,17 +43,20 @@ def findings(rows: StepRows, reports: Mapping[str, FieldReport], limits: Limits)
         is_one_number = report.low is not None and report.low == report.high and not report.nans + report.infinities
         if is_one_number and len(rows.origins) > 1:
             found.append(f"Field '{name}' is constant: each of its numbers, in all rows read, is {report.low:g}.")
-        found += _out_of_range(rows, name, limits)
+        found += _out_of_range(rows, name, cfg)
     return found + list(_duplicates(rows))
 
 
-def _out_of_range(rows: StepRows, name: str, limits: Limits) -> Iterator[str]:
+def _out_of_range(rows: StepRows, name: str, cfg: Any) -> Iterator[str]:
     values = rows.values[name]
+    classes, vocabulary = (
+        try_get_key(cfg, f"model.{key}", f"model.cfg.{key}") for key in ("num_classes", "vocab_size")
+    )
     may_be: tuple[int, ...] = ()
-    if is_class_label(name, values[0]) and limits.classes is not None:
-        limit, what = limits.classes, "classes"
-    elif is_tokens(name, values[0]) and limits.vocabulary is not None and not is_mask(name, values[0]):
-        limit, what = limits.vocabulary, "tokens"
+    if is_class_label(name, values[0]) and isinstance(classes, int) and classes > 0:
+        limit, what = classes, "classes"
+    elif is_tokens(name, values[0]) and isinstance(vocabulary, int) and vocabulary > 0 and not is_mask(name, values[0]):
+        limit, what = vocabulary, "tokens"
         may_be = _IGNORED_LABELS if name.lower() in LABELS else ()
     else:
         return

@@ -8,7 +8,7 @@ from typing import Any
 
 from libai_data.commands.inspection.cards import Card, cards_of, decoder_of, field_equals, rows_to_show
 from libai_data.commands.inspection.fields import FieldReport, field_reports
-from libai_data.commands.inspection.findings import Bars, Limits, findings, histograms
+from libai_data.commands.inspection.findings import Bars, findings, histograms
 from libai_data.commands.inspection.step_rows import Stage, StepRows, read_step, stages_of_sample
 from libai_data.commands.one_rank import SPLITS, mesh_of, one_rank_loaders
 from libai_data.config import try_get_key
@@ -120,7 +120,7 @@ def _described(
         ("mesh", f"{mesh.world_size} rank(s) on {mesh.num_nodes} node(s): {sizes}"),
         ("a rank's batch", f"{rows.micro_batch_size} samples; readers: {readers}"),
     ]
-    found = findings(rows, reports, Limits.of(cfg)) + _wrong_stages(stages, rows)
+    found = findings(rows, reports, cfg) + _wrong_stages(stages, rows)
     cards = cards_of(rows, shown, stages, decoder_of(tokenizer))
     drawn = histograms(rows, _raw_lengths(loader, rows))
     return Inspection(title, facts, found, cards, reports, mesh, readers, drawn, stats)

@@ -80,8 +80,13 @@ class EncodedImage:
         return self._upright(reduction, rough=False)
 
     def _upright(self, reduction: int, rough: bool) -> np.ndarray:
-        pixels = self._decode_stored(reduction, rough)
-        return pixels if self._orientation == 1 else np.ascontiguousarray(_turned(pixels, self._orientation))
+        """The pixels, turned upright. Source: Exif 2.32 (CIPA DC-008), 4.6.4, tag Orientation."""
+        pixels, orientation = self._decode_stored(reduction, rough), self._orientation
+        if orientation == 1:
+            return pixels
+        pixels = pixels.swapaxes(0, 1) if orientation >= 5 else pixels
+        flips_rows, flips_columns = orientation in (3, 4, 7, 8), orientation in (2, 3, 6, 7)
+        return np.ascontiguousarray(pixels[:: -1 if flips_rows else 1, :: -1 if flips_columns else 1])
 
     def region(
         self, top: int, left: int, height: int, width: int, at_least: tuple[int, int], rough: bool = False
@@ -202,12 +207,3 @@ def _reduced(begin: int, length: int, reduction: int, size: int) -> slice:
     """The range of pixels in an image that was reduced to `size` pixels, 1 for each `reduction`; at least one pixel."""
     first = min(round(begin / reduction), size - 1)
     return slice(first, max(first + 1, round((begin + length) / reduction)))
-
-
-def _turned(pixels: np.ndarray, orientation: int) -> np.ndarray:
-    """Stored pixels, turned upright. Source: Exif 2.32 (CIPA DC-008), 4.6.4, tag Orientation."""
-    if orientation >= 5:
-        pixels = pixels.swapaxes(0, 1)
-    flips_rows = orientation in (3, 4, 7, 8)
-    flips_columns = orientation in (2, 3, 6, 7)
-    return pixels[:: -1 if flips_rows else 1, :: -1 if flips_columns else 1]
