@@ -296,11 +296,6 @@ def seeded(seed: int) -> Iterator[None]:
                 generator.restore(state)
 
 
-def known_generators() -> tuple[str, ...]:
-    """Names of the global generators whose libraries are imported."""
-    return tuple(generator.name for generator in present())
-
-
 def own_generators(dataset: Any) -> list[str]:
     """Names of a dataset's own random generators, such as `dataset.rng`, which cannot be seeded for a sample."""
     kinds: tuple[type, ...] = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator)

@@ -8,7 +8,8 @@ import numpy as np
 from PIL import Image
 
 from libai_data.data.fork_lock import ForkLock
-from libai_data.data.random.global_generators import known_generators, seeded
+from libai_data.data.random.generator_states import present
+from libai_data.data.random.global_generators import seeded
 from libai_data.data.transforms.pipeline import RandomTransform, pixels_of
 from libai_data.errors import ConfigError
 from libai_data.errors.argument_rules import check, one_of
@@ -41,11 +42,11 @@ class Seeded(RandomTransform):
     def apply(self, image: Any, generator: np.random.Generator) -> Any:
         seed = int(generator.integers(_SEEDS))
         while True:
-            known = known_generators()
+            known = present()
             with seeded(seed):
                 made = self.transform(self._as_taken(image))
             # The generator of a library that the transform has just imported was not seeded.
-            if known_generators() == known:
+            if present() == known:
                 return made
 
     def _as_taken(self, image: Any) -> Any:
