@@ -41,12 +41,8 @@ class FieldReport:
     problem: str = ""
 
 
-def field_reports(rows: StepRows, mesh: ParallelMesh) -> dict[str, FieldReport]:
-    """Report on each field of a step, on the mesh of the training."""
-    return {name: _report(name, rows, mesh) for name in rows.values}
-
-
-def _report(name: str, rows: StepRows, mesh: ParallelMesh) -> FieldReport:
+def field_report(name: str, rows: StepRows, mesh: ParallelMesh) -> FieldReport:
+    """Report on a field of a step, on the mesh of the training."""
     values, layout = rows.values[name], rows.layouts[name]
     shapes = {array.shape for array in values}
     sample_shape = max(shapes, key=lambda shape: (int(np.prod(shape)), shape))

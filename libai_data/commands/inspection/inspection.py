@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from libai_data.commands.inspection.cards import Card, cards_of, decoder_of, field_equals, rows_to_show
-from libai_data.commands.inspection.fields import FieldReport, field_reports
+from libai_data.commands.inspection.fields import FieldReport, field_report
 from libai_data.commands.inspection.findings import Bars, findings, histograms
 from libai_data.commands.inspection.step_rows import Stage, StepRows, read_step, stages_of_sample
 from libai_data.commands.one_rank import SPLITS, mesh_of, one_rank_loaders
@@ -102,7 +102,7 @@ def _described(
     stats = loader.stats() if callable(attribute_of(loader, "stats")) else {}
     shown = rows_to_show(rows, samples)
     stages = _stages(loader, rows, shown)
-    reports = field_reports(rows, mesh)
+    reports = {field_name: field_report(field_name, rows, mesh) for field_name in rows.values}
     name, number = _split(split)
     section = f"dataloader.test.{number}" if name == "test" else "dataloader.train"
     readers = read_mode(try_get_key(cfg, f"{section}.readers") or "every_rank")
