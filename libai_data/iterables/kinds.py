@@ -49,8 +49,9 @@ def _batches_of_hugging_face(stream: Any) -> bool:
     stage = attribute_of(stream, "_ex_iterable")
     while stage is not None and not attribute_of(stage, "batched"):
         stage = attribute_of(stage, "ex_iterable")
-    name: str = getattr(attribute_of(stage, "function"), "__name__", "")
-    return name.strip("_") in ("batch_fn", "batch_arrow_table")
+    function = attribute_of(stage, "function")
+    module, name = (str(attribute_of(function, key)) for key in ("__module__", "__name__"))
+    return module.startswith("datasets.") and name.strip("_") in ("batch_fn", "batch_arrow_table")
 
 
 def _batches_of_stage(stage: Any) -> bool | None:

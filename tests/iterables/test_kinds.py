@@ -440,7 +440,12 @@ def test_batches_of_hugging_face_are_found_below_later_stages() -> None:
     for of_batches in (batched, batched.map(dict), batched.take(2), arrays):
         assert yields_batches(of_batches)
     assert [len(batch["y"]) for batch in from_iterable(batched, 4)] == [4] * 5 + [2]
-    for of_samples in (hugging_face_stream(), batched.map(dict, batched=True)):
+
+    def batch_fn(samples: Any) -> Any:
+        return dict(samples)
+
+    stream = hugging_face_stream()
+    for of_samples in (stream, batched.map(dict, batched=True), stream.map(batch_fn, batched=True)):
         assert not yields_batches(of_samples)
 
 
