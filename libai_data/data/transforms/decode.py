@@ -16,7 +16,7 @@ MODES = ("RGB", "L")
 
 _JPEG = b"\xff\xd8\xff"
 _EXIF = b"Exif\x00\x00"
-_EXIF_WITHIN = 4096
+_SCAN = b"\xff\xda"
 _ORIENTATION = {name: number for number, name in ExifTags.TAGS.items()}["Orientation"]
 _REDUCTIONS = (8, 4, 2)  # libjpeg-turbo decodes at 1/8, 1/4 and 1/2 faster than in full, but at 5/8 to 7/8 slower
 
@@ -138,7 +138,7 @@ class EncodedImage:
     @cached_property
     def _orientation(self) -> int:
         """The EXIF orientation, 1 to 8; 1 is upright."""
-        if self._is_jpeg and _EXIF not in self.data[:_EXIF_WITHIN]:
+        if self._is_jpeg and not _may_have_exif(self.data):
             return 1
         image = self._opened
         if image.format == "TIFF":  # Pillow turns it when it decodes it.
@@ -192,6 +192,16 @@ class EncodedImage:
             raise FormatError(f"the {image.format} image has pixels of {kind}; save it with 8 or 16 bits a channel")
         upper = (pixels.astype(np.uint16) >> 8).astype(np.uint8)
         return upper if self.mode == "L" else np.repeat(upper[:, :, None], 3, axis=2)
+
+
+def _may_have_exif(jpeg: bytes) -> bool:
+    """Whether a segment before the pixels of a JPEG is of EXIF, or the segments are malformed. Pillow needs longer."""
+    place = 2
+    while jpeg[place : place + 1] == b"\xff" and jpeg[place + 4 : place + 10] != _EXIF:
+        if jpeg[place : place + 2] == _SCAN:
+            return False
+        place += 2 + int.from_bytes(jpeg[place + 2 : place + 4], "big")
+    return True
 
 
 def _check_pixels(height: int, width: int) -> None:

@@ -81,6 +81,14 @@ def test_an_image_is_turned_as_its_exif_orientation_says(form: str, orientation:
     np.testing.assert_array_equal(image.region(20, 30, 100, 120, (100, 120)), upright[20:120, 30:150])
 
 
+def test_the_orientation_is_found_after_other_metadata_of_any_size() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = encoded(photograph(), exif=exif)
+    profile = b"\xff\xe2" + struct.pack(">H", 50002) + b"\xff\xda" + bytes(49998)
+    assert EncodedImage(data[:2] + 2 * profile + data[2:]).size == EncodedImage(data).size == (640, 427)
+
+
 @pytest.mark.filterwarnings("ignore:.*EXIF")
 @pytest.mark.parametrize("junk", [b"", b"\x00" * 40, b"II*\x00\x08\x00\x00\x00\xff\xff"])
 def test_malformed_metadata_does_not_matter(junk: bytes) -> None:
