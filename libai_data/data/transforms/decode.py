@@ -149,8 +149,9 @@ class EncodedImage:
             return 1
         return found if isinstance(found, int) and 1 <= found <= 8 else 1
 
-    @property
+    @cached_property
     def _opened(self) -> Image.Image:
+        """The image in Pillow. To look for the orientation, Pillow decodes a PNG, which must not happen twice."""
         try:
             image = Image.open(io.BytesIO(self.data))
         except Exception as error:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, PngImagePlugin
 
 from libai_data.data.transforms.decode import EncodedImage, decode_image
 from libai_data.errors import ConfigError, FormatError
@@ -79,6 +79,17 @@ def test_an_image_is_turned_as_its_exif_orientation_says(form: str, orientation:
     assert image.size == upright.shape[:2]
     np.testing.assert_array_equal(image.decode(), upright)
     np.testing.assert_array_equal(image.region(20, 30, 100, 120, (100, 120)), upright[20:120, 30:150])
+
+
+def test_a_png_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[int] = []
+    prepare = PngImagePlugin.PngImageFile.load_prepare
+    monkeypatch.setattr(
+        PngImagePlugin.PngImageFile, "load_prepare", lambda image: (decoded.append(1), prepare(image))[1]
+    )
+    image = EncodedImage(encoded(photograph()[:40, :50], "PNG"))
+    assert image.size == (40, 50) and image.region(0, 0, 40, 50, (9, 9)).shape == image.decode().shape
+    assert len(decoded) == 1
 
 
 def test_the_orientation_is_found_after_other_metadata_of_any_size() -> None:
