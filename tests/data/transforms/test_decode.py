@@ -82,11 +82,14 @@ def test_an_image_is_turned_as_its_exif_orientation_says(form: str, orientation:
 
 
 def test_a_png_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    decoded: list[int] = []
+    decoded: list[Any] = []
     prepare = PngImagePlugin.PngImageFile.load_prepare
-    monkeypatch.setattr(
-        PngImagePlugin.PngImageFile, "load_prepare", lambda image: (decoded.append(1), prepare(image))[1]
-    )
+
+    def counted(image: Any) -> None:
+        decoded.append(image)
+        prepare(image)
+
+    monkeypatch.setattr(PngImagePlugin.PngImageFile, "load_prepare", counted)
     image = EncodedImage(encoded(photograph()[:40, :50], "PNG"))
     assert image.size == (40, 50) and image.region(0, 0, 40, 50, (9, 9)).shape == image.decode().shape
     assert len(decoded) == 1
