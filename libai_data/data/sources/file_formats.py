@@ -28,6 +28,7 @@ _OF_ENDING = {
     ".npy": "numpy",
     ".npz": "numpy",
 }
+_COMPRESSION = re.compile(r"\.(gz|bz2|xz|zstd?|lz4)$")
 
 # Names that begin with "." are hidden. The others are files without samples, of Spark, Dask and Databricks.
 _LEFT_OUT = re.compile(r"(^|/)(\.|_(SUCCESS|(common_)?metadata|(started|committed)_[0-9]+)$)")
@@ -108,7 +109,7 @@ def format_of_files(paths: Any, files: Sequence[str], formats: Iterable[str]) ->
 
 
 def _format_of(path: str) -> str:
-    # Shards of ArrayRecord are often called "x.array_record-00001-of-00008", compressed ones of MDS "x.mds.zstd".
-    path = path.lower()
-    _, ending = os.path.splitext(path.removesuffix(".zstd") if path.endswith(".mds.zstd") else path)
+    # Shards of ArrayRecord are often called "x.array_record-00001-of-00008", compressed ones of MDS "x.mds.zstd". The
+    # sources of other compressed files say that they cannot read them.
+    _, ending = os.path.splitext(_COMPRESSION.sub("", path.lower()))
     return _OF_ENDING.get(ending, "") or _OF_ENDING.get(ending.partition("-")[0], "")

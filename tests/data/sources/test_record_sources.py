@@ -175,7 +175,7 @@ def test_json_that_is_no_object_is_refused_with_record_and_offset(tmp_path: Path
         source[2]
     (tmp_path / "a.jsonl.gz").write_bytes(b"")
     with pytest.raises(ConfigError, match=r"a.jsonl.gz is compressed.*decompress it first"):
-        JsonLinesSource(tmp_path / "a.jsonl.gz")
+        open_source(tmp_path / "a.jsonl.gz")
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
