@@ -222,6 +222,9 @@ class RowReader:
     def _fill(self) -> bool:
         prefetcher = self._prefetcher  # Another thread may close this reader.
         if self.closed.is_set:
+            # The other thread did not see the threads that were started meanwhile.
+            self.close()
+            self._source.close()
             raise PassError(LOADER_CLOSED)
         if prefetcher is None:
             return False

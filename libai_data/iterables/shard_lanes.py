@@ -11,6 +11,7 @@ from typing import Any, Callable, Optional
 
 from libai_data.data.shard_work.process_pool import ProcessPool, Work
 from libai_data.iterables.interleaved import ShardPart, ShardPlace, part_read
+from libai_data.iterables.prefetcher import Flag
 from libai_data.loader.daemon_thread import DaemonThread
 from libai_data.loader.resumable import finish
 
@@ -85,7 +86,8 @@ class ShardLanes:
         pool = None if work is None else ProcessPool(work)
         self._rounds: list[queue.SimpleQueue[_Round | None]] = [queue.SimpleQueue() for _ in range(lanes)]
         self._newest: list[_Round] = []
-        self._close = weakref.finalize(self, _end, self._rounds, self._newest, pool)
+        self._ended = Flag()
+        self._close = weakref.finalize(self, _end, self._ended, self._rounds, self._newest, pool)
         for number, rounds in enumerate(self._rounds):
             do = read if pool is None else pool.do
             DaemonThread(_run, (rounds, do, number, lanes), f"reads {name} ahead, lane {number}").start()
@@ -101,9 +103,9 @@ class ShardLanes:
             The parts of each shard.
 
         Raises:
-            RuntimeError: The lanes have ended with the program.
+            RuntimeError: The lanes have ended, with the program or because the loader was closed.
         """
-        if not self._close.alive:
+        if self._ended.is_set:
             raise RuntimeError("a stream with shards cannot be read any more when the program ends")
         for older in self._newest:
             older.end()
@@ -111,6 +113,8 @@ class ShardLanes:
         self._newest[:] = [begun]
         for rounds in self._rounds:
             rounds.put(begun)
+        if self._ended.is_set:  # Another thread ends the lanes, and perhaps did not see this epoch.
+            begun.end()
         return [begun.take(shard) for shard in range(len(places))]
 
     def close(self) -> None:
@@ -129,8 +133,12 @@ def _run(rounds: queue.SimpleQueue[_Round | None], read: Read, number: int, lane
 
 
 def _end(
-    rounds: list[queue.SimpleQueue[_Round | None]], newest: list[_Round], pool: ProcessPool[Any, Any] | None
+    ended: Flag,
+    rounds: list[queue.SimpleQueue[_Round | None]],
+    newest: list[_Round],
+    pool: ProcessPool[Any, Any] | None,
 ) -> None:
+    ended.is_set = True
     for begun in newest:
         begun.end()
     for each in rounds:

@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from libai_data import DataLoader, get_worker_info
-from libai_data.errors import CheckpointError, ConfigError, SampleError
+from libai_data.errors import CheckpointError, ConfigError, PassError, SampleError
 from libai_data.iterables import from_iterable, sharded, shuffle_buffer
 from libai_data.iterables.interleaved import ShardPlace, open_at
 from libai_data.iterables.iterable_source import Source
-from tests.deadline import stretched
+from libai_data.iterables.shard_lanes import ShardLanes
+from tests.deadline import stretched, wait_until
 from tests.iterables.rows import (
     Scaled,
     Stateful,
@@ -34,6 +36,7 @@ from tests.iterables.rows import (
     tells_its_process,
     unequal,
 )
+from tests.loader.streams import loader_threads
 from tests.properties import examples, slowly
 
 torch: Any = pytest.importorskip("torch")
@@ -414,3 +417,43 @@ def test_the_processes_that_read_a_stream_order_sets_alike(monkeypatch: pytest.M
     loader = from_iterable(of_a_set, 4, num_shards=3, num_workers=3)
     assert sorted(number for batch in loader.numpy() for number in batch["y"].tolist()) == list(range(100))
     loader.close()
+
+
+def test_close_ends_the_threads_of_shards_that_are_being_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    opens, goes_on, are_same = threading.Event(), threading.Event(), sharded.are_same
+
+    def slowly_compared(*attributes: Any) -> bool:
+        opens.set()
+        assert goes_on.wait(60)
+        return are_same(*attributes)
+
+    monkeypatch.setattr(sharded, "are_same", slowly_compared)
+    before = loader_threads()
+    loader = from_iterable(
+        lambda shard, num_shards: ({"n": number} for number in range(shard, 9, num_shards)),
+        2,
+        num_shards=2,
+        num_workers=2,
+        worker_type="thread",
+    )
+    with ThreadPoolExecutor(1) as threads:
+        first = threads.submit(lambda: next(iter(loader)))
+        assert opens.wait(60)
+        threading.Timer(0.05, goes_on.set).start()
+        loader.close()
+        with pytest.raises(PassError):
+            first.result()
+    wait_until(lambda: loader_threads() <= before, "end of the threads")
+
+
+def test_an_epoch_that_begins_while_another_thread_ends_its_lanes_ends_too() -> None:
+    lanes = ShardLanes(None, lambda part: ([], True, None), 2, "rows")
+
+    class Places(list[ShardPlace]):
+        def __iter__(self) -> Iterator[ShardPlace]:
+            lanes.close()
+            return super().__iter__()
+
+    parts = lanes.begin(lambda shard, place: None, Places([ShardPlace()] * 2))
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(list, parts[0]).result(timeout=60) == []
