@@ -185,7 +185,8 @@ class LRScheduler(HookBase):
         return rates.index(Counter(rates).most_common(1)[0][0])
 
     def before_step(self) -> None:
-        if self.trainer.iter == self.trainer.start_iter and getattr(self.trainer, "graph_train", None) is not None:
+        is_first = self._compiled is None and self.trainer.iter == self.trainer.start_iter
+        if is_first and getattr(self.trainer, "graph_train", None) is not None:
             self._compiled = changed_numbers(self.trainer.model, self.trainer.optimizer)
 
     def after_step(self) -> None:
