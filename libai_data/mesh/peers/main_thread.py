@@ -9,6 +9,7 @@ import struct
 import sys
 import threading
 import time
+from collections.abc import Sequence
 
 logger = logging.getLogger(__name__)
 
@@ -19,6 +20,10 @@ and above this multiple of the process's own CPU time."""
 
 _WORDS_WITH_STACK = 9  # of /proc/pid/syscall: a number, six arguments, the stack's address, and the next instruction
 _BYTES_OF_STACK, _BYTES_OF_ADDRESS = 1 << 15, struct.calcsize("@N")
+_LEAST_LOW_HALF = 1 << 24
+"""Stale words of the stack, whose low half a small number has replaced, can be within OneFlow's 2 GB of code."""
+
+_C, _ONEFLOW, _PYTHON = "C library", "OneFlow", "Python"
 
 # Seconds for which all ranks must wait inside OneFlow to count as waiting for a rank that has left:
 SECONDS_IDLE = 4.0  # if the processes are idle, and the work of the rank that has left is complete;
@@ -107,23 +112,48 @@ class MainThread:
                 stack = memory.read(_BYTES_OF_STACK)
         except OSError:
             return False
-        ranges = _code_of_oneflow_and_python()
-        for (address,) in struct.iter_unpack("@N", stack[: len(stack) // _BYTES_OF_ADDRESS * _BYTES_OF_ADDRESS]):
-            for first, end, is_oneflow in ranges:
-                if first <= address < end:
-                    return is_oneflow
-        return False
+        return first_caller(stack, _native_code()) == _ONEFLOW
 
 
-def _code_of_oneflow_and_python() -> list[tuple[int, int, bool]]:
-    """The memory that holds their native code: first address, end, and whether it is OneFlow's."""
+def first_caller(stack: bytes, code: Sequence[tuple[int, int, str]]) -> str:
+    """Who has called the function of the C library that waits, by the addresses to which native functions return.
+
+    Words before the first address in the C library are those of its innermost function, and may be stale.
+
+    Args:
+        stack: from the innermost function on.
+        code: first address, end, and owner of native code.
+
+    Returns:
+        The owner; "" if no address is in this code.
+    """
+    has_passed_c = False
+    for (address,) in struct.iter_unpack("@N", stack[: len(stack) // _BYTES_OF_ADDRESS * _BYTES_OF_ADDRESS]):
+        if address & 0xFFFFFFFF < _LEAST_LOW_HALF:
+            continue
+        owner = next((owner for first, end, owner in code if first <= address < end), "")
+        if owner == _C:
+            has_passed_c = True
+        elif owner and has_passed_c:
+            return owner
+    return ""
+
+
+def _native_code() -> list[tuple[int, int, str]]:
+    """The memory with the native code of OneFlow, Python and the C library, as `first_caller` needs it."""
     ranges = []
     with open("/proc/self/maps") as file:
         for line in file:
             where, access, *_, path = line.rstrip("\n").split(maxsplit=5)
             folder, name = os.path.split(path)
-            is_oneflow = os.path.basename(folder) in ("oneflow", "oneflow.libs")
-            if "x" in access and (is_oneflow or "python" in name):
+            owner = ""
+            if os.path.basename(folder) in ("oneflow", "oneflow.libs"):
+                owner = _ONEFLOW
+            elif "python" in name:
+                owner = _PYTHON
+            elif name.startswith(("libc.", "libc-", "libpthread")):
+                owner = _C
+            if "x" in access and owner:
                 first, end = (int(each, 16) for each in where.split("-"))
-                ranges.append((first, end, is_oneflow))
+                ranges.append((first, end, owner))
     return ranges

@@ -1,0 +1,45 @@
+"""Who has called the function of the C library in which the main thread waits: OneFlow, or Python."""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+
+import oneflow as flow
+import pytest
+
+from libai_data.mesh.peers.main_thread import MainThread, first_caller
+
+C, ONEFLOW, PYTHON = 0x7F3CD6000000, 0x7F3BDC200000, 0x7F3CD6400000
+CODE = [(ONEFLOW, ONEFLOW + (2 << 30), "OneFlow"), (C, C + (2 << 20), "C library"), (PYTHON, PYTHON + (2 << 20), "Python")]
+# As found below a lock of Python: half of the second word is FUTEX_WAIT_BITSET.
+STALE = (ONEFLOW + 0x1000000, 0x7F3C00000189, 0x0, C + 0xAED90, 0x7F3C00000001)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ((*STALE, PYTHON + 1, ONEFLOW + 0x1000000), "Python"),
+        ((*STALE, ONEFLOW + 0x2000000, PYTHON + 1), "OneFlow"),
+        (STALE, ""),
+    ],
+)
+def test_stale_words_of_the_stack_are_no_callers(words: tuple[int, ...], expected: str) -> None:
+    assert first_caller(struct.pack(f"@{len(words)}N", *words) + b"\0", CODE) == expected
+
+
+def test_a_main_thread_that_waits_for_a_lock_of_python_does_not_wait_in_oneflow() -> None:
+    flow.ones(1).numpy()
+    main, found = MainThread(has_gpus=False), []
+
+    def look() -> None:
+        for _ in range(3):
+            main.seconds_to_wait(has_left=False)
+            found.append(main.is_in_oneflow)
+            time.sleep(0.05)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    looking.join()
+    assert found == [False] * 3
