@@ -12,7 +12,8 @@ import pytest
 from libai_data.mesh.peers.main_thread import MainThread, first_caller
 
 C, ONEFLOW, PYTHON = 0x7F3CD6000000, 0x7F3BDC200000, 0x7F3CD6400000
-CODE = [(ONEFLOW, ONEFLOW + (2 << 30), "OneFlow"), (C, C + (2 << 20), "C library"), (PYTHON, PYTHON + (2 << 20), "Python")]
+SIZES = {C: ("C library", 2 << 20), ONEFLOW: ("OneFlow", 2 << 30), PYTHON: ("Python", 2 << 20)}
+CODE = [(first, first + size, owner) for first, (owner, size) in SIZES.items()]
 # As found below a lock of Python: half of the second word is FUTEX_WAIT_BITSET.
 STALE = (ONEFLOW + 0x1000000, 0x7F3C00000189, 0x0, C + 0xAED90, 0x7F3C00000001)
 
