@@ -52,7 +52,16 @@ class BatchedShard:
         found: list[Any] = [None] * len(rows)
         for number, places, own in runs_of(self._ends, np.asarray(rows, np.int64)):
             batch = self._kept.made((self._file.source, number), partial(self._decoded, number))
-            for place, record in zip(places.tolist(), batch.read(own)):
+            try:
+                records = batch.read(own)
+            except Exception as error:  # Dates after the year 9999, unknown time zones and others raise many kinds.
+                if len(rows) > 1:
+                    return [record for row in rows for record in self.read([row])]
+                raise FormatError(
+                    f"{self._file.source}, record {rows[0]}: Python has no value like one of these: {error}; read the "
+                    "other columns (columns=[...])"
+                ) from error
+            for place, record in zip(places.tolist(), records):
                 found[place] = record
         return found
 

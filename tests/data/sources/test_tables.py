@@ -84,6 +84,14 @@ def test_a_name_of_a_column_that_is_not_utf_8_is_damage(tmp_path: Path, kind: st
         SOURCES[kind](path)
 
 
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_a_record_with_a_date_that_python_does_not_have_is_named(tmp_path: Path, kind: str) -> None:
+    _write(tmp_path / f"a.{kind}", {"a": pyarrow.array([0, 1, 10**12], pyarrow.timestamp("s")), "b": [1, 2, 3]})
+    with pytest.raises(FormatError, match=rf"a\.{kind}, record 2: Python has no value .* \(columns="):
+        SOURCES[kind](tmp_path).read_many([1, 2])
+    assert SOURCES[kind](tmp_path, columns=["b"])[2] == {"b": 3}
+
+
 def test_lists_of_a_fixed_size_that_pyarrow_cannot_read_are_refused_with_the_remedy(tmp_path: Path) -> None:
     _write(tmp_path / "a.parquet", {"a": pyarrow.array([[1, 2], None], pyarrow.list_(pyarrow.int64(), 2))})
     with pytest.raises(FormatError, match=r"a\.parquet, record 0.* write the column as lists without a fixed size"):
