@@ -82,28 +82,6 @@ def test_a_dataset_saved_by_datasets_is_read_and_splits_are_told_of(tmp_path: Pa
     assert ArrowSource(tmp_path / "splits" / "train", columns=["label"])[7] == {"label": 7}
 
 
-@pytest.mark.parametrize("kind", ["parquet", "arrow", "mds", "litdata"])
-def test_columns_are_chosen_and_misspelt_ones_answered(
-    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    available(kind)
-    monkeypatch.setenv("LIBAI_DATA_CACHE_DIR", str(tmp_path / "cache"))
-    (tmp_path / "shards").mkdir()
-    write(kind, tmp_path / "shards" / f"a.{ENDINGS[kind]}", texts(9))
-    for paths, streaming in ((tmp_path / "shards", False), (f"file://{tmp_path}/shards", True)):
-        source = open_source(paths, streaming=streaming, columns=["text"])
-        assert list(pickle.loads(pickle.dumps(source))[8]) == ["text"]
-        assert source.identity != open_source(paths, streaming=streaming).identity
-        with pytest.raises(ConfigError, match=r"no column 'txt'.*Did you mean 'text'"):
-            open_source(paths, streaming=streaming, columns=["txt"])[0]
-
-
-def test_columns_are_refused_for_formats_that_have_none(tmp_path: Path) -> None:
-    write("jsonl", tmp_path / "a.jsonl", texts(9))
-    with pytest.raises(ConfigError, match=r"the format 'jsonl' has no columns to choose; leave out `columns`, or use"):
-        open_source(tmp_path / "a.jsonl", columns=["text"])
-
-
 def test_columns_of_any_type_are_read_without_pandas(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")

@@ -1,4 +1,4 @@
-"""Columns of Parquet and Arrow files: which are read, and what an error says about those that cannot be read."""
+"""Columns of Parquet, Arrow and other files: which are read, and what an error says about those that cannot be read."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from libai_data.data.sources import ParquetSource
-from libai_data.errors import FormatError, SchemaError
-from tests.data.sources.record_files import SOURCES
+from libai_data.data.sources import ParquetSource, open_source
+from libai_data.errors import ConfigError, FormatError, SchemaError
+from tests.data.sources.record_files import ENDINGS, SOURCES, texts, write
 
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -27,6 +27,27 @@ def _write(path: Path, columns: Mapping[str, Any], rows_together: int = 4000) ->
     options = pyarrow.ipc.IpcWriteOptions(compression="zstd")
     with pyarrow.OSFile(str(path), "wb") as file, pyarrow.ipc.new_file(file, table.schema, options=options) as writer:
         writer.write_table(table, rows_together)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "mds", "litdata"])
+def test_columns_are_chosen_and_misspelt_ones_answered(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LIBAI_DATA_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "shards").mkdir()
+    write(kind, tmp_path / "shards" / f"a.{ENDINGS[kind]}", texts(9))
+    for paths, streaming in ((tmp_path / "shards", False), (f"file://{tmp_path}/shards", True)):
+        source = open_source(paths, streaming=streaming, columns=["text"])
+        assert list(pickle.loads(pickle.dumps(source))[8]) == ["text"]
+        assert source.identity != open_source(paths, streaming=streaming).identity
+        with pytest.raises(ConfigError, match=r"no column 'txt'.*Did you mean 'text'"):
+            open_source(paths, streaming=streaming, columns=["txt"])[0]
+
+
+def test_columns_are_refused_for_formats_that_have_none(tmp_path: Path) -> None:
+    write("jsonl", tmp_path / "a.jsonl", texts(9))
+    with pytest.raises(ConfigError, match=r"the format 'jsonl' has no columns to choose; leave out `columns`, or use"):
+        open_source(tmp_path / "a.jsonl", columns=["text"])
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
