@@ -63,6 +63,15 @@ def places_of(folder: str, names: Iterable[str], files: Sequence[str]) -> dict[s
     return found
 
 
+def check_finished(folder: Path) -> None:
+    """Refuse a folder of this machine in which `libai-data convert` is not finished, with a ConfigError."""
+    if os.path.isdir(folder / UNFINISHED):
+        raise ConfigError(
+            f"'libai-data convert' did not finish the shards in {folder}; run the command again, or name the shards to "
+            "read by a glob"
+        )
+
+
 def check_complete(folder: Path) -> None:
     """Refuse a folder of this machine that lacks shards of `libai-data convert`, or has other ones.
 
@@ -70,11 +79,7 @@ def check_complete(folder: Path) -> None:
         ConfigError: The conversion is not finished, or a shard is missing.
         FormatError: The manifest cannot be read, or a shard has another size.
     """
-    if os.path.isdir(folder / UNFINISHED):
-        raise ConfigError(
-            f"'libai-data convert' did not finish the shards in {folder}; run the command again, or name the shards to "
-            "read by a glob"
-        )
+    check_finished(folder)
     path = folder / MANIFEST
     if not path.exists():
         return

@@ -13,7 +13,7 @@ import numpy as np
 
 from libai_data.atomic_files import PathLike
 from libai_data.data.files.identity import key_of
-from libai_data.data.sources.manifest import check_complete
+from libai_data.data.sources.manifest import check_complete, check_finished
 from libai_data.data.sources.mapped_file import MappedFile
 from libai_data.data.sources.remote import without_protocol
 from libai_data.data.sources.storage import listed, patterns_of
@@ -35,9 +35,12 @@ def opened(paths: Paths | MappedFile) -> list[MappedFile]:
     """
     if isinstance(paths, MappedFile):
         return [paths]
-    for folder in filter(os.path.isdir, map(without_protocol, patterns_of(paths))):
-        check_complete(Path(folder))
+    folders = [Path(folder) for folder in map(without_protocol, patterns_of(paths)) if os.path.isdir(folder)]
+    for folder in folders:
+        check_complete(folder)
     files = [MappedFile(path) for path in listed(paths)]
+    for folder in folders:
+        check_finished(folder)  # A conversion that began meanwhile may have replaced some of the files.
     twice = first_repeated(tuple(file.identity) for file in files)
     if twice is not None:
         names = [file.source for file in files if tuple(file.identity) == twice]

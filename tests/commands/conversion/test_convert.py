@@ -16,8 +16,9 @@ import pytest
 from libai_data.commands.conversion import Conversion, Converted, convert, main, shard_writers
 from libai_data.commands.conversion.conversion import ConversionError, ShardJob, WriteShard
 from libai_data.commands.conversion.shard_writers import FORMATS, schema_of
-from libai_data.data.sources import open_source, unpack_record
+from libai_data.data.sources import open_source, sharded, unpack_record
 from libai_data.data.sources.manifest import MANIFEST, UNFINISHED
+from libai_data.data.sources.storage import listed
 from libai_data.errors import ConfigError, FormatError, SchemaError
 from tests.data.sources.record_files import ENDINGS, SOURCES, same, texts, write
 
@@ -229,6 +230,20 @@ def test_a_folder_without_all_its_shards_is_refused(tmp_path: Path) -> None:
     (tmp_path / "out" / UNFINISHED).mkdir()
     with pytest.raises(ConfigError, match=r"'libai-data convert' did not finish the shards in .*out"):
         open_source(tmp_path / "out")
+
+
+def test_a_folder_in_which_a_conversion_begins_while_it_is_opened_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write("jsonl", tmp_path / "a.jsonl", texts(9))
+
+    def begun(paths: Any) -> list[str]:
+        (tmp_path / UNFINISHED).mkdir()
+        return listed(paths)
+
+    monkeypatch.setattr(sharded, "listed", begun)
+    with pytest.raises(ConfigError, match="'libai-data convert' did not finish the shards in "):
+        FORMATS["parquet"].source(tmp_path)
 
 
 @pytest.mark.parametrize("streaming", [False, True])
