@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Callable, Optional
 
 from libai_data.data.shard_work.process_pool import ProcessPool, Work
+from libai_data.errors import PassError
 from libai_data.iterables.interleaved import ShardPart, ShardPlace, part_read
 from libai_data.iterables.prefetcher import Flag
 from libai_data.loader.daemon_thread import DaemonThread
@@ -67,8 +68,10 @@ class _Round:
                     self.changed.wait()
                 if self.error is not None:
                     raise self.error
-                if not self.parts[shard]:
+                if not self.parts[shard] and self.places[shard].ended:
                     return
+                if not self.parts[shard]:  # Not the end of the epoch: nobody may take it for that.
+                    raise PassError("the shards were closed, or another pass reads them; make a new iterator")
                 taken = self.parts[shard].popleft()
                 self.changed.notify_all()
             yield taken

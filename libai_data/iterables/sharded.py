@@ -33,7 +33,7 @@ from libai_data.iterables.interleaved import (
 from libai_data.iterables.packed_stream import WrappedSource, source_of
 from libai_data.iterables.plain_state import saved_in
 from libai_data.iterables.shard_lanes import ShardLanes
-from libai_data.iterables.shared_use import Opened, SaveState
+from libai_data.iterables.shared_use import Alone, Opened, SaveState
 from libai_data.iterables.shuffle_buffer import ShuffleBuffer
 from libai_data.loader.same_dataset import are_same, attributes_of
 from libai_data.loader.worker import forget_job
@@ -198,6 +198,13 @@ class ShardedSource(WrappedSource):
 
     def open(self, epoch: int, shard: int, num_shards: int, state: str | None = None) -> Opened:
         """Begin an epoch. Its state has the state of each shard, if the shards have states."""
+        alone = Alone()
+        with alone.running():
+            # An interrupted pass may still open its epoch. It must not end this one.
+            alone.use(self, self.name)
+            return alone.reading(*self._rows_and_state(epoch, state))
+
+    def _rows_and_state(self, epoch: int, state: str | None) -> Opened:
         if self._reader is not None and not are_same(attributes_of(self._thing), self._attributes):
             self._end_lanes()
             self._reader = self._made_reader()

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from libai_data import DataLoader, get_worker_info
 from libai_data.errors import CheckpointError, ConfigError, PassError, SampleError
-from libai_data.iterables import from_iterable, sharded, shuffle_buffer
+from libai_data.iterables import from_iterable, prefetcher, sharded, shuffle_buffer
 from libai_data.iterables.interleaved import ShardPlace, open_at
 from libai_data.iterables.iterable_source import Source
 from libai_data.iterables.shard_lanes import ShardLanes
@@ -455,5 +455,40 @@ def test_an_epoch_that_begins_while_another_thread_ends_its_lanes_ends_too() -> 
             return super().__iter__()
 
     parts = lanes.begin(lambda shard, place: None, Places([ShardPlace()] * 2))
+    with ThreadPoolExecutor(1) as threads, pytest.raises(PassError, match="another pass"):
+        threads.submit(list, parts[0]).result(timeout=60)
+
+
+def test_a_pass_that_is_opened_late_does_not_end_the_next_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    opens, goes_on, opened, are_same = threading.Event(), threading.Event(), threading.Event(), sharded.are_same
+
+    def first_slowly(*attributes: Any) -> bool:
+        if not opens.is_set():
+            opens.set()
+            assert goes_on.wait(60)
+            opened.set()
+        return are_same(*attributes)
+
+    monkeypatch.setattr(sharded, "are_same", first_slowly)
+    monkeypatch.setattr(prefetcher, "_END_SECONDS", 0.01)
+    loader = from_iterable(
+        lambda shard, num_shards: ({"n": number} for number in range(shard, 2000, num_shards)),
+        20,
+        num_shards=2,
+        num_workers=2,
+        worker_type="thread",
+        prefetch=1,
+    )
     with ThreadPoolExecutor(1) as threads:
-        assert threads.submit(list, parts[0]).result(timeout=60) == []
+        first = threads.submit(lambda: next(iter(loader)))
+        assert opens.wait(60)
+        loader.close()
+        with pytest.raises(PassError):
+            first.result()
+    threading.Timer(0.05, goes_on.set).start()
+    batches = iter(loader.numpy())
+    found = next(batches)["n"].tolist()
+    assert opened.wait(60)
+    found += [number for batch in batches for number in batch["n"].tolist()]
+    assert found == list(range(2000))
+    loader.close()
