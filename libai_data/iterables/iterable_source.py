@@ -33,6 +33,7 @@ from libai_data.iterables.kinds import (
     yields_batches,
 )
 from libai_data.iterables.plain_state import decoded, encoded
+from libai_data.iterables.prefetcher import Flag
 from libai_data.iterables.shared_use import Alone, Opened, SaveState, uses_of
 from libai_data.loader.worker_info import get_worker_info
 
@@ -49,6 +50,9 @@ class Source:
         batches: whether `thing` yields batches instead of samples; with None, its class decides.
         skips: yield a `FailedRow` for each error of the iterator.
     """
+
+    closed = Flag()
+    """Is set when another thread has closed the pass that reads."""
 
     def __init__(self, thing: Any, batches: bool | None = None, skips: bool = False) -> None:
         self._skips = skips

@@ -93,7 +93,7 @@ class RowReader:
             CheckpointError: The iterable ends before the place, or yields other rows than before the checkpoint.
             PassError: `closed` is set.
         """
-        self._group_size, self.closed = group_size, closed
+        self._group_size, self.closed, self._source.closed = group_size, closed, closed
         self.close()
         mark = place.mark
         if mark is not None and mark.index == place.index and place.digest and self._source.reopens(place.epoch):
@@ -222,9 +222,6 @@ class RowReader:
     def _fill(self) -> bool:
         prefetcher = self._prefetcher  # Another thread may close this reader.
         if self.closed.is_set:
-            # The other thread did not see the threads that were started meanwhile.
-            self.close()
-            self._source.close()
             raise PassError(LOADER_CLOSED)
         if prefetcher is None:
             return False

@@ -232,7 +232,10 @@ class ShardedSource(WrappedSource):
             work = Work(reader, lambda part: f"shard {part.shard} of {name}") if reader.is_process else None
             lanes = min(sharding.num_workers, sharding.shards)
             self._lanes = ShardLanes(work, reader, lanes, self.name)
-        return self._lanes.begin(partial(Part, epoch), places)
+        parts = self._lanes.begin(partial(Part, epoch), places)
+        if self.closed.is_set:  # Perhaps before there were lanes to end.
+            self._end_lanes()
+        return parts
 
     def _refuse_equal(self, one: int, other: int, count: int) -> None:
         """Raise an error if each shard yields all samples, because the iterable does not split itself."""

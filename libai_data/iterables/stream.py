@@ -352,11 +352,8 @@ class IterableStream(EpochPositions, StreamSampler):
     def close(self) -> None:
         """Stop the prefetching. A thread that waits for a batch gets a `PassError`."""
         self._closed.is_set = True
-        source = None if self._rows is None else self._rows.source
-        # The source first, because the readers' threads may wait for the threads that read its shards.
-        if source is not None:
-            source.close()
+        # The source is closed before the readers, because their threads may wait for the threads that read shards.
+        if self._rows is not None:
+            self._rows.source.close()
         for reader in self._readers:
             reader.close()
-        if source is not None:  # The readers' threads may have started the threads of shards meanwhile.
-            source.close()
