@@ -164,7 +164,7 @@ class DefaultTrainer(RunsStages, TrainerBase):
         """Train to the end.
 
         Args:
-            start_iter: by default where the last checkpoint ended, or 0.
+            start_iter: by default where the last checkpoint, or the last call, ended, or 0.
             max_iter: by default `train.train_iter`.
 
         Returns:
@@ -178,6 +178,7 @@ class DefaultTrainer(RunsStages, TrainerBase):
                 logger.info("All %d steps are done already; to continue, set train.train_iter higher.", end)
                 return {}
             super().train(start, end)
+            self.start_iter = self.iter  # of a second call, whose data goes on here
         finally:
             release_output_folder(self.cfg.train.output_dir)
         for loader in (self.train_loader, *self.test_loader):

@@ -113,6 +113,7 @@ def test_a_training_in_two_parts_is_that_in_one(tmp_path: Path) -> None:
     set_mesh(None)
     parts = built(tiny_config(str(tmp_path / "parts"), train_iter=6))
     parts.train(0, 4)
-    parts.train(4, 6)
+    parts.train(max_iter=6)
+    assert parts.train() == {}  # Nothing is left to do.
     assert metric(tmp_path / "parts") == metric(tmp_path / "whole")
     assert "has read its" not in (tmp_path / "parts" / "log.txt").read_text()
