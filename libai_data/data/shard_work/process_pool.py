@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -109,7 +110,7 @@ class ProcessPool(Generic[Job, Report]):
                 if died == _ATTEMPTS:
                     raise self._work.error(
                         f"{died} processes died at {self._work.name(job)}, the last with exit code {code}; check that "
-                        "there is enough memory. What is finished is kept: run the same command again"
+                        "there is enough memory, and run the program again"
                     ) from error
                 continue
             if done:
@@ -122,7 +123,7 @@ class ProcessPool(Generic[Job, Report]):
         with self._guard:
             self._closed = True
             for process in self._all:
-                process.kill()
+                _kill(process)
         for process in self._all:
             self._end(process)
         self._parent_pipe.close()
@@ -143,13 +144,19 @@ class ProcessPool(Generic[Job, Report]):
 
     @staticmethod
     def _end(process: Any) -> int:
-        process.kill()
+        _kill(process)
         code: int = process.wait()
         for pipe in (process.stdin, process.stdout):
             # Closing a pipe sends what it has buffered, but the process has ended.
             with contextlib.suppress(OSError):
                 pipe.close()
         return code
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process and those that it forked, which have its pipes and would keep the thread that reads them."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _start(parent_pipe: ParentPipe) -> subprocess.Popen[bytes]:

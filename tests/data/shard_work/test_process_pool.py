@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 import threading
+import time
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -12,6 +16,7 @@ from libai_data.data.shard_work.process_pool import ProcessPool, Work, WorkError
 from libai_data.errors import FormatError
 from tests.deadline import stretched, wait_until
 from tests.forks import a_fork_that_lives_on
+from tests.loader.streams import is_running
 
 
 def test_processes_end_with_their_parent_although_a_fork_of_it_lives_on() -> None:
@@ -22,6 +27,29 @@ def test_processes_end_with_their_parent_although_a_fork_of_it_lives_on() -> Non
         pool._parent_pipe.close_parents_end()
         wait_until(lambda: pool._all[0].poll() is not None, "end of the first process")
     pool.close()
+
+
+def _fork_that_sleeps(seconds: float) -> int:
+    child = os.fork()
+    if not child:
+        time.sleep(seconds)
+        os._exit(0)
+    return child
+
+
+def test_what_a_process_forked_ends_with_the_pool() -> None:
+    pool = ProcessPool(Work(_fork_that_sleeps, str))
+    forked = pool.do(1000.0)
+
+    # The fork has the pipe of the answer, too.
+    def wait_for_answer() -> None:
+        with suppress(EOFError, ValueError):
+            pickle.load(pool._all[0].stdout)  # type: ignore[arg-type]
+
+    waiting = threading.Thread(target=wait_for_answer, daemon=True)
+    waiting.start()
+    pool.close()
+    wait_until(lambda: not waiting.is_alive() and not is_running(forked), "end of the fork")
 
 
 def _fail(error: Exception) -> None:
