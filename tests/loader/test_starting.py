@@ -237,6 +237,40 @@ def test_classes_and_functions_of_the_main_script_travel(tmp_path: Path, guarded
     assert result.stdout == "all as it should be\n"
 
 
+SPAWNING_SCRIPT = """
+import multiprocessing
+
+import numpy as np
+from libai_data import DataLoader, from_iterable
+
+class Mine:
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        return {"x": np.int64(index)}
+
+def shards(shard, num_shards):
+    return ({"x": np.int64(index)} for index in range(shard, 8, num_shards))
+
+def read():
+    for loader in (DataLoader(Mine(), 4, num_workers=1), from_iterable(shards, 4, num_shards=2, num_workers=2)):
+        print([x for batch in loader for x in batch["x"].numpy().tolist()])
+        loader.close()
+
+if __name__ == "__main__":
+    process = multiprocessing.get_context("spawn").Process(target=read)
+    process.start()
+    process.join()
+"""
+
+
+@pytest.mark.slow
+def test_the_main_script_travels_from_a_process_that_multiprocessing_has_spawned(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SPAWNING_SCRIPT)
+    result = run(str(tmp_path / "train.py"))
+    assert result.stdout == f"{list(range(8))}\n" * 2, result.stderr
+
+
 def test_an_open_file_makes_workers_fork_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "bytes"
     path.write_bytes(bytes(range(16)))

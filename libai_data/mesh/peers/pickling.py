@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import sys
 from typing import Any
 
 import cloudpickle
@@ -15,6 +16,12 @@ class PicklerByValue(cloudpickle.CloudPickler):
 
     A class that is sent to a worker by value, and sent back, becomes the original class again.
     """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        # The main script has this name in a process of `multiprocessing` that was spawned.
+        if (script := sys.modules.get("__mp_main__")) is not None:
+            cloudpickle.register_pickle_by_value(script)
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, memoryview):
