@@ -71,6 +71,8 @@ class Life(RuleBasedStateMachine):
         self.iterators: dict[int, Any] = {}
         self.unsure: set[int] = set()
         """Iterators that an interrupt may have ended, or not."""
+        self.may_be_over: set[int] = set()
+        """Those of them that had noted the end of their pass."""
         self.over: set[int] = set()
         self.states: list[tuple[dict[str, Any], State]] = []
         self.kept: list[tuple[Any, list[int]]] = []
@@ -176,6 +178,9 @@ class Life(RuleBasedStateMachine):
                 batch = next(iterator, None)
             except PassError:
                 self.reference.dead.add(number)
+                return
+            if batch is None and number in self.may_be_over:
+                self.over.add(number)
                 return
             self.reference.dead.discard(number)
             self.expect(number, batch, self.reference.take(number))
@@ -292,6 +297,7 @@ class Life(RuleBasedStateMachine):
             if self.reference.peek() is None and self.place() == (self.reference.epoch + 1, 0):
                 # It has noted the end of the pass, which nobody has heard of.
                 self.reference.take(number)
+                self.may_be_over.add(number)
         else:
             self.expect(number, None if batch is ended else batch, self.reference.take(number))
         self.check_place()
