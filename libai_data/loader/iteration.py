@@ -53,10 +53,6 @@ class Pass:
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError("an iterator of a loader cannot be copied or pickled; use state_dict() of the loader")
 
-    def begun(self) -> Pass:
-        """Begin this pass: move the stream's cursor to its first batch. Returns the pass."""
-        return setattr(self.stream, "cursor", self.first) or self  # type: ignore[func-returns-value]
-
     def __iter__(self) -> Pass:
         return self
 

@@ -66,7 +66,7 @@ class OfOneProcess:
         return self.__dict__.setdefault("_one_thread", OneThread())
 
     def new_pass(self, as_numpy: bool = False) -> Pass:
-        """Make a pass from the loader's position in the stream; `begun` begins it. An older pass ends.
+        """Make a pass from the loader's position in the stream, without beginning it. An older pass ends.
 
         Args:
             as_numpy: the batches contain numpy arrays instead of OneFlow tensors.
@@ -74,9 +74,16 @@ class OfOneProcess:
         raise NotImplementedError
 
     def begin_pass(self, as_numpy: bool = False) -> Pass:
-        """Make a pass, and begin it; see `new_pass`."""
-        with self.one_thread:
-            return self.new_pass(as_numpy).begun()
+        """Make a pass, and begin it, so that the stream's cursor is at its first batch; see `new_pass`."""
+        one_thread = self.one_thread
+        one_thread.begin()
+        try:
+            begun = self.new_pass(as_numpy)
+            # In one line, as in `Pass`: a pass that an interrupt began for nobody would skip an epoch.
+            one_thread.users, begun.stream.cursor = {}, begun.first; return begun  # noqa: E702  # fmt: skip
+        except BaseException:
+            one_thread.users = {}
+            raise
 
     def __iter__(self) -> Pass:
         return self.begin_pass()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -25,6 +26,16 @@ def interrupted_at(line: int, files: str | tuple[str, ...]) -> Iterator[None]:
     with acting_at(line, files, interrupt):
         yield
     assert sample_generators() == []  # Nothing is read any more.
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """For a real Ctrl-C: what Hypothesis runs at a garbage collection would swallow it."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 @contextmanager

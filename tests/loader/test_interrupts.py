@@ -9,8 +9,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ import pytest
 
 import libai_data.loader
 from libai_data.data.samplers.cursor import Cursor
+from libai_data.iterables import from_iterable
 from libai_data.launch import parent_pipe
 from libai_data.loader import arena, shipping, starting, worker_pool
 from libai_data.loader.iteration import Pass
@@ -26,7 +28,7 @@ from libai_data.loader.one_thread import OneThread
 from libai_data.mesh.peers import channel
 from tests.deadline import wait_until
 from tests.distributed.processes import children_of
-from tests.loader.interrupting import interrupted_at
+from tests.loader.interrupting import interrupted_at, without_collections
 from tests.loader.sample_datasets import Numbers
 from tests.loader.streams import (
     WORKER_NAMES,
@@ -72,6 +74,23 @@ def test_an_interrupt_at_any_line_loses_no_batch(arguments: dict[str, Any], betw
     assert interruptions > 2
 
 
+@pytest.mark.parametrize("arguments", WORKERS[:2], ids=WORKER_NAMES[:2])
+def test_an_interrupt_while_a_pass_begins_skips_no_epoch(arguments: dict[str, Any]) -> None:
+    with closing(from_iterable(Numbers(), 4, **arguments)) as loader:
+        state, interruptions = loader.state_dict(), -1
+        for line in count(1):
+            loader.load_state_dict(state)
+            interruptions += 1
+            try:
+                with interrupted_at(line, LOADER):
+                    iter(loader)
+                break
+            except KeyboardInterrupt:
+                iter(loader)
+                assert loader.state_dict() == state, f"interrupted at line {line}"
+    assert interruptions > 10
+
+
 class Signalled(Numbers):
     """Its process gets a signal while it reads one of the samples for the first time."""
 
@@ -112,7 +131,7 @@ def test_a_ctrl_c_when_the_cursor_moves_comes_after_the_user_has_the_batch() -> 
     taken = ((f"batch {number}", kind(number)) for number, kind in enumerate(kinds, 1))
     stream = SimpleNamespace(cursor=Cursor(0))
     batches: list[Any] = []
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt), without_collections():
         for batch in Pass(stream, stream.cursor, lambda: next(taken), OneThread()):  # type: ignore[arg-type, return-value]
             batches.append(batch)
     assert batches == ["batch 1", "batch 2"]
