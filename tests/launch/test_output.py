@@ -20,6 +20,7 @@ from tests.deadline import Deadline, wait_until
 from tests.distributed.processes import REPOSITORY
 
 WATCHDOG = 100.0
+_GET_PIPE_SIZE = 1032  # F_GETPIPE_SZ of fcntl(2); Python 3.9 does not have it
 # Writes more than any buffer holds, again and again, and says in a file how often.
 LOUD = """
 import os, signal, socket, sys, time
@@ -41,6 +42,8 @@ def test_a_reader_that_is_stuck_holds_up_nobody_and_learns_what_was_left_out(mon
     out = Output(writer)
     lines = [f"{number:09d}\n".encode() for number in range(400_000)]
     out.write(b"".join(lines[:200_000]))
+    room = fcntl.fcntl(writer, _GET_PIPE_SIZE)
+    wait_until(lambda: out._size == 200_000 * len(lines[0]) - room, "full pipe")
     assert not out.has_room()
     monkeypatch.setattr(output, "SECONDS_UNTIL_STUCK", 0.2)
     wait_until(out.has_room, "time for which nobody has read")
