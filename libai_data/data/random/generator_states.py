@@ -64,32 +64,26 @@ class _Numpy:
 
     def __init__(self) -> None:
         self._rand: Any = np.random.mtrand._rand
+        self._keeps = _flag_of_kept_number(self._rand)
         self._bits: Any = None
-        self._shown_by_words: Any = None
-        """The same, if its words show each draw. If numpy keeps a normal number, drawing it changes no word."""
         self._place: Any = None
         self._address = 0
 
     def mark(self) -> Any:
         bits = self._rand._bit_generator
-        if bits is self._shown_by_words:
-            return self._place.value
         if bits is not self._bits:
             self._bits, self._place = bits, None
-            if isinstance(bits, np.random.MT19937):
+            if isinstance(bits, np.random.MT19937) and self._keeps is not None:
                 # Numpy's interface for ctypes: uint32 key[624], int pos. The last word and the place change.
                 self._address = bits.ctypes.state_address
                 self._place = ctypes.c_uint64.from_address(self._address + 4 * (_WORDS - 1))
         if self._place is None:
             return str(np.random.get_state(legacy=False))
-        return self._place.value, np.random.get_state(legacy=False)["has_gauss"]
+        return self._place.value, self._keeps.value
 
     def save(self) -> Any:
-        with _generator_lock:
-            # Under the lock, so that no other thread overwrites `_shown_by_words` with an older value.
-            state = np.random.get_state(legacy=False)
-            self._shown_by_words = None if state["has_gauss"] or self._place is None else self._bits
-        return state, None if self._place is None else ctypes.string_at(self._address, 4 * _WORDS + 4)
+        words = None if self._place is None else ctypes.string_at(self._address, 4 * _WORDS + 4)
+        return np.random.get_state(legacy=False), words
 
     def restore(self, saved: Any) -> None:
         state, words = saved
@@ -102,6 +96,23 @@ class _Numpy:
 
     def seed(self, seed: int) -> None:
         np.random.seed(seed & 0xFFFFFFFF)
+
+
+def _flag_of_kept_number(rand: Any) -> Any:
+    """The flag in the memory of a `RandomState` that tells whether it keeps a normal number for the next draw.
+
+    Drawing this number changes nothing else. Numpy's legacy-distributions.h: `int has_gauss; double gauss`. None if the
+    memory is another one.
+    """
+    known = np.random.RandomState(0)
+    known.normal()
+    kept = np.float64(known.get_state(legacy=False)["gauss"]).tobytes()
+    place = ctypes.string_at(id(known), type(known).__basicsize__).find(kept) - 8
+    if place < object.__basicsize__ or type(rand) is not type(known):
+        return None
+    flag = ctypes.c_int.from_address(id(known) + place)
+    before, _, after = flag.value, known.normal(), flag.value
+    return ctypes.c_int.from_address(id(rand) + place) if (before, after) == (1, 0) else None
 
 
 class _OfLibrary:

@@ -68,3 +68,16 @@ def test_a_draw_of_another_thread_while_a_state_is_saved_hides_no_later_one(
     np.random.normal()
     assert [each.mark() for each in generators] != marks
     assert calls
+
+
+def test_a_kept_number_is_noticed_where_another_state_with_the_same_words_was_saved() -> None:
+    generators = watched()
+    numpys = next(each for each in generators if each.name == "numpy.random")
+    for normals in (2, 1):
+        np.random.seed(0)
+        np.random.normal(size=normals)  # The words are the same; after one number, the second is kept.
+        marks, states = marks_and_states(generators, beside_others=False)
+    expected = np.random.normal()
+    assert [each.mark() for each in generators] != marks
+    numpys.restore(states[generators.index(numpys)])
+    assert np.random.normal() == expected
