@@ -102,6 +102,7 @@ class DefaultTrainer(RunsStages, TrainerBase):
         self._resumed_from = folder.checkpoint_to_resume() if resume else ""
         saved = folder.read(self._resumed_from) if self._resumed_from else {}
         self._saved_states: dict[str, Any] = saved.get("stateful", {})
+        self._trained_to: int | None = None
         self.start_iter = saved["iteration"] + 1 if saved else 0
         require(cfg, "train.start_iter", self.start_iter, "the checkpoint that it resumes from", default=0)
         self._plan = step_plan(cfg)
@@ -170,7 +171,8 @@ class DefaultTrainer(RunsStages, TrainerBase):
         Returns:
             Results of the last evaluation; {} without evaluation.
         """
-        start = self.start_iter if start_iter is None else start_iter
+        first = self.start_iter if self._trained_to is None else self._trained_to
+        start = first if start_iter is None else start_iter
         end = self.max_iter if max_iter is None else max_iter
         self._last_eval_results: dict[str, Any] = {}
         try:
@@ -178,7 +180,7 @@ class DefaultTrainer(RunsStages, TrainerBase):
                 logger.info("All %d steps are done already; to continue, set train.train_iter higher.", end)
                 return {}
             super().train(start, end)
-            self.start_iter = self.iter  # of a second call, whose data goes on here
+            self._trained_to = self.iter
         finally:
             release_output_folder(self.cfg.train.output_dir)
         for loader in (self.train_loader, *self.test_loader):
