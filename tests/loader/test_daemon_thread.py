@@ -18,17 +18,20 @@ from tests.loader.streams import loader_threads
 
 
 def test_a_thread_runs_although_a_ctrl_c_comes_when_its_start_takes_a_lock(monkeypatch: pytest.MonkeyPatch) -> None:
-    enter = threading.Condition.__enter__
+    enter, main_thread = threading.Condition.__enter__, threading.get_ident()
 
     def interrupted(condition: threading.Condition) -> bool:
         enter(condition)
-        if threading.current_thread() is threading.main_thread():
+        # Not by `current_thread`, which makes a `Condition` itself if the thread is not yet known.
+        if threading.get_ident() == main_thread:
             raise KeyboardInterrupt
         return True
 
-    monkeypatch.setattr(threading.Condition, "__enter__", interrupted)
     ran: SimpleQueue[str] = SimpleQueue()
-    DaemonThread(ran.put, ("ran",), "thread").start()
+    thread = DaemonThread(ran.put, ("ran",), "thread")
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Condition, "__enter__", interrupted)
+        thread.start()
     assert ran.get(timeout=60) == "ran"
 
 
