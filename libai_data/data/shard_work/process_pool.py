@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import signal
 import subprocess
 import sys
 import threading
@@ -19,6 +18,7 @@ from libai_data.data.fork_lock import end_if_fork_of
 from libai_data.errors import DataPipelineError, naming_open_files
 from libai_data.launch.parent_pipe import ParentPipe, die_with_parent
 from libai_data.launch.same_interpreter import arguments, environment, import_paths, interpreter
+from libai_data.launch.signals import end_groups
 from libai_data.mesh.peers.pickling import pickled
 
 Job = TypeVar("Job")
@@ -123,7 +123,8 @@ class ProcessPool(Generic[Job, Report]):
         with self._guard:
             self._closed = True
             for process in self._all:
-                _kill(process)
+                process.kill()
+        end_groups([process.pid for process in self._all])
         for process in self._all:
             self._end(process)
         self._parent_pipe.close()
@@ -144,19 +145,15 @@ class ProcessPool(Generic[Job, Report]):
 
     @staticmethod
     def _end(process: Any) -> int:
-        _kill(process)
+        process.kill()
         code: int = process.wait()
+        # What it forked has its pipes, and would keep a thread that reads them.
+        end_groups([process.pid])
         for pipe in (process.stdin, process.stdout):
             # Closing a pipe sends what it has buffered, but the process has ended.
             with contextlib.suppress(OSError):
                 pipe.close()
         return code
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and those that it forked, which have its pipes and would keep the thread that reads them."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _start(parent_pipe: ParentPipe) -> subprocess.Popen[bytes]:

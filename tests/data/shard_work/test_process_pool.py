@@ -7,6 +7,8 @@ import pickle
 import threading
 import time
 from contextlib import suppress
+from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,6 +52,18 @@ def test_what_a_process_forked_ends_with_the_pool() -> None:
     waiting.start()
     pool.close()
     wait_until(lambda: not waiting.is_alive() and not is_running(forked), "end of the fork")
+
+
+def _shared_memory(size: int) -> str:
+    return SharedMemory(create=True, size=size).name
+
+
+def test_shared_memory_that_a_process_left_is_removed() -> None:
+    pool = ProcessPool(Work(_shared_memory, str))
+    left = Path("/dev/shm", pool.do(4096))
+    assert left.exists()
+    pool.close()
+    assert not left.exists()
 
 
 def _fail(error: Exception) -> None:
