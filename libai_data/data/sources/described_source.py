@@ -11,7 +11,7 @@ from typing import Any, Callable
 
 import numpy as np
 
-from libai_data.data.sources.arrow_columns import chosen_columns
+from libai_data.data.sources.column_names import chosen_columns
 from libai_data.data.sources.mapped_file import MappedFile
 from libai_data.data.sources.shard_index import INDEX, DescribedShard, decompressed, described_shards
 from libai_data.data.sources.sharded import Paths, Shard, ShardedSource

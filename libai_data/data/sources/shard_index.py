@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Callable, NamedTuple, Optional
 
 from libai_data.data.json_text import parsed_json
-from libai_data.data.sources.arrow_columns import columns_differ
+from libai_data.data.sources.column_names import columns_differ
 from libai_data.data.sources.decompressed import DecompressedFile, zstd_key
 from libai_data.data.sources.storage import LocalFile, Storage
 from libai_data.errors import ConfigError, FormatError, first_repeated
