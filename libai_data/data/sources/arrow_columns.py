@@ -102,7 +102,9 @@ def _values_of(column: Any) -> Values:
     def values(rows: np.ndarray) -> list[Any]:
         numbers = np.ascontiguousarray(rows, np.int64)
         places = pa.Array.from_buffers(pa.int64(), len(rows), [None, pa.py_buffer(numbers)])
-        return list(column.take(places).to_pylist())
+        found = column.take(places)
+        # Python's times have microseconds. Arrow would drop the nanoseconds, but its cast raises an error.
+        return list((found.cast(pa.time64("us")) if kind == pa.time64("ns") else found).to_pylist())
 
     return values
 

@@ -106,8 +106,14 @@ def test_a_name_of_a_column_that_is_not_utf_8_is_damage(tmp_path: Path, kind: st
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
-def test_a_record_with_a_date_that_python_does_not_have_is_named(tmp_path: Path, kind: str) -> None:
-    _write(tmp_path / f"a.{kind}", {"a": pyarrow.array([0, 1, 10**12], pyarrow.timestamp("s")), "b": [1, 2, 3]})
+@pytest.mark.parametrize(
+    ("values", "type"), [([0, 10**3, 10**12], pyarrow.timestamp("s")), ([0, 10**3, 1], pyarrow.time64("ns"))]
+)
+def test_a_record_with_a_date_or_time_that_python_does_not_have_is_named(
+    tmp_path: Path, kind: str, values: list[int], type: Any
+) -> None:
+    _write(tmp_path / f"a.{kind}", {"a": pyarrow.array(values, type), "b": [1, 2, 3]})
+    assert len(SOURCES[kind](tmp_path).read_many([0, 1])) == 2
     with pytest.raises(FormatError, match=rf"a\.{kind}, record 2: Python has no value .* \(columns="):
         SOURCES[kind](tmp_path).read_many([1, 2])
     assert SOURCES[kind](tmp_path, columns=["b"])[2] == {"b": 3}
