@@ -35,6 +35,10 @@ from libai_data.errors import ConfigError, FormatError, SchemaError, nearest
 from libai_data.errors.argument_rules import FILE_NAME, OUTPUT, check, whole
 
 _RECORDS_FOR_SCHEMA = 1000
+_NAME = FILE_NAME._replace(
+    allowed="a name without '/', and without '.' at its beginning, which would hide the shards",
+    accepts=lambda name: FILE_NAME.accepts(name) and name[0] != ".",
+)
 
 
 class ConversionError(WorkError):
@@ -47,7 +51,7 @@ class Conversion:
 
     Raises:
         ConfigError: There is no such format, a shard would have no record, the output is no path on this machine, or
-            the name has a '/'.
+            the name has a '/' or begins with '.'.
     """
 
     paths: Sequence[str]  # files, globs or folders of the records
@@ -60,7 +64,7 @@ class Conversion:
     def __post_init__(self) -> None:
         if self.to not in FORMATS:
             raise ConfigError(f"shards cannot be {self.to!r}, only {list(FORMATS)}.{nearest(self.to, FORMATS)}")
-        check({"records_per_shard": whole(1), "output": OUTPUT, "name": FILE_NAME}, **vars(self))
+        check({"records_per_shard": whole(1), "output": OUTPUT, "name": _NAME}, **vars(self))
 
 
 @dataclass

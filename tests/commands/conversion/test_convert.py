@@ -309,7 +309,7 @@ def test_shards_never_overwrite_the_input(tmp_path: Path) -> None:
         ):
             convert(Conversion([str(tmp_path / "out")], "parquet", tmp_path / output, name="new"))
     assert {path: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
-    for name in ("../b", ""):
+    for name in ("../b", "", ".b"):
         with pytest.raises(ConfigError, match=f"name is '{name}'; it must be a name without '/'"):
             Conversion(["a.jsonl"], "parquet", tmp_path, name=name)
 
