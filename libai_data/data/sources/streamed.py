@@ -14,6 +14,7 @@ import numpy as np
 from libai_data.data.cached_property import cached_property
 from libai_data.data.datasets.fingerprint import hash_of
 from libai_data.data.files.identity import key_of
+from libai_data.data.sources.arrow_columns import FileColumns
 from libai_data.data.sources.decompressed import DecompressedFile, zstd_key
 from libai_data.data.sources.file_formats import warn_of_partitions
 from libai_data.data.sources.last_used import LastUsed
@@ -32,7 +33,8 @@ logger = logging.getLogger(__name__)
 _WAITS = (0.1, 0.5, 2.0, 8.0)
 """Seconds between attempts to find room in the cache, while others use all of it."""
 _OPENED_AT_MOST = 3
-_OF_COLUMNS = ("parquet", "arrow", "mds", "litdata")
+_OF_ARROW = ("parquet", "arrow")
+_OF_COLUMNS = (*_OF_ARROW, "mds", "litdata")
 
 
 class StreamedSource(Records):
@@ -73,7 +75,10 @@ class StreamedSource(Records):
         self._columns = columns
         self.storage = Storage.from_environment()
         self.table = self._table(format)
-        self._open_file = partial(sources[self.table.format], **options_for(self.table.format, columns))
+        options = options_for(self.table.format, columns)
+        if self.table.format in _OF_ARROW:
+            options["chosen"] = FileColumns(columns)
+        self._open_file = partial(sources[self.table.format], **options)
         if self.table.format == "parquet" and len(self.table.names):
             warn_of_partitions(f"{self.folder}/{self.table.names[0]}")
         self.shard_lengths = self.table.samples

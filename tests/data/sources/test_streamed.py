@@ -567,7 +567,7 @@ def test_samples_are_counted_by_footers_headers_and_indices_without_copies(
         pytest.importorskip("array_record")
     folder, expected = put_records(object_store, tmp_path, kind, 3)
     if kind == "arrow":
-        table = pyarrow.table({"text": [text * 1000 for text in texts(90)]})
+        table = pyarrow.Table.from_pylist([{**expected[0], "text": text * 1000} for text in texts(90)])
         with pyarrow.OSFile(str(folder / "3.arrow"), "wb") as file, pyarrow.ipc.new_file(file, table.schema) as writer:
             writer.write_table(table, max_chunksize=40)
         expected += table.to_pylist()

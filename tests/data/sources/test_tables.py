@@ -60,8 +60,8 @@ def test_columns_are_refused_for_formats_that_have_none(tmp_path: Path) -> None:
         ({"a": [1], "b": [["x"]]}, r"{'b': 'list<\w+: string>'}, .*{'b': 'string'}"),
     ],
 )
-def test_files_whose_columns_differ_are_refused_when_they_are_opened(
-    tmp_path: Path, kind: str, other: dict[str, Any], message: str
+def test_files_whose_columns_differ_are_refused_when_they_are_opened_or_streamed(
+    tmp_path: Path, kind: str, other: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _write(tmp_path / f"a.{kind}", {"a": [1], "b": ["x"]})
     _write(tmp_path / f"b.{kind}", other)
@@ -69,6 +69,9 @@ def test_files_whose_columns_differ_are_refused_when_they_are_opened(
         SOURCES[kind](tmp_path)
     alike = [name for name in ("a", "b") if name in other and f"'{name}'" not in message]
     assert len(SOURCES[kind](tmp_path, columns=alike)) == 2
+    monkeypatch.setenv("LIBAI_DATA_CACHE_DIR", str(tmp_path / "cache"))
+    with pytest.raises(SchemaError, match=message):
+        list(open_source(f"file://{tmp_path}/*.{kind}", streaming=True))
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
