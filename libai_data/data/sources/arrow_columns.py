@@ -148,8 +148,8 @@ class FileColumns:
         if not rows:
             return names
         if self.first is None:
-            self.first, self._types, self._path = schema, {name: schema.field(name).type for name in names}, path
-            self._names = names
+            self._types, self._path, self._names = {name: schema.field(name).type for name in names}, path, names
+            self.first = schema  # Last: another thread may open the next streamed file meanwhile.
         elif schema.equals(self.first):
             return self._names  # One list for all files: there may be many thousands.
         else:
