@@ -94,11 +94,14 @@ def _members(path: str | Path, file: IO[bytes], start: int, stop: int) -> Iterat
         archive: Any = tarfile.open(fileobj=file, mode="r:")  # noqa: SIM115
         while (info := archive.next()) is not None:
             archive.members = []
-            if info.offset_data + info.size > stop or info.size < 0:
+            # The size of a sparse file counts holes, which the archive does not have.
+            if not info.issparse() and (info.offset_data + info.size > stop or info.size < 0):
                 raise _cut(path, place, f"{info.size} bytes should follow, up to {info.offset_data + info.size}")
             place = archive.offset
             yield info
     except _BROKEN as error:
+        if isinstance(error, FormatError):
+            raise
         kind = next((name for magic, name in _COMPRESSED.items() if head.startswith(magic)), None)
         if place == start and kind is not None:
             raise _broken(path, place, f"it is compressed by {kind}; decompress it") from error

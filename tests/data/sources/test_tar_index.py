@@ -70,7 +70,9 @@ def test_an_archive_cut_anywhere_is_refused_with_the_offset(tmp_path: Path) -> N
     last = int(index.offsets[-1] + index.sizes[-1])
     for cut in (0, 1, 511, 512, 514, 700, 1024, 1500, 2048, last - 1, last):
         path.write_bytes(data[:cut])
-        with pytest.raises(FormatError, match=r"x\.tar at offset [0-9]+: the archive is cut short"):
+        with pytest.raises(
+            FormatError, match=r"^\S+x\.tar at offset [0-9]+: the archive is cut short, or damaged: [^/]*$"
+        ):
             index_tar(path)
 
 
@@ -136,3 +138,15 @@ def test_a_hard_link_is_refused_with_the_option_that_writes_its_content(tmp_path
         index_tar(tmp_path / "x.tar")
     subprocess.run([*command, "--hard-dereference"], check=True)
     assert content(tmp_path / "x.tar", index_tar(tmp_path / "x.tar")) == {"a.jpg": b"1", "b.jpg": b"1"}
+
+
+@pytest.mark.parametrize("form", ["gnu", "posix"])
+def test_a_sparse_file_is_refused_with_the_option_that_wrote_it(tmp_path: Path, form: str) -> None:
+    with (tmp_path / "a.bin").open("wb") as file:
+        file.truncate(1 << 20)
+    command = ["tar", "-C", str(tmp_path), "--sparse", f"--format={form}", "-cf", str(tmp_path / "x.tar"), "a.bin"]
+    subprocess.run(command, check=True)
+    with pytest.raises(
+        FormatError, match=r"^\S+x\.tar at offset \d+: a sparse file; write the archive without --sparse"
+    ):
+        index_tar(tmp_path / "x.tar")
