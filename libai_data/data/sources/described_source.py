@@ -17,6 +17,7 @@ from libai_data.data.sources.shard_index import INDEX, DescribedShard, decompres
 from libai_data.data.sources.sharded import Paths, Shard, ShardedSource
 from libai_data.data.sources.storage import listed
 from libai_data.errors import FormatError
+from libai_data.errors.argument_rules import check_types
 
 Decode = Callable[[bytes], Any]
 
@@ -41,6 +42,7 @@ class DescribedSource(ShardedSource):
         columns: Sequence[str] | None = None,
         described: Mapping[str, DescribedShard] | None = None,
     ) -> None:
+        check_types(DescribedSource, {"columns": columns})
         if isinstance(paths, MappedFile):
             found, files = [(described or described_shards([paths.source], self._format))[paths.source]], [paths]
         else:

@@ -42,6 +42,8 @@ def test_columns_are_chosen_and_misspelt_ones_answered(
         assert source.identity != open_source(paths, streaming=streaming).identity
         with pytest.raises(ConfigError, match=r"no column 'txt'.*Did you mean 'text'"):
             open_source(paths, streaming=streaming, columns=["txt"])[0]
+        with pytest.raises(ConfigError, match="columns is 'text'; it must be a list, each a text"):
+            open_source(paths, streaming=streaming, columns="text")[0]
 
 
 def test_columns_are_refused_for_formats_that_have_none(tmp_path: Path) -> None:
