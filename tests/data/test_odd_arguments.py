@@ -73,6 +73,16 @@ def on_pixels(transform: Any) -> None:
     through(transform, transforms.Resize((16, 16)), transforms.ImageToFloat())
 
 
+def mixed(transform: Any) -> None:
+    images = LabelledImages(Pictures(), transforms.ImageToFloat())
+    next(iter(DataLoader(images, CyclicSampler(images, 2), batch_transform=transform)))
+
+
+def in_the_middle(function: Any) -> None:
+    tokens = np.arange(4, 12)
+    first_batch(RandomMap([{"input_ids": tokens, "labels": tokens + 1}] * 8, function))
+
+
 def corpus(folder: Path) -> Path:
     with IndexedWriter(folder / "corpus", np.uint16) as writer:
         for number in range(30):
@@ -95,6 +105,7 @@ MADE: list[tuple[Any, Given, Callable[[Any], None]]] = [
     (ConcatDataset, lambda _: {"datasets": [DATASET]}, first_batch),
     (Subset, lambda _: {"dataset": DATASET, "start": 0, "stop": 10}, first_batch),
     (random_split, lambda _: {"dataset": DATASET, "fractions": [0.5, 0.5]}, lambda parts: first_batch(parts[0])),
+    (RandomPart, lambda _: {"dataset": DATASET, "seed": 1, "start": 0, "stop": 10}, first_batch),
     (Map, lambda _: {"dataset": DATASET, "function": lambda sample: sample}, first_batch),
     (RandomMap, lambda _: {"dataset": DATASET, "function": lambda sample, generator: sample}, first_batch),
     (LabelledImages, lambda _: {"source": Pictures()}, first_batch),
@@ -105,6 +116,8 @@ MADE: list[tuple[Any, Given, Callable[[Any], None]]] = [
     (transforms.CenterCrop, lambda _: {"size": 16}, on_pixels),
     *((kind, lambda _: {}, on_pixels) for kind in (transforms.RandomFlip, transforms.ColorJitter)),
     (transforms.RandAugment, lambda _: {}, on_pixels),
+    (transforms.Mixup, lambda _: {"num_classes": 8}, mixed),
+    (transforms.FillInTheMiddle, lambda _: {"prefix_id": 1, "middle_id": 2, "suffix_id": 3}, in_the_middle),
     (transforms.Seeded, lambda _: {"transform": np.asarray}, on_pixels),
 ]
 

@@ -180,6 +180,7 @@ class RandomPart(_Part):
     """
 
     def __init__(self, dataset: Any, seed: int, start: int, stop: int) -> None:
+        check_types(RandomPart, locals())
         super().__init__(dataset, start, stop)
         self.seed = int(seed)
 

@@ -14,7 +14,7 @@ from libai_data.data.random.sample_random import BatchRandom
 from libai_data.data.transforms.batch import BatchTransform
 from libai_data.data.transforms.libraries import opencv
 from libai_data.errors import ConfigError, SchemaError
-from libai_data.errors.argument_rules import check, one_of, real, whole
+from libai_data.errors.argument_rules import check, check_types, one_of, real, whole
 from libai_data.mesh.arrays import as_array
 from libai_data.structures import DistTensorData, Instance
 
@@ -75,6 +75,7 @@ class Mixup(BatchTransform):
         label_smoothing: float = 0.1,
         num_classes: int = 1000,
     ) -> None:
+        check_types(Mixup, locals())
         check(_RULES, mixup_alpha=mixup_alpha, cutmix_alpha=cutmix_alpha)
         check(_RULES, mode=mode, prob=prob, switch_prob=switch_prob)
         if cutmix_minmax is not None:
