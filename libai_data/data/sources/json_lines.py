@@ -25,9 +25,15 @@ _COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".lz4")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _SCANNED_AT_ONCE = 1 << 24
 _BLANKS = b" \t\r\n"
+_ENDS = (b"", b"\n", b"\r")
 _OPENING = (b"[", b"{")
 _ONE_A_LINE = "; JSON lines have one object per line; `jq -c '.[]'` converts an array to JSON lines"
 _NOT_UTF_8 = "; it has zero bytes, as UTF-16 does: convert the file, as by `iconv -f UTF-16 -t UTF-8`"
+
+_STALE_INDEX = (
+    "; no line begins and ends there, so the index is of another file that had this path, size and modification time: "
+    "set LIBAI_DATA_FILE_IDENTITY=content"
+)
 
 
 class JsonLinesSource(ShardedSource):
@@ -94,7 +100,11 @@ class _Shard:
         try:
             return parsed_object(line)
         except FormatError as error:
-            raise FormatError(f"{self._file.source}, record {row}, offset {start}: {error}") from error
+            content, stop = self._file.bytes, start + len(line)
+            begins = start == len(_BYTE_ORDER_MARK) or content[start - 1 : start] in _ENDS
+            is_line = begins and content[stop : stop + 1] in _ENDS and b"\n" not in line
+            stale = "" if is_line else _STALE_INDEX
+            raise FormatError(f"{self._file.source}, record {row}, offset {start}: {error}{stale}") from error
 
 
 def parsed_object(line: Any) -> dict[str, Any]:
