@@ -74,11 +74,11 @@ def written_together(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def named_if_full(path: PathLike) -> Iterator[None]:
-    """If the disk is full, add the path to the error: `write` raises an error without a path."""
+    """If the disk or the file is full (`ulimit -f`), add the path to the error: `write` raises one without a path."""
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename is None:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) and error.filename is None:
             error.filename = str(path)
         raise
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 from typing import Any, Callable
 
@@ -96,6 +97,18 @@ def test_a_full_disk_is_named_and_leaves_nothing_unfinished(kind: str, tmp_path:
         ]
     assert written[0].keys() == written[1].keys()
     assert kind == "array_record" or written[0] == written[1]
+
+
+@pytest.mark.parametrize("kind", ["config", "tokens"])
+def test_a_file_that_a_limit_keeps_small_is_named(kind: str, tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (KILOBYTES << 10, limits[1]))
+    try:
+        with pytest.raises(OSError, match=f"File too large: '{tmp_path}/{kind}"):
+            WRITERS[kind](tmp_path, tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list(tmp_path.iterdir())
 
 
 def command(*arguments: str) -> Callable[[Path, Path], None]:
