@@ -41,11 +41,11 @@ _FEW_FILES = 20_000
 class ImageFolderSource:
     """Paths and labels of the images under a folder.
 
-    Each sub-folder is a class. Hidden folders and files are left out. Other files whose names do not end with one of
-    `IMAGE_SUFFIXES` are left out with a warning. Classes are numbered from 0 in the order of their
-    names. A class without images keeps its number, so that train and test folders agree. Images are in the order of
-    their classes and paths, which is the same on every machine. A link to a folder counts as a folder; each folder
-    counts once per class.
+    Each sub-folder is a class. Hidden folders and files are left out. Images outside of the sub-folders, and files in
+    them whose names do not end with one of `IMAGE_SUFFIXES`, are left out with a warning. Classes are numbered from 0
+    in the order of their names. A class without images keeps its number, so that train and test folders agree. Images
+    are in the order of their classes and paths, which is the same on every machine. A link to a folder counts as a
+    folder; each folder counts once per class.
 
     If there are many files, one process of a node lists them once, with a progress bar. The list is cached and reused
     until a folder changes.
@@ -165,11 +165,11 @@ class ImageFolderSource:
         left = {name.partition("/")[0] for name in others} if empty else set()
         lost = [name for label, name in enumerate(self.classes) if label in empty and name in left]
         logger.warning(
-            "%d files in %s are left out, because their names do not end with %s, such as %r.%s",
+            "%d files in %s are left out, such as %r: they are in no class, or their names do not end with %s.%s",
             len(others),
             self.root,
-            ", ".join(IMAGE_SUFFIXES),
             others[0],
+            ", ".join(IMAGE_SUFFIXES),
             f" So these classes have no images: {lost[:10]}{' and others' * (len(lost) > 10)}." if lost else "",
         )
 
@@ -210,7 +210,9 @@ def _listing(root: Path, classes: Sequence[str], at_most: int | None = None) -> 
     # The time is read before the folder is listed, so a change during the listing is found later.
     folders, times = [""], [settled(os.stat(root).st_mtime_ns)]
     ends, entries = array("q", [0]), 0
-    others: list[str] = []
+    with os.scandir(root) as entries_of_root:
+        images = [each for each in entries_of_root if each.name.lower().endswith(IMAGE_SUFFIXES) and each.is_file()]
+    others = [each.name for each in images if not each.name.startswith(".")]
 
     def below(folder: str, seen: set[str]) -> Iterator[str]:
         nonlocal entries

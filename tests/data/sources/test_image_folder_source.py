@@ -166,19 +166,30 @@ def test_a_folder_of_a_store_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("many", [False, True])
-def test_files_of_other_names_are_counted_in_a_warning_with_the_classes_that_they_leave_empty(
+def test_files_of_other_names_and_places_are_counted_in_a_warning_with_the_classes_that_they_leave_empty(
     request: pytest.FixtureRequest, tmp_path: Path, many: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     if many:
         request.getfixturevalue("few")
-    names = ["a/1.png", "a/2.GIF", "a/3.pgm", "a/4.ppm", "b/1.heic", "b/2.heic", "c/.hidden"]
+    names = [
+        "a/1.png",
+        "a/2.GIF",
+        "a/3.pgm",
+        "a/4.ppm",
+        "b/1.heic",
+        "b/2.heic",
+        "c/.hidden",
+        "montage.png",
+        ".x.png",
+        "readme.md",
+    ]
     root = fill(tmp_path / "images", names)
     for _ in range(2):  # The second time, the list is known.
         caplog.clear()
         assert ImageFolderSource(root).labels.tolist() == [0, 0, 0, 0]
         [record] = caplog.records
-        assert record.getMessage().startswith(f"2 files in {root} are left out")
-        assert record.getMessage().endswith("such as 'b/1.heic'. So these classes have no images: ['b'].")
+        assert record.getMessage().startswith(f"3 files in {root} are left out, such as 'b/1.heic': they")
+        assert record.getMessage().endswith(".pnm. So these classes have no images: ['b'].")
 
 
 def test_hidden_files_and_folders_within_a_class_are_left_out(tmp_path: Path) -> None:
