@@ -11,6 +11,7 @@ from typing import Any, Callable
 
 import numpy as np
 
+from libai_data.data.files.identity import key_of
 from libai_data.data.sources.column_names import chosen_columns
 from libai_data.data.sources.mapped_file import MappedFile
 from libai_data.data.sources.shard_index import INDEX, DescribedShard, decompressed, described_shards
@@ -53,7 +54,9 @@ class DescribedSource(ShardedSource):
                 for path, shard in by_path.items()
             ]
         shards = [self._shard(file, shard, columns) for file, shard in zip(files, found)]
-        super().__init__(files, shards, None if columns is None else list(columns))
+        # The index may change without the shards, for example if a column is renamed.
+        described_columns = key_of([shard.columns for shard in found])
+        super().__init__(files, shards, [columns and list(columns), described_columns])
 
     def _shard(self, file: MappedFile, described: DescribedShard, columns: Sequence[str] | None) -> Shard:
         return SampleShard(file, described, columns, self._decoder_of)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import shutil
 import time
 import types
@@ -268,6 +269,16 @@ def test_checkpoints_know_moved_data_again_and_changed_samples_if_they_hash_them
     assert fingerprint_of(corrected) == fingerprint_of(sets[0])
     assert fingerprint_with_samples(corrected, 2) != found[0][0]
     assert ImageFolderSource(root).identity_of(0, 2) != ImageFolderSource(tmp_path / "moved").identity_of(0, 2)
+
+
+@pytest.mark.parametrize("kind", ["mds", "litdata"])
+def test_records_are_other_ones_if_their_index_renames_a_column(tmp_path: Path, kind: str) -> None:
+    write(kind, tmp_path / f"a.{ENDINGS[kind]}", texts(3))
+    before, index = open_source(tmp_path), tmp_path / "index.json"
+    index.write_text(re.sub(r"\btext\b", "words", index.read_text()))
+    after = open_source(tmp_path)
+    assert "words" in after[0]
+    assert after.identity != before.identity and after.identity_of(0, 3) != before.identity_of(0, 3)
 
 
 @pytest.fixture
