@@ -21,7 +21,7 @@ from libai_data.data.text.parts import LINE, Part
 from libai_data.data.text.sentences import pieces_of, split_sentences
 from libai_data.data.text.tokenizer import TextTokenizer, TokenizerFiles
 from libai_data.errors import ConfigError
-from libai_data.errors.argument_rules import FILE_NAME
+from libai_data.errors.argument_rules import FILE_NAME, check_types
 
 _CHARACTERS_AT_ONCE = 1 << 20
 _UNKNOWN = ("[UNK]", "<unk>")
@@ -54,6 +54,7 @@ class Task:
     bos_token: str = ""
 
     def __post_init__(self) -> None:
+        check_types(Task, vars(self))
         if not self.keys or len(set(self.keys)) < len(self.keys):
             raise ConfigError(f"the keys of texts (--json-keys) are {list(self.keys)}; give one or more, each once")
         if not all(map(FILE_NAME.accepts, self.keys)):

@@ -176,8 +176,8 @@ class TokenizerFiles:
             raise ConfigError(
                 f"lower_case is for BERT's vocabularies (.txt); {self.path} itself defines how upper case is treated"
             )
-        if self.merges and kind in (".txt", ".model"):
-            raise ConfigError(f"merges are for BPE's vocabularies (.json), not for {self.path}")
+        if self.merges and (kind in (".txt", ".model") or os.path.isdir(self.path)):
+            raise ConfigError(f"merges are for BPE's vocabularies (.json), not for {self.path}; leave them out")
 
     def files(self) -> tuple[Path, ...]:
         """The files themselves; a ConfigError if `path` is a folder without any of them, or no path."""

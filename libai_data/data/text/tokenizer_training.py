@@ -16,7 +16,7 @@ from libai_data.data.text.encoders import as_bert, as_gpt2
 from libai_data.data.text.files import find_inputs
 from libai_data.data.text.parts import Cutting, cut_into_parts
 from libai_data.errors import ConfigError, installed
-from libai_data.errors.argument_rules import OUTPUT_FILE, check, whole
+from libai_data.errors.argument_rules import OUTPUT_FILE, check, check_types, whole
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +55,7 @@ class Training:
             raise ConfigError(f"model={self.model!r}: a tokenizer to train is one of {list(MODELS)}")
         if self.lower_case and self.model == BPE:
             raise ConfigError("lower_case is for wordpiece; byte-level BPE keeps every byte")
+        check_types(Training, vars(self))
         check({"vocab_size": whole(1), "min_frequency": whole(0), "extra_ids": whole(0)}, **vars(self))
         least = len(self.special_tokens()) + (_BYTES if self.model == BPE else 1)
         if self.vocab_size < least:

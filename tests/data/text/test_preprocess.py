@@ -267,6 +267,14 @@ def test_a_key_that_is_given_twice_or_names_no_file_is_refused(tokenizer: str) -
             Task(TokenizerFiles(tokenizer), (key,))
 
 
+def test_a_flag_that_is_a_text_is_refused(tokenizer: str) -> None:
+    given: Any = "false"
+    with pytest.raises(ConfigError, match="split_sentences is 'false'; it must be True or False"):
+        Task(TokenizerFiles(tokenizer), split_sentences=given)
+    with pytest.raises(ConfigError, match="lower_case is 'false'; it must be True or False"):
+        Training("wordpiece", lower_case=given)
+
+
 def test_a_line_with_a_repeated_key_is_a_bad_line(tmp_path: Path, tokenizer: str) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"text": "two", "text": "three"}\n')
     with pytest.raises(BadLines, match=r"a.jsonl, line 2: not JSON: an object has the key 'text' twice"):

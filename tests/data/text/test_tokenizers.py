@@ -111,6 +111,12 @@ def test_characters_of_a_chinese_word_behind_its_first_are_marked_where_the_voca
         TokenizerFiles(tokenizer, chinese_words=True)
 
 
+def test_merges_are_refused_where_they_would_not_be_used(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").touch()
+    with pytest.raises(ConfigError, match=rf"merges are for BPE's vocabularies \(.json\), not for {tmp_path}; leave"):
+        TokenizerFiles(str(tmp_path), merges=str(tmp_path / "merges.txt"))
+
+
 def test_jieba_is_given_short_stretches_however_long_a_text_without_punctuation_is(tmp_path: Path) -> None:
     jieba = pytest.importorskip("jieba")
     encoder = open_encoder([bert_vocabulary(tmp_path)], True, chinese_words=True)
