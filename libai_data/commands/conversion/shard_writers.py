@@ -26,6 +26,7 @@ from libai_data.errors import SchemaError
 _ROW_GROUP = 4096
 _ROW_GROUP_BYTES = 1 << 27  # A reader decodes a whole group, and cannot read a column above 2 GiB.
 _MISSING = object()
+_MAY_HAVE_BOOLS = {bool, list, tuple, dict}
 # WebDataset decodes files with these endings as integers.
 _WHOLE_NUMBERS = ("cls", "cls2", "class", "count", "index", "inx", "id")
 
@@ -160,8 +161,11 @@ class _Parquet:
 def _changed(value: Any, kept: Any, path: str) -> str:
     """What Arrow changed of a value when it stored `kept`, in words; "" if only fields without a value were added."""
     value = value.tolist() if hasattr(value, "tolist") else value
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
+    # In a column of floats, Arrow stores True as 1.0, and these are equal.
+    may_have_bools = not _MAY_HAVE_BOOLS.isdisjoint(map(type, parts)) and not isinstance(kept, bool)
     with suppress(ValueError):  # Lists of numpy arrays cannot be compared.
-        if value == kept:
+        if value == kept and not may_have_bools:
             return ""
     if isinstance(value, dict) and isinstance(kept, dict):
         pairs = [(f"{path}.{name}" if path else name, each, kept.get(name, _MISSING)) for name, each in value.items()]

@@ -99,6 +99,8 @@ def test_a_field_that_the_first_records_do_not_have_is_not_left_out_of_parquet(t
         ({"x": [{"a": {"b": 1}}, None]}, {"x": [None, {"a": {"b": 1, "late": 2}}]}, r"lose its field 'x\.a\.late'"),
         ({"x": 1, "y": 1.5}, {"x": 2.5, "y": 1}, r"would have 2 instead of 2\.5 in its field 'x'"),
         ({"x": {"a": [[1]]}}, {"x": {"a": [[1, 2], [3, 0.5]]}}, r"would have 0 instead of 0\.5 in its field 'x\.a'"),
+        ({"x": 0.5}, {"x": True}, r"would have 1\.0 instead of True in its field 'x'"),
+        ({"x": {"a": [[0.5]]}}, {"x": {"a": [[1.0, False]]}}, r"would have 0\.0 instead of False in its field 'x\.a'"),
         ({"x": ["a"]}, {"x": "a"}, r"would have \['a'\] instead of 'a' in its field 'x'"),
     ],
 )
