@@ -204,7 +204,7 @@ def _write_bad(bad: Iterator[dict[str, Any]], result: Preprocessed, path: Path) 
     if not result.bad:
         return "0 bad lines"
     first: list[str] = []
-    with written_whole(path) as unfinished, open(unfinished, "w", encoding="utf-8") as file:
+    with written_whole(path) as unfinished, open(unfinished, "w", -1, "utf-8", "backslashreplace") as file:
         for entry in bad:
             file.write(json.dumps(entry, ensure_ascii=False) + "\n")
             if len(first) < 3:

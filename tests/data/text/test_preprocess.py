@@ -267,6 +267,14 @@ def test_a_key_that_is_given_twice_or_names_no_file_is_refused(tokenizer: str) -
             Task(TokenizerFiles(tokenizer), (key,))
 
 
+def test_bad_lines_of_a_file_whose_name_is_not_utf_8_are_listed(tmp_path: Path, tokenizer: str) -> None:
+    path = str(tmp_path / os.fsdecode(b"\xff.jsonl"))
+    Path(path).write_text('{"text": "a fox"}\n{"text"\n')
+    made = preprocess([path], str(tmp_path / "out"), Task(TokenizerFiles(tokenizer)))
+    assert made.bad_file is not None
+    assert json.loads(Path(made.bad_file).read_text("utf-8"))["file"] == path
+
+
 def test_a_flag_that_is_a_text_is_refused(tokenizer: str) -> None:
     given: Any = "false"
     with pytest.raises(ConfigError, match="split_sentences is 'false'; it must be True or False"):
