@@ -13,6 +13,16 @@ from libai_data.errors import ConfigError, SchemaError
 from libai_data.errors.argument_rules import check_types
 
 
+def array_of_image(image: Any) -> np.ndarray:
+    """The array of an image in any form; a SchemaError for a Pillow image with a palette: its numbers are no levels."""
+    if getattr(image, "mode", "") in ("P", "PA"):
+        raise SchemaError(
+            f"the image has a palette (mode {image.mode!r}); convert it, as by image.convert('RGB'), or pass "
+            "np.asarray(image) if the numbers of its colours are meant, as in a mask"
+        )
+    return np.asarray(image)
+
+
 class ImageToFloat:
     """Converts pixels of 0 to 255 to normalised floats: (pixel / 255 - mean) / std.
 
@@ -49,10 +59,11 @@ class ImageToFloat:
             float32 [C, H, W].
 
         Raises:
-            SchemaError: The image does not have 8 bits a channel, or mean and std are of another number of channels.
+            SchemaError: The image has a palette, no pixels, or not 8 bits a channel; or mean and std are of another
+                number of channels.
         """
-        pixels = np.asarray(image)
-        if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3):
+        pixels = array_of_image(image)
+        if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3) or not pixels.size:
             raise SchemaError(f"the image is {pixels.dtype} {list(pixels.shape)}; expected uint8 [H, W] or [H, W, C]")
         shape = (1 if pixels.ndim == 2 else pixels.shape[2], *pixels.shape[:2])
         for name, values in (("mean", self.mean), ("std", self.std)):

@@ -10,7 +10,7 @@ import numpy as np
 
 from libai_data.data.random.sample_random import passing_generator, sample_generator
 from libai_data.data.transforms.decode import EncodedImage
-from libai_data.data.transforms.image import ImageToFloat
+from libai_data.data.transforms.image import ImageToFloat, array_of_image
 from libai_data.errors import ConfigError, SchemaError
 from libai_data.errors.argument_rules import check_types
 
@@ -129,10 +129,10 @@ def pixels_of(image: Any) -> np.ndarray:
         uint8 [H, W, 3] or [H, W].
 
     Raises:
-        SchemaError: The pixels have another shape or dtype.
+        SchemaError: The pixels have another shape or dtype, or the image has a palette.
         FormatError: The image cannot be decoded.
     """
-    pixels = np.asarray(image)
+    pixels = array_of_image(image)
     if pixels.dtype != np.uint8 or not (pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] == 3)):
         raise SchemaError(f"the image is {pixels.dtype} {list(pixels.shape)}; expected uint8 [H, W, 3] or [H, W]")
     if not pixels.size:

@@ -341,6 +341,19 @@ def test_a_random_transform_with_a_call_of_its_own_is_refused_in_a_composition(m
         Compose([Fives([make(RandomFlip)])])
 
 
+@pytest.mark.parametrize("transform", [Resize(3), RandomFlip(), ImageToFloat()])
+def test_an_image_with_a_palette_is_refused_with_the_ways_to_convert_it(transform: Any) -> None:
+    picture = Image.fromarray(photograph()).quantize(8)
+    with pytest.raises(SchemaError, match=r"has a palette \(mode 'P'\); convert it, as by image.convert\('RGB'\), or"):
+        as_sample(transform, picture)
+    assert as_sample(transform, np.asarray(picture)).size
+
+
+def test_an_image_without_pixels_does_not_become_floats() -> None:
+    with pytest.raises(SchemaError, match=r"the image is uint8 \[0, 5, 3\]"):
+        ImageToFloat()(np.zeros((0, 5, 3), np.uint8))
+
+
 @pytest.mark.parametrize("value", [300, -1, [0.0, 255.0, 256.0], np.nan])
 def test_a_filling_that_no_level_can_hold_is_refused(value: Any) -> None:
     with pytest.raises(SchemaError, match=r"the levels of a uint8 image are 0 to 255"):
