@@ -30,8 +30,8 @@ _OF_ENDING = {
 }
 _COMPRESSION = re.compile(r"\.(gz|bz2|xz|zstd?|lz4)$")
 
-# Names that begin with "." are hidden. The others are files without samples, of Spark, Dask and Databricks.
-_LEFT_OUT = re.compile(r"(^|/)(\.|_(SUCCESS|(common_)?metadata|(started|committed)_[0-9]+)$)")
+# Names that begin with "." are hidden. The others are files without samples, of Spark, Dask, Databricks and datasets.
+_LEFT_OUT = re.compile(r"(^|/)(\.|(_(SUCCESS|(common_)?metadata|(started|committed)_[0-9]+)|dataset_infos?\.json)$)")
 # A folder of a partition of Hive, and the log of a table of Delta Lake or Iceberg.
 _PARTITION = re.compile(r"/([^/=]+)=[^/]*(?=/)")
 _LOG = re.compile(r"(^|/)(_delta_log/|metadata/[^/]*\.metadata\.json$)")
@@ -103,7 +103,8 @@ def format_of_files(paths: Any, files: Sequence[str], formats: Iterable[str]) ->
     if len(found) != 1 or not found[0]:
         endings = sorted({Path(path).suffix for path in files})
         raise ConfigError(
-            f"the files of {paths} end with {endings}, which belong to no single format; name it: {list(formats)}"
+            f"the files of {paths} end with {endings}, which belong to no single format; name the files by a glob, or "
+            f"the format: {list(formats)}"
         )
     return found[0]
 

@@ -188,7 +188,7 @@ def test_another_file_of_equal_size_and_time_is_named_as_such_by_its_lines(tmp_p
 
 def test_formats_that_names_do_not_tell_must_be_named(tmp_path: Path) -> None:
     expected = write("jsonl", tmp_path / "records", texts(3))
-    with pytest.raises(ConfigError, match="belong to no single format"):
+    with pytest.raises(ConfigError, match="belong to no single format; name the files by a glob, or the format: "):
         open_source(tmp_path / "records")
     with pytest.raises(ConfigError, match=r"no format 'json'.*Did you mean 'jsonl'"):
         open_source(tmp_path / "records", "json")

@@ -35,7 +35,7 @@ READ = (
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    left_out = (".hidden", "deep/.hidden/e.tar", "_SUCCESS", "deep/_metadata")
+    left_out = (".hidden", "deep/.hidden/e.tar", "_SUCCESS", "deep/_metadata", "dataset_info.json")
     for name in ("b.tar", "a.tar", "c.txt", "deep/d.tar", *left_out):
         path = tmp_path / "files" / name
         path.parent.mkdir(parents=True, exist_ok=True)
