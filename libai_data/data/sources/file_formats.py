@@ -46,6 +46,15 @@ def is_left_out(path: str) -> bool:
     return _LEFT_OUT.search(path) is not None
 
 
+def problem_of_pointer(content: bytes) -> str:
+    """What is wrong with a file that begins with these bytes, if it is a pointer of Git LFS; else "".
+
+    Source: github.com/git-lfs/git-lfs, `docs/spec.md`, "The Pointer".
+    """
+    is_pointer = content.startswith(b"version https://git-lfs.github.com/spec/")
+    return "the file is a pointer of Git LFS, without its content; run `git lfs pull`" * is_pointer
+
+
 def check_no_table(pattern: str, files: Sequence[str], is_local: bool = False) -> None:
     """Refuse the files of a table of Delta Lake, Iceberg or Hudi that a glob or a folder names.
 

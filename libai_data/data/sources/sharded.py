@@ -13,11 +13,12 @@ import numpy as np
 
 from libai_data.atomic_files import PathLike
 from libai_data.data.files.identity import key_of
+from libai_data.data.sources.file_formats import problem_of_pointer
 from libai_data.data.sources.manifest import check_complete, check_finished
 from libai_data.data.sources.mapped_file import MappedFile
 from libai_data.data.sources.remote import without_protocol
 from libai_data.data.sources.storage import listed, patterns_of
-from libai_data.errors import first_repeated
+from libai_data.errors import FormatError, first_repeated
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +26,7 @@ Paths = Union[PathLike, Sequence[PathLike]]
 Indices = Union[Sequence[int], np.ndarray]
 
 _READ_AT_ONCE = 256
+_LARGEST_POINTER = 1024  # bytes
 
 
 def opened(paths: Paths | MappedFile) -> list[MappedFile]:
@@ -32,6 +34,7 @@ def opened(paths: Paths | MappedFile) -> list[MappedFile]:
 
     Raises:
         ConfigError: There is no such file, or a folder does not have all shards of `libai-data convert`.
+        FormatError: A file is a pointer of Git LFS.
     """
     if isinstance(paths, MappedFile):
         return [paths]
@@ -39,6 +42,9 @@ def opened(paths: Paths | MappedFile) -> list[MappedFile]:
     for folder in folders:
         check_complete(folder)
     files = [MappedFile(path) for path in listed(paths)]
+    for file in files:
+        if file.size <= _LARGEST_POINTER and (problem := problem_of_pointer(file.path.read_bytes())):
+            raise FormatError(f"{file.source}: {problem}")
     for folder in folders:
         check_finished(folder)  # A conversion that began meanwhile may have replaced some of the files.
     twice = first_repeated(tuple(file.identity) for file in files)

@@ -16,6 +16,7 @@ from typing import IO, Any, Callable, cast
 
 from libai_data.data.files.file_map import FileMap
 from libai_data.data.shard_work.work_folder import LOCK
+from libai_data.data.sources.file_formats import problem_of_pointer
 from libai_data.data.sources.parquet import JOINED, is_joined
 from libai_data.data.sources.remote import is_remote
 from libai_data.data.sources.storage import listed, patterns_of
@@ -165,10 +166,12 @@ def read_block(path: Path, stream: Any, count: int) -> tuple[bytes, str]:
 
 
 def foreign_encoding(data: bytes) -> str:
-    """Why a file is not UTF-8, if its first bytes are of UTF-16, UTF-32 or a compressed file; else ""."""
+    """Why a file is no text in UTF-8, if it begins as UTF-16, UTF-32, a compressed file or a pointer does; else ""."""
     for magic, suffix in _MAGIC.items():
         if data.startswith(magic):
             return f"the file is compressed; rename it so that its name ends with {suffix}"
+    if problem := problem_of_pointer(data):
+        return problem
     # Text of any script has characters of ASCII, such as spaces and ends of lines. In UTF-16, one byte of each is 0,
     # always on the same side. In UTF-32, three of four bytes are 0. Text in UTF-8 has no byte that is 0.
     fewer, more = sorted((data[0::2].count(0), data[1::2].count(0)))

@@ -110,6 +110,14 @@ def test_damaged_pages_of_parquet_are_noticed_by_their_checksums(tmp_path: Path)
             assert "a.parquet, record 0, offset 4: row group 0 cannot be read" in error
 
 
+@pytest.mark.parametrize("kind", ["parquet", "webdataset", "jsonl", "numpy", "array_record"])
+def test_a_pointer_of_git_lfs_is_refused_with_the_command_that_fetches_the_content(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / f"a.{ENDINGS[kind]}"
+    path.write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 12345\n")
+    with pytest.raises(FormatError, match=r"a\.\w+: the file is a pointer of Git LFS, .*run `git lfs pull`"):
+        SOURCES[kind](path)
+
+
 def test_without_the_package_array_records_are_refused_with_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -215,6 +215,7 @@ def test_a_broken_parquet_file_is_told_of_and_the_others_are_read(tmp_path: Path
         (b'{"txt": "a word"}\n' * 3, "no 'text'; there are ['txt']. Did you mean 'txt'?"),
         ('{"text": "a"}\n'.encode("utf-16"), "the file is UTF-16, not UTF-8"),
         ('{"text": "a"}\n'.encode("utf-32"), "iconv -f UTF-32 -t UTF-8"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 12345\n", "run `git lfs pull`"),
     ],
 )
 def test_an_input_without_a_document_fails_with_the_reason_and_leaves_no_corpus(
