@@ -118,7 +118,7 @@ class BatchReader:
         self._next_task = 0
         self._collated_bytes = 0
         self._collated_form: tuple[Skeleton | None, dict[str, np.dtype]] | None = None
-        self._rows_delivered = 0
+        self._rows_delivered, self._has_warned = 0, False
 
     @property
     def reads_first_sample(self) -> bool:
@@ -168,8 +168,6 @@ class BatchReader:
         except Exception as error:
             pending.error = error
             return
-        if sample.warning:
-            warn_once("%s", sample.warning)
         if sample.checksum is not None:
             self.common_sample = *first, sample.checksum
         self._schema, self._read_in_part = schema, frozenset(schema.parts)
@@ -253,6 +251,9 @@ class BatchReader:
             owner.skipped = [*owner.skipped, *result.skipped]
         if result.times is not NO_TIMES:
             self.times.add(result.times)
+        if result.warning and not self._has_warned:
+            self._has_warned = True
+            warn_once("%s", result.warning)
         collated = result.collated
         if collated is not None:
             owner.collated = collated

@@ -67,11 +67,13 @@ class TaskResult(NamedTuple):
     times: StageTimes = NO_TIMES
     skipped: Sequence[SkippedSample] = ()
     first: SampleForm | None = None  # the sample from which the schema is learned
+    warning: str = ""  # message for the user, if a sample differed when it was read again
 
     @property
     def says_only_done(self) -> bool:
-        """Whether the task is done without an error, a collated batch, skipped samples or the first sample."""
-        return self.error is None and self.collated is None and not self.skipped and self.first is None
+        """Whether the task is done, and the result has nothing but the times."""
+        has_more = self.skipped or self.warning
+        return self.error is None and self.collated is None and not has_more and self.first is None
 
 
 class Executor(Protocol):
@@ -154,8 +156,9 @@ class TaskRunner:
                 collated = self._make_batch(task)
         except Exception as caught:
             error = caught
+        warning = self.reader.take_warning(self.batch_draws, self.reader.draws)
         times, skipped = self.reader.take_report()
-        return TaskResult(task.number, error, collated, times, skipped, first)
+        return TaskResult(task.number, error, collated, times, skipped, first, warning)
 
     def _make_batch(self, task: Task) -> Collated | None:
         """Run a task with a collator or a batch transform, which may draw random numbers, too."""
@@ -316,6 +319,8 @@ class InProcessExecutor(Executor):
             error = caught
         except (SystemExit, GeneratorExit) as caught:
             error = _if_of_dataset(indices.tolist(), caught)
+        if reader.draws.unseeded and (warning := reader.take_warning(reader.draws)):
+            warn_once("%s", warning)
         return error, reader.take_report()[1]
 
     def next_result(self) -> TaskResult:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from time import perf_counter
 from typing import Any, Callable
@@ -13,6 +14,7 @@ import numpy as np
 
 from libai_data.data.attributes import batch_method_of
 from libai_data.data.items import ReuseCheck, selected
+from libai_data.data.random.global_generators import GlobalDraws
 from libai_data.data.random.sample_random import SampleKey, SampleKeys, reading_samples
 from libai_data.data.random.substitute import SUBSTITUTES, substitute_index
 from libai_data.errors import SampleError, SchemaError
@@ -24,6 +26,7 @@ from libai_data.loader.stage_times import StageTimes
 from libai_data.loader.watched_dataset import ALL, Result, WatchedDataset, started
 from libai_data.structures import Instance, fields_of
 
+_MOST_REREADS = 4
 _WORKERS_ENDED = "workers ended over it", "a worker that died or hung"
 
 
@@ -41,6 +44,7 @@ class SampleReader(WatchedDataset):
     """
 
     reads_first_twice = False  # whether the first sample is read again, and compared
+    _warning, _has_warned = "", False
 
     def __init__(self, dataset: Any, seed: int, policy: ErrorPolicy, names: Sequence[str] | None = None) -> None:
         super().__init__(dataset, seed)
@@ -75,15 +79,40 @@ class SampleReader(WatchedDataset):
             raise self._failure(f"sample {index}", error) from error
         if self.reads_first_twice and len(self._skipped) == noted:
             form = self._compared(sample, form, epoch, index)
-            self.forget_skipped(noted)
         return form
 
     def _compared(self, sample: Any, form: SampleForm, epoch: int, index: int) -> SampleForm:
-        times, self._times = self._times, StageTimes()
+        with self._uncounted():
+            form = compared(sample, form, lambda: self._get(epoch, index), type(self.dataset).__name__, index)
+        self._warning = self._warning or form.warning
+        return form
+
+    def take_warning(self, *all_draws: GlobalDraws) -> str:
+        """A message for the user, once, if a sample has differed when it was read again.
+
+        Samples that seemed to draw from a generator without a seed, by one of `all_draws`, are read again.
+        """
+        for draws in all_draws:
+            key, draws.unseeded = draws.unseeded, None
+            if key is not None and not (self._warning or self._has_warned):
+                _, epoch, index = key
+                with suppress(Exception), self._uncounted():  # After an error, only the comparison is lost.
+                    sample, times = self._get(epoch, index), 0
+                    while not self._compared(sample, SampleForm({}), epoch, index).warning and times < _MOST_REREADS:
+                        times += 1
+        warning, self._warning = "" if self._has_warned else self._warning, ""
+        self._has_warned |= bool(warning)
+        return warning
+
+    @contextmanager
+    def _uncounted(self) -> Iterator[None]:
+        """Within the block, neither times nor skipped samples count."""
+        noted, times, self._times = len(self._skipped), self._times, StageTimes()
         try:
-            return compared(sample, form, lambda: self._get(epoch, index), type(self.dataset).__name__, index)
+            yield
         finally:
             self._times = times
+            self.forget_skipped(noted)
 
     def samples_to_collate(self, epochs: np.ndarray, indices: np.ndarray) -> list[Any]:
         """Read some samples, in this order, with the selected fields."""

@@ -223,7 +223,7 @@ class _Worker:
         if result.collated is not None:
             collated = self._put_into_slot(entry, result)
         first = None if result.first is None else _sendable(result.first)
-        self._send(("done", TaskResult(place, error, collated, result.times, result.skipped, first)))
+        self._send(("done", TaskResult(place, error, collated, result.times, result.skipped, first, result.warning)))
         return None
 
     def _put_into_slot(self, entry: Entry, result: TaskResult) -> Collated:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import re
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -38,6 +40,7 @@ from libai_data.data.transforms import BatchTransform, Seeded
 from libai_data.errors import SampleError
 from libai_data.loader import threaded_reader
 from libai_data.loader import threads as loader_threads
+from libai_data.loader.default_collate import default_collate
 from libai_data.structures import fields_of
 from tests.deadline import run_to_end
 from tests.loader.drawing_datasets import (
@@ -143,6 +146,38 @@ def test_a_sample_that_is_the_same_each_time_it_is_read_is_not_told_of(
     function: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     with loading(OfAnyForm(lambda _: {"x": np.float64(function())}), num_workers=2, worker_type="thread") as loader:
+        list(islice(iter(loader), 5))
+    assert "returns a different" not in caplog.text
+
+
+WITHOUT_A_SEED: dict[str, Any] = {
+    "numpy": lambda: np.random.default_rng().random(),
+    "numpy's old generator": lambda: np.random.RandomState().random(),
+    "numpy's global generator": lambda: np.random.seed() or np.random.random(),
+    "python": lambda: random.Random().random(),
+    "python's global generator": lambda: random.seed() or random.random(),
+}
+
+
+@pytest.mark.parametrize("workers", [{}, {"collate_fn": default_collate}, slowly({"num_workers": 2})], ids=str)
+@pytest.mark.parametrize("kind", WITHOUT_A_SEED)
+def test_samples_after_the_first_that_draw_from_generators_without_a_seed_are_told_once(
+    kind: str, workers: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    draw = WITHOUT_A_SEED[kind]
+    dataset = OfAnyForm(lambda index: {"x": np.float64(draw() if index else 0)})
+    with loading(dataset, **workers) as loader:
+        list(islice(iter(loader), 12))
+        assert loader.stats()["samples"] == 48 or "global" in kind, "what is read to compare does not count"
+    [text] = [record.getMessage() for record in caplog.records if "returns a different" in record.getMessage()]
+    assert re.match("OfAnyForm returns a different 'x' each time that sample [1-7] is read", text)
+
+
+def test_seeds_that_change_no_sample_are_not_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    def sample(index: int) -> dict[str, Any]:
+        return {"x": np.float64(len(uuid.uuid4().hex)), "y": sample_generator().random()}
+
+    with loading(OfAnyForm(sample)) as loader:
         list(islice(iter(loader), 5))
     assert "returns a different" not in caplog.text
 

@@ -5,8 +5,9 @@ loop. So each reading is watched. If a generator has moved, it is restored, and 
 with the generators seeded for each sample. From then on, the samples of this dataset are read in this way at once. For
 a dataset that draws from none of them, the check compares a few bytes.
 
-OneFlow 0.9 does not show whether its generator has moved. So calls of OneFlow's functions that draw are watched, but
-only in the first, second, fourth, eighth reading, and so on.
+OneFlow 0.9 does not show whether its generator has moved, and a new generator without a seed moves none. So calls of
+OneFlow's functions that draw, and what asks the system for a seed, are watched, but only in the first, second, fourth,
+eighth reading, and so on.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from libai_data.data.random.generator_states import (
     watched,
 )
 from libai_data.data.random.hashing import combine64
-from libai_data.data.random.sample_random import is_worker_process, set_ambiguity
+from libai_data.data.random.sample_random import is_worker_process, reading_now, sample_generator, set_ambiguity
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +49,7 @@ _EARLY = 3
 _MOST_OBJECTS = 1000
 _MOST_ITEMS = 20
 _AMBIGUOUS = "sample_generator"
+_PYTHONS_SEED = random.Random.seed.__code__
 _FLOW_DRAWS = re.compile("rand.*|normal_?|uniform_|exponential_|bernoulli_?|multinomial|dropout.*")
 
 
@@ -78,6 +80,8 @@ class GlobalDraws:
         self.found: set[str] = set()
         self.seeds = False
         self.whose = whose
+        self.unseeded: tuple[int, int, int] | None = None
+        """(seed, epoch, index) of the last sample that seemed to draw from a generator without a seed."""
         self._readings = 0
 
     @property
@@ -140,9 +144,9 @@ class GlobalDraws:
         return result
 
     def is_due(self) -> bool:
-        """Whether draws from OneFlow's generator are watched in this reading."""
+        """Whether calls are watched in this reading."""
         self._readings += 1
-        return not self._readings & (self._readings - 1) and "oneflow" not in self.found
+        return not self._readings & (self._readings - 1)
 
     def learn(self, drawn: set[str], is_first: bool) -> bool:
         """Note which generators a reading drew from; returns whether to read again.
@@ -186,8 +190,8 @@ class _Watch:
         if key is not None and draws.found:
             self._seed(draws.found, combine64(*key))
         self._has_flow = "oneflow" in sys.modules
-        if self._has_flow and draws.is_due() and has_flow() and sys.getprofile() is None:
-            self._notices = True
+        if draws.is_due() and sys.getprofile() is None:
+            self._notices, self._outer = True, reading_now()
             sys.setprofile(self._notice)
 
     def _seed(self, names: Collection[str], seed: int) -> None:
@@ -200,8 +204,23 @@ class _Watch:
             flow_generator().seed(seed)
 
     def _notice(self, frame: Any, event: str, function: Any) -> None:
-        if event == "c_call" and _FLOW_DRAWS.fullmatch(getattr(function, "__name__", "")):
-            self._drew_from_flow |= str(function.__module__).startswith("oneflow")
+        if event == "call":
+            if frame.f_code is _PYTHONS_SEED and frame.f_locals["a"] is None:
+                self._note_unseeded(frame)
+        elif function is os.urandom:  # Numpy's generators without a seed call it.
+            self._note_unseeded(frame)
+        elif event == "c_call" and _FLOW_DRAWS.fullmatch(getattr(function, "__name__", "")):
+            self._drew_from_flow |= str(function.__module__).startswith("oneflow") and has_flow()
+
+    def _note_unseeded(self, frame: Any) -> None:
+        while frame.f_back is not None and frame.f_globals is vars(random):
+            frame = frame.f_back
+        reading = reading_now()
+        while reading is not None and reading._outer is not self._outer:
+            reading = reading._outer
+        # Numpy makes a seed also for a generator with a key, such as that of `sample_generator`.
+        if reading is not None and reading.keys and frame.f_globals is not sample_generator.__globals__:
+            self._draws.unseeded = reading.keys[0]
 
     def end(self, is_first: bool) -> bool:
         """Restore the generators; returns whether to read again."""
