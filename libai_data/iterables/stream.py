@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -36,15 +36,16 @@ class TakenRows:
     def __init__(self, source: Source, options: ReadingOptions) -> None:
         self.source = source
         self.options = options
-        self.taken: deque[list[Any]] = deque()
+        self.newest: list[Any] = []
+        """The pieces of the newest batch."""
 
     def __len__(self) -> int:
         """0, because the number of rows is not known."""
         return 0
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
-        """The pieces of the next batch, to which `indices` belong."""
-        return self.taken.popleft()
+        """The pieces of the newest batch, to which `indices` belong; again for a collator that draws."""
+        return [*self.newest]
 
     def __getitem__(self, index: int) -> Any:
         raise IndexError(
@@ -136,8 +137,6 @@ class IterableStream(EpochPositions, StreamSampler):
 
     def _batches(self, position: int, closed: Flag) -> Iterator[IndexBatch]:
         epoch = self.cursor.epoch
-        if self._rows is not None:
-            self._rows.taken.clear()
         self._move_to((epoch, position), closed)
         batch = self._next_batch(position, epoch)
         if batch is None and position:
@@ -207,7 +206,7 @@ class IterableStream(EpochPositions, StreamSampler):
             return None
         if self.endless:
             epoch = first_epoch
-        self._rows.taken.append([row.piece for row in rows])
+        self._rows.newest = [row.piece for row in rows]
         epochs = np.array([row.epoch for row in rows], dtype=np.int64)
         indices = np.array([row.number for row in rows], dtype=np.int64)
         return IndexBatch(position // self._size, epoch, position, size, valid, epochs, indices)

@@ -169,6 +169,8 @@ class TaskRunner:
             self.reader.forget_skipped(skipped)
             return self._read(task) if self._collator is None else self._collate(self._collator, task)
 
+        if self._batch_transform is None and getattr(self._collator, "needs_no_copy", False):
+            return read()  # A collator of this package, which does not draw.
         # The seed is another one than for samples, so that the batch does not repeat the draws of its first sample.
         key = combine64(self.reader.seed, _DRAWS_OF_BATCHES), int(task.epochs[0]), int(task.indices[0])
         made = self.batch_draws.around(read, key)

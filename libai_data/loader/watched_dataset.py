@@ -41,6 +41,7 @@ class WatchedDataset:
         self.seed = seed
         self.draws = GlobalDraws(type(dataset).__name__)
         self._get_items = batch_method_of(dataset, "__getitems__")
+        self._reads_once = bool(attribute_of(dataset, "reads_once", False))
         self._times_together = 0
         self._skipped: list[SkippedSample] = []
         self._times = StageTimes()
@@ -114,7 +115,8 @@ class WatchedDataset:
                 for rows, key in zip(each, keys)
             ]
 
-        return self.draws.around(read_all)
+        # What is read once is only handed out here; meanwhile another thread reads it, and may draw.
+        return read_all() if self._reads_once else self.draws.around(read_all)
 
     def _get_together(self, epochs: np.ndarray, indices: np.ndarray) -> list[Any]:
         def get(_: slice, epochs: np.ndarray, indices: np.ndarray) -> list[Any]:
@@ -143,7 +145,7 @@ class WatchedDataset:
         all_samples = get_all(slice(None))
         self._times_together += 1
         is_due = self._times_together <= _TIMES_COMPARED or not self._times_together & (self._times_together - 1)
-        if not is_due or attribute_of(self.dataset, "reads_once", False):
+        if not is_due or self._reads_once:
             return all_samples
         row = first_in_one_place(all_samples, indices.tolist())
         if row is not None:

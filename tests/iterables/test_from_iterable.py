@@ -12,7 +12,7 @@ import sys
 import threading
 from collections import OrderedDict, namedtuple
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -1096,6 +1096,30 @@ def test_a_stream_that_is_shuffled_by_its_own_generator_is_not_warned_of(caplog:
     loader = from_iterable(torch.utils.data.DataLoader(data, 5, shuffle=True, generator=generator))
     assert sorted(np.concatenate([batch["x"] for batch in loader.numpy()])) == list(range(10))
     assert "keeps a random generator" not in caplog.text
+
+
+def test_a_collator_that_draws_over_a_stream_draws_the_same_in_each_run() -> None:
+    def noisy(rows: list[Any]) -> dict[str, Any]:
+        return {"x": np.array([row["x"] for row in rows]), "noise": np.random.random(len(rows))}
+
+    def run() -> list[list[float]]:
+        loader = from_iterable(lambda: ({"x": number} for number in range(40)), 4, collate_fn=noisy, ends="cycle")
+        batches = [*islice(loader.numpy(), 15)]
+        loader.close()
+        assert np.concatenate([batch["x"] for batch in batches]).tolist() == [*range(40), *range(20)]
+        return [batch["noise"].tolist() for batch in batches]
+
+    first = run()
+    assert len({*np.ravel(first)}) == 60 and run() == first
+
+
+def test_a_stream_whose_rows_draw_from_a_global_generator_is_read() -> None:
+    def rows() -> Iterator[dict[str, Any]]:
+        for number in range(400):
+            yield {"x": number, "noise": np.random.random()}
+
+    with closing(from_iterable(rows, 4)) as loader:
+        assert np.concatenate([batch["x"] for batch in loader.numpy()]).tolist() == [*range(400)]
 
 
 @pytest.mark.parametrize(("rows", "ends"), [(0, "short"), (0, "pad"), (3, "drop")])
