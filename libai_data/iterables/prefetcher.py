@@ -13,6 +13,8 @@ from typing import Any, Callable, Optional
 
 from libai_data.data.fork_lock import end_if_fork_of
 from libai_data.data.items import ReuseCheck
+from libai_data.data.random.generator_states import marks_of, watched
+from libai_data.data.random.global_generators import warn_once
 from libai_data.errors import PassError, SampleError, error_text
 from libai_data.iterables.shared_use import SaveState
 from libai_data.loader.daemon_thread import DaemonThread
@@ -52,6 +54,8 @@ class _Shared:
             self.free_places.put(None)
         self.is_stopped, self.closed = False, closed
         self.items = 0
+        self.waits = 1
+        """Is odd while the trainer waits, and so does not draw: until it has the first group, and in later waits."""
 
     @property
     def is_over(self) -> bool:
@@ -69,14 +73,25 @@ class Prefetcher:
     """Reads one epoch of an iterable in a thread, at most `ahead` groups. Only this thread uses the iterable.
 
     After `timeout` seconds without an item, the iterable counts as hung; 0 waits forever. Another thread may set
-    `closed` at any time: what is read from then on is discarded, and its end is not that of the epoch.
+    `closed` at any time: what is read from then on is discarded, and its end is not that of the epoch. With
+    `draws_in_torch`, the iterable may use torch's generator: each epoch of a torch DataLoader draws a seed from it.
     """
 
-    def __init__(self, open_round: Open, size: int, ahead: int, name: str, timeout: float, closed: Flag) -> None:
+    def __init__(
+        self,
+        open_round: Open,
+        size: int,
+        ahead: int,
+        name: str,
+        timeout: float,
+        closed: Flag,
+        draws_in_torch: bool = False,
+    ) -> None:
         self._shared = _Shared(ahead, closed)
         self._name = name
         self._timeout = timeout
-        thread = DaemonThread(_run, (self._shared, open_round, size), f"reads {name} ahead")
+        arguments = self._shared, open_round, size, name, draws_in_torch
+        thread = DaemonThread(_run, arguments, f"reads {name} ahead")
         self._thread = thread
         # Also runs at exit: if a thread is left, OneFlow does not wait for the other ranks, and the other ranks abort.
         self._stop = weakref.finalize(self, _end, self._shared, thread)
@@ -89,30 +104,39 @@ class Prefetcher:
             PassError: Another thread has closed the loader.
             SampleError: The iterable raised, or yielded nothing in time.
         """
-        # The time while this process is suspended counts as one wait.
-        seen, silent = self._shared.items, 0.0
-        while True:
-            try:
-                group = self._shared.groups.get(timeout=_POLL_SECONDS)
-                self._shared.free_places.put(None)
-                break
-            except queue.Empty:
-                silent += _POLL_SECONDS
-                if self._shared.is_over:
-                    raise PassError(LOADER_CLOSED) from None
-                if self._shared.items != seen:
-                    seen, silent = self._shared.items, 0.0
-                if self._timeout and silent > self._timeout:
-                    raise SampleError(
-                        f"{self._name} has yielded nothing for {self._timeout:g} s, after {seen} item(s) of this "
-                        "epoch; check what it waits for, or raise timeout"
-                    ) from None
+        shared = self._shared
+        shared.waits |= 1
+        try:
+            group = self._waited_for()
+        finally:
+            shared.waits += 1
         if group.error is not None:
             kind, _, message = error_text(group.error).partition(": ")
             raise SampleError(
                 f"{self._name} raised {kind} after {self._shared.items} item(s) of this epoch: {message}"
             ) from group.error
         return group
+
+    def _waited_for(self) -> Group:
+        shared = self._shared
+        # The time while this process is suspended counts as one wait.
+        seen, silent = shared.items, 0.0
+        while True:
+            try:
+                group = shared.groups.get(timeout=_POLL_SECONDS)
+                shared.free_places.put(None)
+                return group
+            except queue.Empty:
+                silent += _POLL_SECONDS
+                if shared.is_over:
+                    raise PassError(LOADER_CLOSED) from None
+                if shared.items != seen:
+                    seen, silent = shared.items, 0.0
+                if self._timeout and silent > self._timeout:
+                    raise SampleError(
+                        f"{self._name} has yielded nothing for {self._timeout:g} s, after {seen} item(s) of this "
+                        "epoch; check what it waits for, or raise timeout"
+                    ) from None
 
     def close(self) -> None:
         """End the thread. A thread that hangs in the iterable is left, and ends with the process."""
@@ -126,8 +150,23 @@ def _end(shared: _Shared, thread: threading.Thread) -> None:
         thread.join(_END_SECONDS)
 
 
-def _run(shared: _Shared, open_round: Open, size: int) -> None:
-    process = os.getpid()
+def warn_of_draws(name: str, generators: tuple[Any, ...], marks: list[Any]) -> None:
+    """Warn once if an iterable has moved global random generators since they had these marks."""
+    drawn = [each.name for each, before, after in zip(generators, marks, marks_of(generators)) if before != after]
+    if drawn:
+        warn_once(
+            "%s draws from %s, which the whole program shares. So its rows may differ in the next run and on other "
+            "ranks, and a resume may fail. Make a generator of the epoch (and shard) within the iterable, such as "
+            "numpy.random.default_rng(epoch)",
+            name,
+            " and ".join(drawn),
+        )
+
+
+def _run(shared: _Shared, open_round: Open, size: int, name: str, draws_in_torch: bool) -> None:
+    process, waits = os.getpid(), shared.waits
+    generators = tuple(each for each in watched() if not (draws_in_torch and each.name == "torch"))
+    marks = marks_of(generators)
     try:
         if shared.is_over:
             return
@@ -142,9 +181,15 @@ def _run(shared: _Shared, open_round: Open, size: int) -> None:
                 except StopIteration:
                     ended = True
                     break
+                if waits & 1 and marks_of(generators) != marks and shared.waits == waits:
+                    warn_of_draws(name, generators, marks)
                 reuse.see(item)
                 items.append(item)
                 shared.items += 1
+                # The first item, the second, the fourth, and so on, to save time.
+                waits = 0 if shared.items & (shared.items - 1) else shared.waits
+                if waits & 1:
+                    marks = marks_of(generators)
             shared.put(Group(items, save() if save is not None else None, ended))
     except BaseException as error:
         shared.put(Group([], error=error))

@@ -296,6 +296,7 @@ class RowReader:
             source.name,
             self._options.timeout,
             self.closed,
+            draws_in_torch=source.batches,
         )
 
     def close(self) -> None:

@@ -17,6 +17,7 @@ from time import perf_counter
 from typing import Any, Callable, NamedTuple
 
 from libai_data.data.items import ReuseCheck, fields_in
+from libai_data.data.random.generator_states import marks_of, watched
 from libai_data.data.random.hashing import combine64
 from libai_data.data.random.sample_random import become_worker_process
 from libai_data.data.shard_work.process_pool import Work
@@ -32,6 +33,7 @@ from libai_data.iterables.interleaved import (
 )
 from libai_data.iterables.packed_stream import WrappedSource, source_of
 from libai_data.iterables.plain_state import saved_in
+from libai_data.iterables.prefetcher import warn_of_draws
 from libai_data.iterables.shard_lanes import ShardLanes
 from libai_data.iterables.shared_use import Alone, Opened, SaveState
 from libai_data.iterables.shuffle_buffer import ShuffleBuffer
@@ -102,6 +104,8 @@ class ShardReader:
 
     def __call__(self, part: Part) -> tuple[list[Any], bool, str | None]:
         """The rows of a part, whether the shard has ended, and the state after the part if the source has one."""
+        generators = watched() if self.is_process and part.shard == part.place.taken == 0 else ()
+        marks = marks_of(generators)
         next_start, iterator, save, thing = self._open.pop(part.shard, (None, iter(()), None, None))
         if next_start != (part.epoch, part.place.taken):
             thing, iterator, save = self._opened(part)
@@ -117,6 +121,7 @@ class ShardReader:
                     ended = False
                     break
             state = None if ended or save is None else save()
+        warn_of_draws(getattr(thing, "__qualname__", type(thing).__name__), generators, marks)
         if not ended:
             self._open[part.shard] = (part.epoch, part.place.taken + len(items)), iterator, save, thing
         return items, ended, state

@@ -8,6 +8,7 @@ import importlib
 import io
 import json
 import os
+import random
 import sys
 import threading
 from collections import OrderedDict, namedtuple
@@ -1113,13 +1114,47 @@ def test_a_collator_that_draws_over_a_stream_draws_the_same_in_each_run() -> Non
     assert len({*np.ravel(first)}) == 60 and run() == first
 
 
-def test_a_stream_whose_rows_draw_from_a_global_generator_is_read() -> None:
-    def rows() -> Iterator[dict[str, Any]]:
-        for number in range(400):
-            yield {"x": number, "noise": np.random.random()}
+def shuffled_at_once() -> Iterator[dict[str, Any]]:
+    return iter([{"x": number} for number in random.sample(range(400), 400)])
 
+
+def drawing_later() -> Iterator[dict[str, Any]]:
+    for number in range(400):
+        yield {"x": number, "noise": np.random.random() if number else 0.0}
+
+
+def drawing_in_torch() -> Iterator[dict[str, Any]]:
+    torch = pytest.importorskip("torch")
+    for number in torch.randperm(400).tolist():
+        yield {"x": number}
+
+
+def drawing_from_its_own(epoch: int) -> Iterator[dict[str, Any]]:
+    return iter([{"x": number} for number in np.random.default_rng(epoch).permutation(400)])
+
+
+@pytest.mark.parametrize(
+    ("rows", "drawn"),
+    [
+        (shuffled_at_once, "random"),
+        (drawing_later, "numpy.random"),
+        (drawing_in_torch, "torch"),
+        (drawing_from_its_own, ""),
+    ],
+)
+def test_a_stream_that_draws_from_a_global_generator_is_read_and_told_once(
+    rows: Any, drawn: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    warn_once.cache_clear()
     with closing(from_iterable(rows, 4)) as loader:
-        assert np.concatenate([batch["x"] for batch in loader.numpy()]).tolist() == [*range(400)]
+        for _ in range(2):
+            read: list[int] = []
+            for batch in loader.numpy():
+                read += batch["x"].tolist()
+                random.random(), np.random.random()  # The training loop may draw.
+            assert sorted(read) == [*range(400)]
+    told = [text for text in caplog.messages if "which the whole program shares" in text]
+    assert [text.split(", ")[0] for text in told] == [f"{rows.__qualname__} draws from {drawn}"] * bool(drawn)
 
 
 @pytest.mark.parametrize(("rows", "ends"), [(0, "short"), (0, "pad"), (3, "drop")])
