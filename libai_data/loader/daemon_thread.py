@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from queue import SimpleQueue
 from typing import Any, Callable
@@ -16,6 +17,12 @@ class DaemonThread(threading.Thread):
     def __init__(self, target: Callable[..., Any], args: tuple[Any, ...], name: str) -> None:
         super().__init__(target=target, args=args, name=name, daemon=True)
         self._started = _Started()
+
+    def start(self) -> None:
+        """Start the thread; raises a RuntimeError while Python ends, when no thread can run and the wait would hang."""
+        if sys.is_finalizing():
+            raise RuntimeError(f"the thread {self.name!r} cannot start while the program ends; read the loader before")
+        super().start()
 
 
 class _Started(threading.Event):

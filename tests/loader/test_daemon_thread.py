@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Iterator
@@ -48,3 +50,21 @@ def test_threads_end_although_a_ctrl_c_comes_when_the_loader_gets_them(monkeypat
     wait_until(lambda: loader_threads() <= before, "end of the threads")
     assert len(list(loader)) == 2
     loader.close()
+
+
+AT_THE_END = """
+from libai_data import from_iterable
+
+class Reads:
+    loader = from_iterable(lambda: iter([{"x": 1}]), 1).numpy()
+
+    def __del__(self):
+        next(iter(self.loader))
+
+kept = Reads()
+"""
+
+
+def test_a_stream_that_is_read_when_python_ends_raises_an_error() -> None:
+    done = subprocess.run([sys.executable, "-c", AT_THE_END], capture_output=True, text=True, timeout=60)
+    assert "cannot start while the program ends" in done.stderr
