@@ -50,7 +50,9 @@ class PieceCollator:
             batch: dict[str, Any] = put_together(first.skeleton, lambda leaf: joined[leaf.path])
             return batch
         if self._collate_fn is not None:
-            return named(self._collate_fn(list(pieces)), self.names)
+            # Copies, because a collator that draws is called again, and may have removed fields of its samples.
+            samples = [dict(piece) if type(piece) is dict else piece for piece in pieces]
+            return named(self._collate_fn(samples), self.names)
         collated: dict[str, Any] = default_collate([named(piece, self.names) for piece in pieces])
         return collated
 

@@ -1101,7 +1101,7 @@ def test_a_stream_that_is_shuffled_by_its_own_generator_is_not_warned_of(caplog:
 
 def test_a_collator_that_draws_over_a_stream_draws_the_same_in_each_run() -> None:
     def noisy(rows: list[Any]) -> dict[str, Any]:
-        return {"x": np.array([row["x"] for row in rows]), "noise": np.random.random(len(rows))}
+        return {"x": np.array([row.pop("x") for row in rows]), "noise": np.random.random(len(rows))}
 
     def run() -> list[list[float]]:
         loader = from_iterable(lambda: ({"x": number} for number in range(40)), 4, collate_fn=noisy, ends="cycle")
