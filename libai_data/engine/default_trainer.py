@@ -43,7 +43,7 @@ from libai_data.engine.models import (
     required_section,
 )
 from libai_data.engine.optim import build_optimizer
-from libai_data.engine.output_folder import release_output_folder
+from libai_data.engine.output_folder import release_output_folder, take_output_folder
 from libai_data.engine.running_stages import RunsStages, get_batch_of, stages_of
 from libai_data.engine.scheduler import ScheduleState, build_lr_scheduler
 from libai_data.engine.setup import complete_train_config
@@ -102,7 +102,7 @@ class DefaultTrainer(RunsStages, TrainerBase):
         self._resumed_from = folder.checkpoint_to_resume() if resume else ""
         saved = folder.read(self._resumed_from) if self._resumed_from else {}
         self._saved_states: dict[str, Any] = saved.get("stateful", {})
-        self._trained_to: int | None = None
+        self._trained_to = 0
         self.start_iter = saved["iteration"] + 1 if saved else 0
         require(cfg, "train.start_iter", self.start_iter, "the checkpoint that it resumes from", default=0)
         self._plan = step_plan(cfg)
@@ -166,21 +166,21 @@ class DefaultTrainer(RunsStages, TrainerBase):
 
         Args:
             start_iter: by default where the last checkpoint, or the last call, ended, or 0.
-            max_iter: by default `train.train_iter`.
+            max_iter: by default the end of the last call, or `train.train_iter`.
 
         Returns:
             Results of the last evaluation; {} without evaluation.
         """
-        first = self.start_iter if self._trained_to is None else self._trained_to
-        start = first if start_iter is None else start_iter
+        start = (self._trained_to or self.start_iter) if start_iter is None else start_iter
         end = self.max_iter if max_iter is None else max_iter
         self._last_eval_results: dict[str, Any] = {}
         try:
             if start >= end:
-                logger.info("All %d steps are done already; to continue, set train.train_iter higher.", end)
+                logger.info("All %d steps are done already; to continue, set train.train_iter or max_iter higher.", end)
                 return {}
+            # An earlier call has released the folder.
+            take_output_folder(self.cfg.train.output_dir, resume=True)
             super().train(start, end)
-            self._trained_to = self.iter
         finally:
             release_output_folder(self.cfg.train.output_dir)
         for loader in (self.train_loader, *self.test_loader):
@@ -215,6 +215,7 @@ class DefaultTrainer(RunsStages, TrainerBase):
         self._trainer.run_step(get_batch, self.cfg.train.input_placement_device)
 
     def after_step(self) -> None:
+        self.checkpointer.last_step, self._trained_to = self.iter, self.iter + 1
         if not self._has_warned and (self.iter == self.start_iter or self.ends_period(self.cfg.train.log_period)):
             self._has_warned = warn_of_other_reads(self._data_state.loader, self.iter + 1)
         super().after_step()
@@ -359,9 +360,8 @@ class DefaultTrainer(RunsStages, TrainerBase):
     def _build_step_trainer(self) -> Any:
         loader, check_inputs = self._data_state.loader, partial(check_forward_fields, self.model.forward)
         steps = self._plan.micro_batches_of(self.start_iter)
-        trainer: Any
         if self.graph_train is not None:
-            trainer = GraphTrainer(self.graph_train, loader, steps, check_inputs)
+            trainer: Any = GraphTrainer(self.graph_train, loader, steps, check_inputs)
         else:
             trainer = EagerTrainer(self.model, loader, self.optimizer, steps, check_inputs)
         train = self.cfg.train

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 from pathlib import Path
 from typing import Any
 
@@ -107,13 +108,42 @@ def test_a_step_that_reads_other_batches_than_the_trainer_counts_is_warned_of(
     assert "has read its" not in (tmp_path / "log.txt").read_text().partition("Before step 4")[0]
 
 
-def test_a_training_in_two_parts_is_that_in_one(tmp_path: Path) -> None:
+class InterruptsOnce(HookBase):
+    """As Ctrl-C in an evaluation after the step. Checks that no other training can use the folder meanwhile."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def after_step(self) -> None:
+        if self.trainer.iter == self.after:
+            self.after = -1
+            record = Path(self.trainer.cfg.train.output_dir, "run.json")
+            with record.open() as file, pytest.raises(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            raise KeyboardInterrupt
+
+
+def test_a_training_in_parts_is_that_in_one(tmp_path: Path) -> None:
     whole = built(tiny_config(str(tmp_path / "whole"), train_iter=6))
     whole.train()
     set_mesh(None)
     parts = built(tiny_config(str(tmp_path / "parts"), train_iter=6))
-    parts.train(0, 4)
-    parts.train(max_iter=6)
+    parts.train(0, 3)
+    parts.register_hooks([InterruptsOnce(4)])
+    with pytest.raises(KeyboardInterrupt):
+        parts.train(max_iter=6)
+    parts.train()
     assert parts.train() == {}  # Nothing is left to do.
     assert metric(tmp_path / "parts") == metric(tmp_path / "whole")
     assert "has read its" not in (tmp_path / "parts" / "log.txt").read_text()
+
+
+def test_a_checkpoint_that_a_user_saves_without_a_step_continues_after_the_last_one(tmp_path: Path) -> None:
+    cfg = tiny_config(str(tmp_path), train_iter=6, evaluation={"enabled": False})
+    trainer = built(cfg)
+    trainer.train(0, 3)
+    trainer.checkpointer.save("mine")
+    set_mesh(None)
+    again = built(tiny_config(str(tmp_path), train_iter=6, resume=True))
+    again.checkpointer.save("mine")
+    assert (again.start_iter, again.checkpointer.read(str(tmp_path / "mine"))["iteration"]) == (3, 2)

@@ -43,6 +43,9 @@ class Checkpointer(CheckpointFolder):
         optimizer: the eager optimizer, to save its state.
         graph: the training graph, in graph mode.
         stateful: further objects with `state_dict()`, which returns JSON values, and `load_state_dict(state)`.
+
+    Attributes:
+        last_step: index of the last finished step, which a trainer sets after each step, and `load` restores.
     """
 
     def __init__(
@@ -64,11 +67,12 @@ class Checkpointer(CheckpointFolder):
         if optimizer is not None and graph is None:
             self.stateful[_ATTRIBUTES] = optimizer_state.changed_numbers(model, optimizer)
         self._random = RandomStates(model)
+        self.last_step = -1
 
     def save(
         self,
         name: str,
-        iteration: int = -1,
+        iteration: int | None = None,
         is_last: bool = True,
         extra: Mapping[str, Any] | None = None,
     ) -> None:
@@ -76,7 +80,7 @@ class Checkpointer(CheckpointFolder):
 
         Args:
             name: name of the checkpoint's directory below `save_dir`.
-            iteration: index of the last finished step; -1 before the first step.
+            iteration: index of the last finished step, -1 before the first step; by default `last_step`.
             is_last: make it the checkpoint from which a resume continues.
             extra: further numbers and strings to keep.
 
@@ -87,6 +91,7 @@ class Checkpointer(CheckpointFolder):
         if not self.save_to_disk:
             return
         check_name(name)
+        iteration = self.last_step if iteration is None else iteration
         import oneflow as flow
 
         flow._oneflow_internal.eager.Sync()
@@ -188,6 +193,7 @@ class Checkpointer(CheckpointFolder):
                 )
             value.load_state_dict(state["stateful"][key])
         self._random.restore(read_json(directory / _RANDOM), state["iteration"], directory / _RANDOM)
+        self.last_step = state["iteration"]
         logger.info("Restored checkpoint %s.", directory)
         return state
 
