@@ -40,8 +40,13 @@ def get_mesh() -> ParallelMesh:
     if "oneflow" not in sys.modules and (os.environ.get("WORLD_SIZE") or "1") == "1":
         # Without several ranks the mesh is known, so a process that only reads data need not import OneFlow.
         return _ONE_RANK
+    return mesh_of_libai() or _mesh_of_all_ranks()
+
+
+def mesh_of_libai() -> ParallelMesh | None:
+    """Returns the mesh that LiBai has set up in this process, if any."""
     dist_util = getattr(sys.modules.get("libai.utils.distributed"), "_DIST_UTIL", None)
-    return _mesh_of_all_ranks() if dist_util is None else _mesh_of_libai(dist_util)
+    return None if dist_util is None else _mesh_of_libai(dist_util)
 
 
 def init(

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.errors import SchemaError
+from libai_data.errors import MeshError, SchemaError
 from libai_data.mesh.arrays import as_flow_tensor
-from libai_data.mesh.current import get_layer_placement, get_mesh, get_nd_sbp, moved
-from libai_data.mesh.parallel_mesh import ParallelMesh
+from libai_data.mesh.current import get_layer_placement, get_mesh, get_nd_sbp, mesh_of_libai, moved
+from libai_data.mesh.parallel_mesh import SIZE_KEYS, ParallelMesh
 
 _AXES = ("data", "tensor")
 
@@ -98,6 +98,7 @@ def local_to_global(
 
     Raises:
         SchemaError: The layout does not fit the shape or the mesh, or OneFlow lacks the dtype.
+        MeshError: LiBai, imported after the mesh of this job was set, has made another mesh.
     """
     tensor = as_flow_tensor(local)
     if tensor.is_global:
@@ -133,6 +134,12 @@ def _plan(
     device_type: str | None,
     is_part: bool,
 ) -> _Plan:
+    own, libais = ([getattr(each, key) for key in SIZE_KEYS] for each in (mesh, mesh_of_libai() or mesh))
+    if own != libais:
+        raise MeshError(
+            f"LiBai's layers use the mesh {libais} (data, tensor, pipeline), but this job has {own}: import LiBai "
+            "before init, which gives LiBai the mesh of the job"
+        )
     placement = get_layer_placement(placement_idx, device_type)
     data_dim, tensor_dim = split_dims(sbp_list)
     shard = list(shape)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,6 +29,7 @@ from libai_data.mesh.current import (
     set_mesh,
     setup_dist_util,
 )
+from libai_data.mesh.global_tensor import local_to_global
 from libai_data.mesh.parallel_mesh import spread_layers
 from tests.deadline import run_to_end
 
@@ -316,6 +318,11 @@ def test_a_mesh_that_was_set_goes_before_libais(no_mesh: None, monkeypatch: pyte
     monkeypatch.setitem(sys.modules, "libai.utils.distributed", libais(data_parallel_size=2))
     set_mesh(ParallelMesh(1, 1, 1))
     assert get_mesh() == ParallelMesh(1, 1, 1)
+    rows = np.zeros((7, 1), np.float16)
+    with pytest.raises(MeshError, match=r"LiBai's layers use the mesh \[2, 1, 1\] .* has \[1, 1, 1\]: import LiBai"):
+        local_to_global(rows, ["split_0", "broadcast"])
+    monkeypatch.setitem(sys.modules, "libai.utils.distributed", libais(data_parallel_size=1))
+    assert local_to_global(rows, ["split_0", "broadcast"]).shape == rows.shape
 
 
 def test_a_process_whose_world_size_is_no_number_reads_alone() -> None:
