@@ -25,7 +25,7 @@ Delivered = dict[str, dict[str, list[dict[str, Any]]]]
 """Case -> mesh -> batches; see the script."""
 
 SHORT = (("1x1x1",), ("2x2x1", "1x2x2"))
-LONG = (("2x1x1", "1x2x1", "1x1x2"), ("4x1x1", "1x4x1", "2x1x2"))
+LONG = (("2x1x1", "1x2x1", "1x1x2"), ("4x1x1", "1x4x1", "2x1x2"), ("3x2x1", "2x1x3"))
 """Meshes of each launch in the short run, and of those that the long run adds."""
 
 everywhere = pytest.mark.parametrize("mesh", [*sum(SHORT, ()), *map(slowly, sum(LONG, ()))])

@@ -32,7 +32,7 @@ class Case(NamedTuple):
 CASES = [
     Case("fresh", 12, STEPS, 0),
     Case("resumed", 12, RESUMED_STEPS, 24),
-    Case("resumed with smaller batches", 8, RESUMED_STEPS, 24),
+    Case("resumed with larger batches", 24, RESUMED_STEPS, 24),
     Case("read by one rank of each node", 12, RESUMED_STEPS, 0, "node"),
     Case("read by rank 0", 12, RESUMED_STEPS, 0, "rank0"),
 ]
@@ -69,9 +69,9 @@ class ManyLayouts:
             "shared": rng.standard_normal(5).astype(np.float16),
             "shared_last": rng.integers(-128, 128, (2, 2), dtype=np.int8),
             "rows": rng.integers(-(2**31), 2**31, 2, dtype=np.int32),
-            "across": rng.standard_normal(4),
+            "across": rng.standard_normal(12),
             "crossed": rng.integers(-(2**63), 2**63 - 1, (4, 2)),
-            "bytes": rng.integers(0, 256, 4, dtype=np.uint8),
+            "bytes": rng.integers(0, 256, 12, dtype=np.uint8),
             "halves": rng.standard_normal((8, 2)).astype(np.float16),
             # From the sample's own generator, and from those that all code shares.
             "noise": sample_generator().random(3, dtype=np.float32) + np.float32(random.random() + np.random.random()),
