@@ -53,6 +53,8 @@ class DataState:
         self.is_restored = False
         self._override = tuple(override)
         self._restored: str | None = None
+        self._kept: dict[str, Any] | None = None  # the state when the loader was closed
+        self._is_changed = False
         is_ours = isinstance(self.loader, CombinedLoader) or attribute_of(self.loader, "stream") is not None
         self._stored: Any = self.loader if is_ours else PlainState(self.loader, is_loader=True)
 
@@ -65,6 +67,25 @@ class DataState:
         state: dict[str, Any] = self._stored.state_dict()
         return state
 
+    def close(self) -> bool:
+        """Close the loader after a training, of which `begin` may begin another part; whether its pass has ended.
+
+        A loader without a state could not return to its place, so its pass stays.
+        """
+        if isinstance(self.loader, CountedLoader):
+            return False
+        self._kept = self.state_dict()
+        call_if_there(self.loader, "close")
+        return True
+
+    def begin(self) -> bool:
+        """Return to where `close` was called; whether the next batch needs a new iterator of the loader."""
+        if self._kept is not None:
+            self._stored.load_state_dict(self._kept)
+        is_changed = self._is_changed or self._kept is not None
+        self._kept, self._is_changed = None, False
+        return is_changed
+
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Restore the loader, unless it already has this state.
 
@@ -76,7 +97,8 @@ class DataState:
             ConfigError: An override is set, but the loader's `load_state_dict` does not accept it; or the data must
                 restart, but the loader follows the steps of the training.
         """
-        self.is_restored = True
+        self.is_restored = self._is_changed = True
+        self._kept = None
         stream = stream_state_of(self.loader)
         if self.may_be_absent and stream is not None and stream.schedule is not None:
             raise ConfigError(

@@ -102,7 +102,6 @@ class DefaultTrainer(RunsStages, TrainerBase):
         self._resumed_from = folder.checkpoint_to_resume() if resume else ""
         saved = folder.read(self._resumed_from) if self._resumed_from else {}
         self._saved_states: dict[str, Any] = saved.get("stateful", {})
-        self._trained_to = 0
         self.start_iter = saved["iteration"] + 1 if saved else 0
         require(cfg, "train.start_iter", self.start_iter, "the checkpoint that it resumes from", default=0)
         self._plan = step_plan(cfg)
@@ -156,7 +155,6 @@ class DefaultTrainer(RunsStages, TrainerBase):
         """Continue from the last checkpoint in `train.output_dir`, or start with the weights of `train.load_weight`."""
         if resume and self._resumed_from:
             self.checkpointer.load(self._resumed_from)
-            self._trainer.inputs.restart()
         if not self._resumed_from and self.cfg.train.load_weight:
             may_differ = self.cfg.train.load_weight_may_differ
             self.checkpointer.load_weights(self.cfg.train.load_weight, ("*",) if may_differ is None else may_differ)
@@ -171,21 +169,23 @@ class DefaultTrainer(RunsStages, TrainerBase):
         Returns:
             Results of the last evaluation; {} without evaluation.
         """
-        start = (self._trained_to or self.start_iter) if start_iter is None else start_iter
+        start = (self.checkpointer.last_step + 1 or self.start_iter) if start_iter is None else start_iter
         end = self.max_iter if max_iter is None else max_iter
         self._last_eval_results: dict[str, Any] = {}
         try:
             if start >= end:
                 logger.info("All %d steps are done already; to continue, set train.train_iter or max_iter higher.", end)
                 return {}
-            # An earlier call has released the folder.
-            take_output_folder(self.cfg.train.output_dir, resume=True)
+            take_output_folder(self.cfg.train.output_dir, resume=True)  # An earlier call has released it.
+            if self._data_state.begin():
+                self._trainer.inputs.restart()
             super().train(start, end)
         finally:
             release_output_folder(self.cfg.train.output_dir)
-        for loader in (self.train_loader, *self.test_loader):
+        for loader in self.test_loader:
             call_if_there(loader, "close")
-        self._trainer.inputs.restart()
+        if self._data_state.close():
+            self._trainer.inputs.restart()
         if self.data is not None:
             self.data.leave("fit")
         return self._last_eval_results
@@ -215,7 +215,7 @@ class DefaultTrainer(RunsStages, TrainerBase):
         self._trainer.run_step(get_batch, self.cfg.train.input_placement_device)
 
     def after_step(self) -> None:
-        self.checkpointer.last_step, self._trained_to = self.iter, self.iter + 1
+        self.checkpointer.last_step = self.iter
         if not self._has_warned and (self.iter == self.start_iter or self.ends_period(self.cfg.train.log_period)):
             self._has_warned = warn_of_other_reads(self._data_state.loader, self.iter + 1)
         super().after_step()

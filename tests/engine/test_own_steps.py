@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from libai_data.engine import DefaultTrainer, HookBase
+from libai_data.iterables import DataLoader
 from libai_data.mesh import set_mesh
 from tests.engine.data_runs import metric
 from tests.engine.test_default_trainer import built
 from tests.engine.test_odd_parts import BATCH
-from tests.engine.tiny import tiny_config
+from tests.engine.tiny import TinyDataset, tiny_config
 from tests.properties import slowly
 
 
@@ -123,16 +124,33 @@ class InterruptsOnce(HookBase):
             raise KeyboardInterrupt
 
 
-def test_a_training_in_parts_is_that_in_one(tmp_path: Path) -> None:
-    whole = built(tiny_config(str(tmp_path / "whole"), train_iter=6))
+class ReadsEpochs(DefaultTrainer):
+    @classmethod
+    def build_train_loader(cls, cfg: Any, tokenizer: Any = None) -> Any:
+        return DataLoader(TinyDataset(40), global_batch_size=8, shuffle=True)
+
+
+class ReadsList(DefaultTrainer):
+    @classmethod
+    def build_train_loader(cls, cfg: Any, tokenizer: Any = None) -> Any:
+        return [*DataLoader(TinyDataset(40), global_batch_size=8)]
+
+
+@pytest.mark.parametrize("kind", [DefaultTrainer, ReadsEpochs, ReadsList])
+def test_a_training_in_parts_is_that_in_one(tmp_path: Path, kind: Any) -> None:
+    cfg = tiny_config(str(tmp_path / "whole"), train_iter=9, evaluation={"enabled": kind is DefaultTrainer})
+    whole = built(cfg, kind=kind)
     whole.train()
     set_mesh(None)
-    parts = built(tiny_config(str(tmp_path / "parts"), train_iter=6))
+    cfg.train.output_dir = str(tmp_path / "parts")
+    parts = built(cfg, kind=kind)
     parts.train(0, 3)
-    parts.register_hooks([InterruptsOnce(4)])
+    parts.register_hooks([InterruptsOnce(5)])
     with pytest.raises(KeyboardInterrupt):
-        parts.train(max_iter=6)
-    parts.train()
+        parts.train(max_iter=9)
+    parts.train(max_iter=8)
+    parts.checkpointer.load(str(tmp_path / "parts" / "model_0000004"))
+    parts.train(max_iter=9)
     assert parts.train() == {}  # Nothing is left to do.
     assert metric(tmp_path / "parts") == metric(tmp_path / "whole")
     assert "has read its" not in (tmp_path / "parts" / "log.txt").read_text()
