@@ -24,6 +24,7 @@ from libai_data.delivery.read_plan import READERS, FieldSize, NodeTraffic, ReadP
 from libai_data.engine.models import build_configured_tokenizer
 from libai_data.errors import ConfigError, bytes_in_words, numbers_in_words
 from libai_data.iterables.iterable_loader import indexed_dataset_of
+from libai_data.launch.launcher import MOST_NODES, MOST_RANKS_PER_NODE
 from libai_data.loader.arguments import PREFETCH, read_ahead_of_all
 from libai_data.loader.reading import reads_parts
 from libai_data.loader.schema import FieldSpec
@@ -45,9 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _plan(asked: argparse.Namespace) -> list[str]:
-    for name in ("nodes", "ranks_per_node"):
-        if getattr(asked, name) < 1:
-            raise ConfigError(f"--{name.replace('_', '-')} is {getattr(asked, name)}; it must be at least 1")
+    for name, most in (("nodes", MOST_NODES), ("ranks_per_node", MOST_RANKS_PER_NODE)):
+        if not 1 <= getattr(asked, name) <= most:
+            raise ConfigError(f"--{name.replace('_', '-')} is {getattr(asked, name)}; it must be 1 to {most}")
     cfg = load_config(asked.config, asked.opts)
     mesh = mesh_of(cfg, asked.nodes * asked.ranks_per_node, asked.nodes)
     opened = one_rank_loaders(cfg, mesh.data_parallel_size, tokenizer=build_configured_tokenizer(cfg))

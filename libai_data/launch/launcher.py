@@ -39,6 +39,9 @@ from libai_data.launch.restarts import JOB_VARIABLE, Restarts, Runner, Training,
 COMMANDS = {"train": "libai_data.commands.train", "doctor": "libai_data.commands.doctor"}
 """The commands of `libai-data` that run on all ranks, and their modules."""
 
+MOST_NODES, MOST_RANKS_PER_NODE = 100_000, 1024
+"""Above the largest jobs. A slip of the keyboard must not start processes until the memory is full."""
+
 __all__ = ["DEFAULT_PORT", "FORWARDED", "FREE_PORTS", "STOPPED", "free_port", "main", "parse_args"]
 
 
@@ -152,12 +155,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    if args.nnodes < 1:
-        parser.error(f"--nnodes is {args.nnodes}; it must be at least 1")
+    for name, most in (("nnodes", MOST_NODES), ("nproc_per_node", MOST_RANKS_PER_NODE)):
+        if not 1 <= getattr(args, name) <= most:
+            parser.error(f"--{name} is {getattr(args, name)}; it must be 1 to {most}")
     if not 0 <= args.node_rank < args.nnodes:
         parser.error(f"--node_rank is {args.node_rank}; with --nnodes {args.nnodes} it must be 0 to {args.nnodes - 1}")
-    if args.nproc_per_node < 1:
-        parser.error(f"--nproc_per_node is {args.nproc_per_node}; it must be at least 1")
     if not 0 <= args.stop_grace_seconds < 1e9:
         parser.error(f"--stop_grace_seconds is {args.stop_grace_seconds}; it must be at least 0, and below 1e9")
     if args.master_port is not None and not 0 < args.master_port < 2**16:

@@ -52,6 +52,8 @@ def test_sizes_that_do_not_fit_are_refused(digits: Path, monkeypatch: Any, capsy
     monkeypatch.chdir(digits)
     assert main([CONFIG, "--nodes", "5", "train.dist.tensor_parallel_size=4"]) == 1
     assert "tensor_parallel_size" in capsys.readouterr().err
+    assert main([CONFIG, "--nodes", str(10**12)]) == 1
+    assert "--nodes is 1000000000000; it must be 1 to 100000" in capsys.readouterr().err
 
 
 def test_who_reads_parts_of_samples_is_told_to_go_on_reading_them_itself() -> None:

@@ -134,7 +134,8 @@ def test_a_command_of_libai_data_runs_on_the_ranks() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--nproc_per_node", "0", "-m", "x"], "--nproc_per_node is 0; it must be at least 1"),
+        (["--nproc_per_node", "0", "-m", "x"], "--nproc_per_node is 0; it must be 1 to 1024"),
+        (["--nproc_per_node", "100000", "-m", "x"], "--nproc_per_node is 100000; it must be 1 to 1024"),
         (["--nnodes", "0", "-m", "x"], "--nnodes is 0"),
         (["--nnodes", "2", "--node_rank", "2", "-m", "x"], "with --nnodes 2 it must be 0 to 1"),
         (["--master_port", "65536", "-m", "x"], "must be 1 to 65535"),
