@@ -108,7 +108,6 @@ class DefaultTrainer(RunsStages, TrainerBase):
         # LiBai's overridden `build_train_loader`s read this; loaders of this package are restored by their state.
         consumed = self._plan.schedule.position_of(self.start_iter)
         require(cfg, "dataloader.consumed_samples", consumed, "the checkpoint that it resumes from", default=0)
-
         self.test_loader: list[Any] = []
         if self.data is None:
             self.train_loader, *others = as_three_loaders(built_by(self, "build_train_loader", cfg, self.tokenizer))
@@ -182,10 +181,11 @@ class DefaultTrainer(RunsStages, TrainerBase):
             super().train(start, end)
         finally:
             release_output_folder(self.cfg.train.output_dir)
-        for loader in self.test_loader:
-            call_if_there(loader, "close")
-        if self._data_state.close():
-            self._trainer.inputs.restart()
+        if max_iter is None or end >= self.cfg.train.train_iter:  # Else, another call makes the other steps.
+            for loader in self.test_loader:
+                call_if_there(loader, "close")
+            if self._data_state.close():
+                self._trainer.inputs.restart()
         if self.data is not None:
             self.data.leave("fit")
         return self._last_eval_results
