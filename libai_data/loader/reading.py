@@ -45,6 +45,7 @@ class SampleReader(WatchedDataset):
 
     reads_first_twice = False  # whether the first sample is read again, and compared
     _warning, _has_warned = "", False
+    _reads: SampleKey  # the sample that is read one by one
 
     def __init__(self, dataset: Any, seed: int, policy: ErrorPolicy, names: Sequence[str] | None = None) -> None:
         super().__init__(dataset, seed)
@@ -162,8 +163,8 @@ class SampleReader(WatchedDataset):
             for row, sample in enumerate(self._samples(epochs, indices)):
                 self._write(rows, row, sample, int(indices[row]))
             return
-        if self._read_batch is None and not self._policy.substitutes:
-            self.draws.around(partial(self._fill_one_by_one, rows, epochs, indices))
+        if self._read_batch is None and self._may_read_together(indices):
+            self._fill_and_substitute(rows, epochs, indices)
             return
         for row, (epoch, index) in enumerate(zip(epochs.tolist(), indices.tolist())):
             self._or_substitute(epoch, index, self._row_filler(rows, row, epoch))
@@ -173,38 +174,58 @@ class SampleReader(WatchedDataset):
         for row, (epoch, index) in enumerate(zip(epochs.tolist(), indices.tolist())):
             self._substitute(epoch, index, self._row_filler(rows, row, epoch), *_WORKERS_ENDED)
 
-    def _fill_one_by_one(self, rows: Rows, epochs: np.ndarray, indices: np.ndarray) -> None:
-        """Read samples one by one, with as little overhead as possible."""
+    def _fill_and_substitute(self, rows: Rows, epochs: np.ndarray, indices: np.ndarray) -> None:
+        """Read samples one by one. If one fails and the policy allows it, read its substitute, and then the rest."""
+        first = 0
+        while first < len(indices):
+            try:
+                self.draws.around(partial(self._fill_one_by_one, rows, epochs, indices, first))
+                return
+            except SchemaMismatch:
+                raise
+            except SampleError as error:
+                if not self._policy.substitutes:
+                    raise
+                row, (_, epoch, index) = self._reads.row, self._reads[0]
+                reason, kind = str(error), type(error.__cause__ or error).__name__
+            self._substitute(epoch, index, self._row_filler(rows, row, epoch), reason, kind)
+            first = row + 1
+
+    def _fill_one_by_one(self, rows: Rows, epochs: np.ndarray, indices: np.ndarray, first: int) -> None:
+        """Read the samples of the rows from `first` on, with as little overhead as possible."""
+        self._reads = keys = SampleKey(self.seed, epochs, indices)
+        to_read = enumerate(indices.tolist()[first:], first)
         if self.draws.found:
-            for row, (epoch, index) in enumerate(zip(epochs.tolist(), indices.tolist())):
-                self._write(rows, row, self._get(epoch, index), index)
+            for keys.row, index in to_read:
+                self._write(rows, keys.row, self._get(int(epochs[keys.row]), index), index)
             return
         dataset, schema, write = self.dataset, rows.schema, rows.write
         is_plain = schema.skeleton is None
-        keys = SampleKey(self.seed, epochs, indices)
         copy, begin = 0.0, started()
-        with reading_samples(keys) as reading:
-            for row, index in enumerate(indices.tolist()):
-                keys.row = row
-                try:
-                    sample = dataset[index]
-                except BaseException as error:
-                    raise self._failure(f"sample {index}", error) from error
-                if reading.is_in_fork:
-                    break  # The end of the block ends this process.
-                read = perf_counter()
-                try:
-                    if type(sample) is not dict or not is_plain:
-                        is_bare = is_plain and type(sample) is Instance
-                        sample = sample._fields if is_bare else self._fields(schema, sample)
-                    write(row, sample)
-                except SchemaError as error:
-                    raise self._mismatch(schema, index, str(error)) from error
-                except BaseException as error:
-                    raise self._failure(f"sample {index}", error) from error
-                copy += perf_counter() - read
-        self._note_replaced(reading)
-        self._count(perf_counter() - begin - copy, len(indices), copy)
+        try:
+            with reading_samples(keys) as reading:
+                for row, index in to_read:
+                    keys.row = row
+                    try:
+                        sample = dataset[index]
+                    except BaseException as error:
+                        raise self._failure(f"sample {index}", error) from error
+                    if reading.is_in_fork:
+                        break  # The end of the block ends this process.
+                    read = perf_counter()
+                    try:
+                        if type(sample) is not dict or not is_plain:
+                            is_bare = is_plain and type(sample) is Instance
+                            sample = sample._fields if is_bare else self._fields(schema, sample)
+                        write(row, sample)
+                    except SchemaError as error:
+                        raise self._mismatch(schema, index, str(error)) from error
+                    except BaseException as error:
+                        raise self._failure(f"sample {index}", error) from error
+                    copy += perf_counter() - read
+            self._note_replaced(reading)
+        finally:
+            self._count(perf_counter() - begin - copy, keys.row + 1 - first, copy)
 
     def _row_filler(self, rows: Rows, row: int, epoch: int) -> Callable[[int], Any]:
         if self._read_batch is not None:

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from libai_data.data.random.global_generators import GlobalDraws
 from libai_data.data.random.substitute import SUBSTITUTES, substitute_index
 from libai_data.data.samplers import CyclicSampler, SingleRoundSampler
 from libai_data.errors import ConfigError, DataPipelineError, SampleError, SchemaError
@@ -175,6 +176,31 @@ def test_substitutes_are_the_same_on_every_layout(bad: Any, ranks: int, seed: in
     for step, (_, fields) in enumerate(whole):
         for name in fields:
             assert fields[name][2] == b"".join(part[step][1][name][2] for part in parts)
+
+
+def test_skipping_watches_the_generators_once_for_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    around, watched, read = GlobalDraws.around, [], []
+
+    class Reading(Failing):
+        def __getitem__(self, index: int) -> Any:
+            read.append(index)
+            return super().__getitem__(index)
+
+    def counted(draws: GlobalDraws, *arguments: Any) -> Any:
+        watched.append(draws)
+        return around(draws, *arguments)
+
+    monkeypatch.setattr(GlobalDraws, "around", counted)
+    counts = []
+    for on_error in ("raise", "skip"):
+        watched.clear()
+        stream(Failing(), batches=8, on_error=on_error)
+        counts.append(len(watched))
+    assert counts[0] == counts[1]
+    [(_, fields)] = stream(Reading(bad=[2, 5]), CyclicSampler(Failing(), 8), 1, on_error="skip", seed=5, check_every=0)
+    found = indices_of([(None, fields)])
+    # A sample that fails is not read again, and neither are those before it.
+    assert read == [0, 1, 2, found[2], 3, 4, 5, found[5], 6, 7]
 
 
 @EVERYWHERE
