@@ -20,7 +20,7 @@ from libai_data.data.random.substitute import SUBSTITUTES, substitute_index
 from libai_data.errors import SampleError, SchemaError
 from libai_data.loader.failures import ErrorPolicy, SkippedSample
 from libai_data.loader.row_writer import BatchFiller, Rows
-from libai_data.loader.sample_form import SampleForm, compared, form_of
+from libai_data.loader.sample_form import SampleForm, compared, flat_fields, form_of
 from libai_data.loader.schema import SampleSchema, SchemaMismatch
 from libai_data.loader.stage_times import StageTimes
 from libai_data.loader.watched_dataset import ALL, Result, WatchedDataset, started
@@ -317,7 +317,7 @@ class SampleReader(WatchedDataset):
 
     def _fields(self, schema: SampleSchema, sample: Any) -> dict[str, Any]:
         if schema.skeleton is not None:
-            return form_of(sample, self._names).fields
+            return flat_fields(sample, self._names) or form_of(sample, self._names).fields
         fields = fields_of(sample)
         # A dict with defaults, such as a Counter, would make up fields that the sample lacks.
         return fields if type(fields) is dict else {name: fields[name] for name in fields}

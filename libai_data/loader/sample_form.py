@@ -6,11 +6,15 @@ import zlib
 from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
 
+import numpy as np
+
 from libai_data.data.items import as_leaf, contents_of, leaves_of_batch, named
 from libai_data.data.nesting import TEXT, Skeleton, is_flat, is_texts, taken_apart
 from libai_data.data.random.global_generators import HOW_TO_DRAW
 from libai_data.loader.default_collate import default_collate
 from libai_data.structures import Instance, fields_of
+
+_FLAT = frozenset((np.ndarray, bool, int, float, np.int64, np.float32))
 
 
 class SampleForm(NamedTuple):
@@ -38,6 +42,17 @@ def form_of(sample: Any, names: Sequence[str] | None = None) -> SampleForm:
     if is_plain and names is None:
         return SampleForm(leaves)
     return SampleForm({path: as_leaf(value, path) for path, value in leaves.items()}, skeleton)
+
+
+def flat_fields(sample: Any, names: Sequence[str] | None) -> dict[str, Any]:
+    """The fields of `form_of` in a tenth of its time, for a tuple or dict of arrays and numbers; {} for any other."""
+    fields: dict[str, Any] = {}
+    if type(sample) is tuple:
+        names = [*map(str, range(len(sample)))] if names is None else names
+        fields = dict(zip(names, sample)) if len(names) == len(sample) else {}
+    elif type(sample) is dict and names is not None:
+        fields = {name: sample.get(name) for name in names}
+    return fields if _FLAT.issuperset(map(type, fields.values())) else {}
 
 
 def compared(sample: Any, form: SampleForm, read: Callable[[], Any], dataset: str, index: int) -> SampleForm:

@@ -18,12 +18,13 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from libai_data import DataLoader, from_iterable
-from libai_data.data.items import contents_of
+from libai_data.data.items import as_leaf, contents_of
 from libai_data.data.samplers import CyclicSampler
 from libai_data.delivery import to_global
 from libai_data.errors import ConfigError, DataPipelineError, SampleError, SchemaError
 from libai_data.loader import PadCollator
 from libai_data.loader.default_collate import default_collate
+from libai_data.loader.sample_form import flat_fields, form_of
 from libai_data.structures import DistTensorData, Instance
 from tests.loader.sample_datasets import Fields, OfAnyForm, Ragged, stack_dicts
 from tests.loader.streams import WORKER_NAMES, WORKERS, content, loading, stream
@@ -453,6 +454,28 @@ def test_a_sample_nested_in_another_way_is_refused_by_index(workers: dict[str, A
     missing = r"(?s)sample 6 of .*missing \['a.b'\], unexpected \['a.c'\]"
     with pytest.raises(SampleError, match=missing), loading(dataset, **workers) as loader:
         list(islice(iter(loader), 2))
+
+
+PARTS = (np.arange(3), np.float32(2), True, 7, 0.5)
+NESTS = ({"x": 1}, (1, 2), [np.arange(2), 1], "text", None)
+
+
+@settings(max_examples=examples(100))
+@given(
+    parts=st.lists(st.sampled_from(PARTS) | st.sampled_from(NESTS), max_size=3),
+    names=st.none() | st.sampled_from([("x",), ("x", "y"), ("y", "x", "z")]),
+    is_tuple=st.booleans(),
+)
+def test_flat_samples_have_the_fields_that_form_of_finds(parts: list[Any], names: Any, is_tuple: bool) -> None:
+    sample = tuple(parts) if is_tuple else dict(zip("xyz", parts))
+    fields = flat_fields(sample, names)
+    if fields:
+        leaves = {name: as_leaf(value, name) for name, value in fields.items()}
+        assert contents_of(leaves) == contents_of(form_of(sample, names).fields)
+        assert [*leaves] == [*form_of(sample, names).fields]
+    # Datasets of PyTorch return such tuples. To look for nested values took most of the time of their batches.
+    assert flat_fields((np.zeros(2), 1), None).keys() == {"0", "1"}
+    assert flat_fields({"x": 1, "y": 2, "z": "text"}, ("x", "y")) == {"x": 1, "y": 2}
 
 
 class Reusing:
