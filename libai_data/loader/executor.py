@@ -25,7 +25,7 @@ from libai_data.loader.reading import SampleReader
 from libai_data.loader.row_writer import Rows
 from libai_data.loader.sample_form import SampleForm
 from libai_data.loader.schema import Layout, SampleSchema, array_of, layout_of
-from libai_data.loader.slots import ArraySpec, Slot, SlotList
+from libai_data.loader.slots import ArraySpec, Slot, SlotList, bytes_of, lay_out
 from libai_data.loader.stage_times import NO_TIMES, StageTimes
 
 _MOST_TASKS_REMEMBERED = 256
@@ -107,6 +107,9 @@ class TaskRunner:
     Args:
         collator: makes a batch of a list of samples; None to read directly into slots, if samples contain no text.
     """
+
+    is_trainers = False
+    """Whether the trainer's own thread runs the tasks."""
 
     def __init__(
         self,
@@ -195,12 +198,22 @@ class TaskRunner:
             raise failed_reading(f"{name} of samples {task.indices.tolist()}", error) from error
         if task.slot is None and not getattr(collator, "needs_no_copy", False):
             # The collator may keep its memory, and write the next batch into it.
-            collated = replace(collated, arrays={name: array.copy() for name, array in collated.arrays.items()})
+            collated = replace(collated, arrays=self._copies(collated.arrays))
         if self._batch_transform is not None:
             arrays = {name: np.require(array, requirements=["C", "W"]) for name, array in collated.arrays.items()}
             collated = replace(collated, arrays=arrays)
             self._transform(self._batch_transform, arrays, task)
         return collated
+
+    def _copies(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        if not self.is_trainers:
+            return {name: array.copy() for name, array in arrays.items()}
+        # In memory that is used again: the system clears new memory, which can take ten times as long as copying.
+        specs = lay_out((name, array.dtype, array.shape) for name, array in arrays.items())
+        copies = self._slot_list.hand_out(self._slot_list.acquire(bytes_of(specs)), specs)
+        for name, array in arrays.items():
+            copies[name][...] = array
+        return copies
 
     def _read(self, task: Task) -> Collated | None:
         schema = self._schema
@@ -298,6 +311,7 @@ class InProcessExecutor(Executor):
 
     def __init__(self, runner: TaskRunner, times: StageTimes) -> None:
         self._runner = runner
+        runner.is_trainers = True
         runner.reader.count_into(times)
 
     def use_schema(self, schema: SampleSchema) -> None:

@@ -26,7 +26,7 @@ from libai_data.loader import PadCollator
 from libai_data.loader.default_collate import default_collate
 from libai_data.loader.sample_form import flat_fields, form_of
 from libai_data.structures import DistTensorData, Instance
-from tests.loader.sample_datasets import Fields, OfAnyForm, Ragged, stack_dicts
+from tests.loader.sample_datasets import Fields, NumberDicts, OfAnyForm, Ragged, stack_dicts
 from tests.loader.streams import WORKER_NAMES, WORKERS, content, loading, stream
 from tests.properties import examples, slowly
 
@@ -551,6 +551,18 @@ def test_batches_stay_when_a_collator_uses_its_memory_again(workers: dict[str, A
         batches = list(islice(loader, 3))
     indices = [np.asarray(batch.get("index").tensor.numpy()).tolist() for batch in batches]
     assert len(set(map(tuple, indices))) > 1 and all(len(set(each)) == 4 for each in indices), indices
+
+
+def test_the_memory_of_batches_that_a_collator_made_is_used_again() -> None:
+    with loading(NumberDicts(), collate_fn=stack_dicts) as loader:
+        batches = iter(loader)
+        kept = [next(batches) for _ in range(3)]
+        before = [content(batch) for batch in kept]
+        for _ in range(20):
+            next(batches)
+        # Clearing new memory took longer than collating, and so did batches with a collate_fn.
+        assert 4 <= len(loader._slot_list.slots) <= 5
+        assert [content(batch) for batch in kept] == before
 
 
 @pytest.mark.parametrize("name", [1, None, ("x", "y")])
