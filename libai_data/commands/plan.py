@@ -25,9 +25,9 @@ from libai_data.engine.models import build_configured_tokenizer
 from libai_data.errors import ConfigError, bytes_in_words, numbers_in_words
 from libai_data.iterables.iterable_loader import indexed_dataset_of
 from libai_data.launch.launcher import MOST_NODES, MOST_RANKS_PER_NODE
-from libai_data.loader.arguments import PREFETCH, read_ahead_of_all
 from libai_data.loader.reading import reads_parts
 from libai_data.loader.schema import FieldSpec
+from libai_data.loader.shared_arguments import PREFETCH, read_ahead_of_all
 from libai_data.mesh.global_tensor import split_dims
 from libai_data.mesh.parallel_mesh import ParallelMesh
 

@@ -18,7 +18,7 @@ from libai_data.config import try_get_key
 from libai_data.config.lazy_config import load_config
 from libai_data.data.samplers.ledger import Ledger
 from libai_data.engine.data_state import OVERRIDE_KEY, check_step
-from libai_data.engine.saved_state import SavedState, edited, in_words, source_of, sources_of, write_edited
+from libai_data.engine.saved_data_state import SavedState, edited, in_words, source_of, sources_of, write_edited
 from libai_data.errors import ConfigError
 
 

@@ -17,10 +17,10 @@ from libai_data.errors.argument_rules import BATCH_SIZE, FLAG, Rule, check, or_n
 from libai_data.iterables.from_iterable import from_iterable, refuse_unknown
 from libai_data.iterables.iterable_loader import IterableLoader
 from libai_data.iterables.kinds import dataset_name, has_index
-from libai_data.loader.arguments import read_ahead_of_all
 from libai_data.loader.batch_loader import BatchLoader
 from libai_data.loader.collate import Collator
 from libai_data.loader.default_collate import default_collate
+from libai_data.loader.shared_arguments import read_ahead_of_all
 from libai_data.mesh.current import get_data_parallel_rank, get_data_parallel_size, is_main_process
 
 _RULES = {

@@ -36,13 +36,13 @@ from libai_data.iterables.iterable_source import IndexedBatches, Source
 from libai_data.iterables.kinds import dataset_name, is_map_style
 from libai_data.iterables.packed_stream import source_of
 from libai_data.iterables.rows import ReadingOptions
-from libai_data.iterables.sharded import ShardedSource, Sharding
+from libai_data.iterables.sharded_stream import ShardedSource, Sharding
 from libai_data.iterables.stream import IterableStream, TakenRows
-from libai_data.loader.arguments import RULES
 from libai_data.loader.batch_loader import BatchLoader
 from libai_data.loader.collate import Collator, trivial_batch_collator
 from libai_data.loader.failures import ErrorPolicy, FailureLog
 from libai_data.loader.schema import Overrides
+from libai_data.loader.shared_arguments import RULES
 from libai_data.mesh.current import get_mesh
 
 ENDS = ("short", "pad", "drop", "cycle")

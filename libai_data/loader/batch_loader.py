@@ -25,7 +25,6 @@ from libai_data.data.transforms.batch import BatchTransform, check_rows_together
 from libai_data.errors import ConfigError, naming_open_files
 from libai_data.errors.argument_rules import check, with_python_numbers
 from libai_data.loader.arena import Arena, PrivateArena
-from libai_data.loader.arguments import PREFETCH, RULES
 from libai_data.loader.assembly import assemble
 from libai_data.loader.batch_reader import BatchReader, ReadyBatch, info_of
 from libai_data.loader.collate import Collator, trivial_batch_collator
@@ -37,6 +36,7 @@ from libai_data.loader.reading import reads_parts
 from libai_data.loader.resumable import ResumableLoader, finish
 from libai_data.loader.same_dataset import are_same, attributes_of, fingerprint_with_samples, read_by_all
 from libai_data.loader.schema import Overrides, TensorPart, parse_layouts
+from libai_data.loader.shared_arguments import PREFETCH, RULES
 from libai_data.loader.slots import Slot, SlotList, bytes_of, lay_out
 from libai_data.loader.stage_times import LoaderTimes, StageTimes, summary
 from libai_data.loader.starting import WorkerStarter

@@ -14,7 +14,7 @@ from libai_data.commands.inspection.step_rows import read_step
 from libai_data.config import try_get_key
 from libai_data.delivery.read_plan import ReadPlan
 from libai_data.errors import bytes_in_words
-from libai_data.loader.arguments import PREFETCH
+from libai_data.loader.shared_arguments import PREFETCH
 
 MEMORY, LIMITS = "shared memory", "limits"
 

@@ -18,7 +18,7 @@ from libai_data.data.nesting import taken_apart
 from libai_data.delivery.read_plan import read_mode
 from libai_data.engine.data_state import OVERRIDE_KEY
 from libai_data.engine.models import build_configured_tokenizer
-from libai_data.engine.saved_state import SavedState
+from libai_data.engine.saved_data_state import SavedState
 from libai_data.errors import ConfigError, nearest
 from libai_data.iterables.iterable_loader import indexed_dataset_of
 from libai_data.loader.failures import ErrorPolicy

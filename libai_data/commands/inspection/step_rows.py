@@ -18,7 +18,7 @@ from libai_data.data.random.hashing import combine64
 from libai_data.data.random.sample_random import reading_samples
 from libai_data.data.samplers.ledger import Ledger
 from libai_data.engine.data_state import stream_state_of
-from libai_data.engine.saved_state import source_of
+from libai_data.engine.saved_data_state import source_of
 from libai_data.errors import ConfigError
 from libai_data.iterables.iterable_loader import indexed_dataset_of
 from libai_data.loader.batch_loader import BatchLoader

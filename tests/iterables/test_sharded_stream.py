@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from libai_data import DataLoader, get_worker_info
 from libai_data.errors import CheckpointError, ConfigError, PassError, SampleError
-from libai_data.iterables import from_iterable, prefetcher, sharded, shuffle_buffer
+from libai_data.iterables import from_iterable, prefetcher, sharded_stream, shuffle_buffer
 from libai_data.iterables.interleaved import ShardPlace, open_at
 from libai_data.iterables.iterable_source import Source
 from libai_data.iterables.shard_lanes import ShardLanes
@@ -109,7 +109,7 @@ def test_every_cut_continues_exactly_from_the_states_of_the_shards(
 ) -> None:
     how: dict[str, Any] = {"num_shards": shards, "shuffle_buffer": buffer, "seed": 3, "ends": ends}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sharded, "_MOST_AT_ONCE", 3)
+        patch.setattr(sharded_stream, "_MOST_AT_ONCE", 3)
         patch.setattr(shuffle_buffer, "_DRAWN_AT_ONCE", 4)
         whole, stopped, resumed = (from_iterable(Stateful(size), 2, **how) for _ in range(3))
         # A pass over "short" ends by itself; one that was cut at its last batch continues with the next pass.
@@ -420,14 +420,14 @@ def test_the_processes_that_read_a_stream_order_sets_alike(monkeypatch: pytest.M
 
 
 def test_close_ends_the_threads_of_shards_that_are_being_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    opens, goes_on, are_same = threading.Event(), threading.Event(), sharded.are_same
+    opens, goes_on, are_same = threading.Event(), threading.Event(), sharded_stream.are_same
 
     def slowly_compared(*attributes: Any) -> bool:
         opens.set()
         assert goes_on.wait(60)
         return are_same(*attributes)
 
-    monkeypatch.setattr(sharded, "are_same", slowly_compared)
+    monkeypatch.setattr(sharded_stream, "are_same", slowly_compared)
     before = loader_threads()
     loader = from_iterable(
         lambda shard, num_shards: ({"n": number} for number in range(shard, 9, num_shards)),
@@ -460,7 +460,7 @@ def test_an_epoch_that_begins_while_another_thread_ends_its_lanes_ends_too() -> 
 
 
 def test_a_pass_that_is_opened_late_does_not_end_the_next_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    opens, goes_on, opened, are_same = threading.Event(), threading.Event(), threading.Event(), sharded.are_same
+    opens, goes_on, opened, are_same = threading.Event(), threading.Event(), threading.Event(), sharded_stream.are_same
 
     def first_slowly(*attributes: Any) -> bool:
         if not opens.is_set():
@@ -469,7 +469,7 @@ def test_a_pass_that_is_opened_late_does_not_end_the_next_pass(monkeypatch: pyte
             opened.set()
         return are_same(*attributes)
 
-    monkeypatch.setattr(sharded, "are_same", first_slowly)
+    monkeypatch.setattr(sharded_stream, "are_same", first_slowly)
     monkeypatch.setattr(prefetcher, "_END_SECONDS", 0.01)
     loader = from_iterable(
         lambda shard, num_shards: ({"n": number} for number in range(shard, 2000, num_shards)),
