@@ -159,14 +159,16 @@ WITHOUT_A_SEED: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("workers", [{}, {"collate_fn": default_collate}, slowly({"num_workers": 2})], ids=str)
+@pytest.mark.parametrize(
+    "how", [{}, {"collate_fn": default_collate}, slowly({"num_workers": 2})], ids=["plain", "collator", "workers"]
+)
 @pytest.mark.parametrize("kind", WITHOUT_A_SEED)
 def test_samples_after_the_first_that_draw_from_generators_without_a_seed_are_told_once(
-    kind: str, workers: dict[str, Any], caplog: pytest.LogCaptureFixture
+    kind: str, how: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     draw = WITHOUT_A_SEED[kind]
     dataset = OfAnyForm(lambda index: {"x": np.float64(draw() if index else 0)})
-    with loading(dataset, **workers) as loader:
+    with loading(dataset, **how) as loader:
         list(islice(iter(loader), 12))
         assert loader.stats()["samples"] == 48 or "global" in kind, "what is read to compare does not count"
     [text] = [record.getMessage() for record in caplog.records if "returns a different" in record.getMessage()]
