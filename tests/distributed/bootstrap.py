@@ -75,6 +75,8 @@ def serve(address: str) -> None:
                 pool.send(code)
                 end(code)
             set_mesh(None)
+            if "libai.utils.distributed" in sys.modules:
+                vars(sys.modules["libai.utils.distributed"])["_DIST_UTIL"] = None  # LiBai's mesh of this script.
             gc.collect()
             # OneFlow's threads read the environment whenever they compute, which crashes while it is changed.
             flow._oneflow_internal.eager.Sync()
