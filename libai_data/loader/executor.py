@@ -196,13 +196,12 @@ class TaskRunner:
             # Wrapped, because a bare StopIteration would silently end the trainer's loop.
             name = self._name or "stacking"
             raise failed_reading(f"{name} of samples {task.indices.tolist()}", error) from error
-        if task.slot is None and not getattr(collator, "needs_no_copy", False):
-            # The collator may keep its memory, and write the next batch into it.
+        is_overwritten = task.slot is None and not getattr(collator, "needs_no_copy", False)
+        if is_overwritten or self._batch_transform is not None:
+            # The collator may keep its memory, and write the next batch into it, or return it again.
             collated = replace(collated, arrays=self._copies(collated.arrays))
         if self._batch_transform is not None:
-            arrays = {name: np.require(array, requirements=["C", "W"]) for name, array in collated.arrays.items()}
-            collated = replace(collated, arrays=arrays)
-            self._transform(self._batch_transform, arrays, task)
+            self._transform(self._batch_transform, collated.arrays, task)
         return collated
 
     def _copies(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -29,6 +29,8 @@ from hypothesis import strategies as st
 from tqdm import tqdm
 
 from libai_data.data.random.global_generators import warn_once
+from libai_data.data.random.sample_random import BatchRandom
+from libai_data.data.transforms import BatchTransform
 from libai_data.delivery import to_global
 from libai_data.engine.batches import join_micro_batches
 from libai_data.engine.evaluation import DatasetEvaluator
@@ -1112,6 +1114,17 @@ def test_a_collator_that_draws_over_a_stream_draws_the_same_in_each_run() -> Non
 
     first = run()
     assert len({*np.ravel(first)}) == 60 and run() == first
+
+
+class AddsOne(BatchTransform):
+    def __call__(self, fields: dict[str, np.ndarray], random: BatchRandom) -> None:
+        fields["x"] += 1
+
+
+def test_a_transform_of_batches_leaves_the_batches_of_the_source_as_they_are() -> None:
+    batches = [{"x": np.zeros(2)}, {"x": np.zeros(2)}]
+    loader = from_iterable(batches, batches=True, mixup_func=AddsOne()).numpy()
+    assert [batch["x"].tolist() for _ in range(3) for batch in loader] == [[1, 1]] * 6
 
 
 def shuffled_at_once() -> Iterator[dict[str, Any]]:
