@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -9,10 +10,11 @@ import numpy as np
 
 from libai_data.data.attributes import attribute_of
 from libai_data.data.items import array_in, named, rows_in
-from libai_data.data.nesting import put_together
+from libai_data.data.nesting import is_named_tuple, put_together
 from libai_data.errors import SchemaError
 from libai_data.loader.default_collate import default_collate
-from libai_data.structures import DistTensorData
+from libai_data.mesh.arrays import is_flow_tensor
+from libai_data.structures import DistTensorData, Instance
 
 
 class BatchRow(NamedTuple):
@@ -50,11 +52,30 @@ class PieceCollator:
             batch: dict[str, Any] = put_together(first.skeleton, lambda leaf: joined[leaf.path])
             return batch
         if self._collate_fn is not None:
-            # Copies, because a collator that draws is called again, and may have removed fields of its samples.
-            samples = [dict(piece) if type(piece) is dict else piece for piece in pieces]
-            return named(self._collate_fn(samples), self.names)
+            # Copies: a collator that draws is called again, a last row is repeated, and a collator may change samples.
+            return named(self._collate_fn([_copied(piece) for piece in pieces]), self.names)
         collated: dict[str, Any] = default_collate([named(piece, self.names) for piece in pieces])
         return collated
+
+
+def _copied(value: Any) -> Any:
+    """A sample whose containers and arrays are copies; other objects are shared."""
+    if type(value) is dict:
+        return {key: _copied(each) for key, each in value.items()}
+    if is_named_tuple(value):
+        return value._make(map(_copied, value))
+    if type(value) in (list, tuple):
+        return type(value)(map(_copied, value))
+    if isinstance(value, Instance):
+        other = copy.copy(value)
+        for name, each in value.get_fields().items():
+            other.set(name, _copied(each))
+        return other
+    if isinstance(value, DistTensorData):
+        return value.with_tensor(_copied(value.tensor))
+    if is_flow_tensor(value):
+        return value.clone()
+    return copy.deepcopy(value) if hasattr(value, "__array__") else value
 
 
 def _joined(pieces: Sequence[BatchRow]) -> dict[str, Any]:

@@ -189,6 +189,8 @@ class TaskRunner:
 
     def _collate(self, collator: Collator, task: Task) -> Collated:
         samples = self.reader.samples_to_collate(task.epochs, task.indices)
+        # Copies of dicts, because a dataset may keep its samples, and a collator may remove fields.
+        samples = [dict(sample) if type(sample) is dict else sample for sample in samples]
         try:
             with reading_samples(SampleKeys(self.reader.seed, task.epochs, task.indices)):
                 collated = collate(collator, samples, self._names)

@@ -28,6 +28,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tqdm import tqdm
 
+from libai_data.data.items import array_in, leaves_of
 from libai_data.data.random.global_generators import warn_once
 from libai_data.data.random.sample_random import BatchRandom
 from libai_data.data.transforms import BatchTransform
@@ -1114,6 +1115,47 @@ def test_a_collator_that_draws_over_a_stream_draws_the_same_in_each_run() -> Non
 
     first = run()
     assert len({*np.ravel(first)}) == 60 and run() == first
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda x: {"x": x},
+        lambda x: (x, x.copy()),
+        lambda x: Point(x, x.copy()),
+        lambda x: {"x": {"y": [x]}},
+        lambda x: Instance(x=DistTensorData(x)),
+        lambda x: Instance(x=DistTensorData(flow.from_numpy(x))),
+    ],
+)
+def test_a_collator_that_draws_and_changes_its_samples_changes_each_row_once(form: Callable[[Any], Any]) -> None:
+    def noisy(samples: list[Any]) -> dict[str, Any]:
+        for each in samples:
+            values = leaves_of(each).values()
+            for value in values:
+                array_in(value)[:] += 1
+        return {"x": np.array([array_in(value)[0] for value in values]), "n": np.random.random(len(values))}
+
+    loader = from_iterable(lambda: (form(np.zeros(2)) for _ in range(3)), 1, ends="short", collate_fn=noisy).numpy()
+    assert [{*batch["x"].tolist()} for batch in loader] == [{1.0}] * 3
+
+
+def test_a_collator_may_remove_fields_of_samples_that_a_list_keeps() -> None:
+    def popped(samples: list[Any]) -> dict[str, Any]:
+        return {"x": np.array([each.pop("x") for each in samples]), "noise": np.random.random(len(samples))}
+
+    loader = from_iterable([{"x": number} for number in range(4)], 2, collate_fn=popped).numpy()
+    assert [batch["x"].tolist() for _ in range(2) for batch in loader] == [[0, 1], [2, 3]] * 2
+
+
+def test_a_collator_that_changes_its_samples_changes_a_last_row_once_that_is_repeated() -> None:
+    def adds_one(samples: list[Any]) -> dict[str, Any]:
+        for each in samples:
+            each["x"] += 1
+        return default_collate(samples)
+
+    loader = from_iterable(lambda: ({"x": np.zeros(1)} for _ in range(5)), 4, ends="pad", collate_fn=adds_one).numpy()
+    assert [batch["x"].tolist() for batch in loader] == [[[1]] * 4] * 2
 
 
 class AddsOne(BatchTransform):
