@@ -150,9 +150,10 @@ def _end(shared: _Shared, thread: threading.Thread) -> None:
         thread.join(_END_SECONDS)
 
 
-def warn_of_draws(name: str, generators: tuple[Any, ...], marks: list[Any]) -> None:
-    """Warn once if an iterable has moved global random generators since they had these marks."""
-    drawn = [each.name for each, before, after in zip(generators, marks, marks_of(generators)) if before != after]
+def warn_of_draws(name: str, generators: tuple[Any, ...], marks: list[Any], draws_in_torch: bool) -> None:
+    """Warn once if an iterable has moved global random generators since they had these marks; see `Prefetcher`."""
+    changes = zip([each.name for each in generators], marks, marks_of(generators))
+    drawn = [which for which, before, after in changes if before != after and not (draws_in_torch and which == "torch")]
     if drawn:
         warn_once(
             "%s draws from %s, which the whole program shares. So its rows may differ in the next run and on other "
@@ -165,7 +166,7 @@ def warn_of_draws(name: str, generators: tuple[Any, ...], marks: list[Any]) -> N
 
 def _run(shared: _Shared, open_round: Open, size: int, name: str, draws_in_torch: bool) -> None:
     process, waits = os.getpid(), shared.waits
-    generators = tuple(each for each in watched() if not (draws_in_torch and each.name == "torch"))
+    generators = watched()
     marks = marks_of(generators)
     try:
         if shared.is_over:
@@ -182,7 +183,7 @@ def _run(shared: _Shared, open_round: Open, size: int, name: str, draws_in_torch
                     ended = True
                     break
                 if waits & 1 and marks_of(generators) != marks and shared.waits == waits:
-                    warn_of_draws(name, generators, marks)
+                    warn_of_draws(name, generators, marks, draws_in_torch)
                 reuse.see(item)
                 items.append(item)
                 shared.items += 1

@@ -31,6 +31,7 @@ from libai_data.iterables.interleaved import (
     part_read,
     places_in,
 )
+from libai_data.iterables.kinds import yields_batches
 from libai_data.iterables.packed_stream import WrappedSource, source_of
 from libai_data.iterables.plain_state import saved_in
 from libai_data.iterables.prefetcher import warn_of_draws
@@ -121,7 +122,9 @@ class ShardReader:
                     ended = False
                     break
             state = None if ended or save is None else save()
-        warn_of_draws(getattr(thing, "__qualname__", type(thing).__name__), generators, marks)
+        if generators:
+            name = getattr(thing, "__qualname__", type(thing).__name__)
+            warn_of_draws(name, generators, marks, yields_batches(thing) if self._batches is None else self._batches)
         if not ended:
             self._open[part.shard] = (part.epoch, part.place.taken + len(items)), iterator, save, thing
         return items, ended, state

@@ -361,11 +361,13 @@ def test_what_makes_no_sense_is_refused(source: Any, options: dict[str, Any], me
 
 
 @pytest.mark.parametrize("num_workers", [1, slowly(3)])
-def test_batches_are_read_by_processes_too(num_workers: int) -> None:
+def test_batches_are_read_by_processes_too(num_workers: int, capfd: pytest.CaptureFixture[str]) -> None:
     theirs = torch.utils.data.DataLoader(Asks(), 7)
     loader = from_iterable(theirs, 4, num_workers=num_workers)
-    assert rows(loader) == list(range(30))
+    assert rows(loader) == rows(loader) == list(range(30))
     loader.close()
+    # In each epoch it draws a seed for its workers, and nothing else.
+    assert "draws from torch" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("workers", [{}, {"num_workers": 1}, {"num_workers": 1, "worker_type": "thread"}])
