@@ -81,6 +81,8 @@ class ShuffleBuffer:
                 f"the stream that a shuffle buffer reads has become shorter: it ended after {self._read} rows, but the "
                 f"checkpoint was saved after row {last - 1}"
             )
+        if total is not None:
+            self._next()  # The end, by which the iterable knows that the next epoch begins.
         self._kept = [found[slot] for slot in range(len(found))]
         self._numbers = numbers[: len(found)]
         return self._drawn - replaced

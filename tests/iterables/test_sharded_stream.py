@@ -177,6 +177,34 @@ def test_a_shuffle_buffer_holds_the_rows_that_follow_from_the_number_of_draws() 
         assert buffer._numbers_at(drawn).tolist() == kept
 
 
+class EndsItsEpochs:
+    """Keeps its place; the next epoch begins if this one was read to its end."""
+
+    def __init__(self) -> None:
+        self.row = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.row < 6:
+            self.row += 1
+            yield sample(self.row)
+        self.row = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"row": self.row}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.row = state["row"]
+
+
+def test_epochs_follow_a_resume_at_which_the_shuffle_buffer_holds_the_rest_of_the_epoch() -> None:
+    saved, again = (from_iterable(EndsItsEpochs(), 2, shuffle_buffer=5) for _ in range(2))
+    begun = rows(saved, 1)
+    again.load_state_dict(saved.state_dict())
+    saved.close()
+    assert sorted(begun + rows(again)) == sorted(rows(again)) == [1, 2, 3, 4, 5, 6]
+    again.close()
+
+
 def test_a_shuffle_buffer_draws_another_order_each_epoch_and_moves_no_row_far_forward() -> None:
     loader = from_iterable([sample(number) for number in range(5)], 1, shuffle=True)
     with pytest.raises(ConfigError, match="shuffle_buffer=8 is for streams"):
