@@ -31,6 +31,7 @@ from libai_data.loader.collate import Collator, trivial_batch_collator
 from libai_data.loader.executor import Executor, InProcessExecutor
 from libai_data.loader.failures import ErrorPolicy, FailureLog
 from libai_data.loader.iteration import LOADER_CLOSED, Iteration, Pass, refuse_in_fork
+from libai_data.loader.named_samples import NamedSamples
 from libai_data.loader.processes import ProcessExecutor
 from libai_data.loader.reading import reads_parts
 from libai_data.loader.resumable import ResumableLoader, finish
@@ -144,8 +145,9 @@ class BatchLoader(ResumableLoader):
         if self.global_batch_size is not None:
             together = rows_together(batch_transform)
             check_rows_together(together, self.global_batch_size // self._shards, "a batch")
+        named = dataset if batch_transform is None or fields is None else NamedSamples(dataset, fields)
         self._payload = Payload(
-            dataset if batch_transform is None else batch_transform.prepared(dataset),
+            named if batch_transform is None else batch_transform.prepared(named),
             None if collate_fn is trivial_batch_collator else collate_fn,
             seed,
             ErrorPolicy() if isinstance(dataset, StreamTransform) else policy,

@@ -20,6 +20,7 @@ from hypothesis.extra.numpy import arrays
 from libai_data import DataLoader, from_iterable
 from libai_data.data.items import as_leaf, contents_of
 from libai_data.data.samplers import CyclicSampler
+from libai_data.data.transforms import Mixup
 from libai_data.delivery import to_global
 from libai_data.errors import ConfigError, DataPipelineError, SampleError, SchemaError
 from libai_data.loader import PadCollator
@@ -432,6 +433,21 @@ def test_padding_leaves_strings_and_nested_values_as_they_are(workers: dict[str,
         padding = PadCollator({name: {}})
         with loading(dataset, collate_fn=padding, **workers) as loader, pytest.raises(DataPipelineError, match=message):
             next(iter(loader))
+
+
+class Together(list[Any]):
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [self[index] for index in indices]
+
+
+@pytest.mark.parametrize("kind", [list, Together])
+def test_tuples_are_mixed_by_the_names_that_fields_gives_them(kind: Any) -> None:
+    samples = [(np.full((2, 2), number, np.uint8), number % 3) for number in range(4)]
+    with_names = [{"images": image, "labels": label} for image, label in samples]
+    names, mixup = ["images", "labels"], Mixup(num_classes=3)
+    [found] = DataLoader(kind(samples), 4, fields=names, mixup_func=mixup).numpy()
+    [expected] = DataLoader(with_names, 4, mixup_func=mixup).numpy()
+    assert all((found[name] == expected[name]).all() for name in names) and expected["labels"].shape == (4, 3)
 
 
 @WITHOUT_SPAWN
