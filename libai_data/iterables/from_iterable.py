@@ -16,6 +16,7 @@ from libai_data.data.random.global_generators import warn_once
 from libai_data.data.samplers import CyclicSampler, SingleRoundSampler
 from libai_data.data.samplers.single_round import ShortEndSampler
 from libai_data.data.samplers.transform_rounds import TransformRounds
+from libai_data.data.transforms.batch import BatchTransform
 from libai_data.delivery.build import build_loader
 from libai_data.delivery.read_plan import ReadPlan
 from libai_data.delivery.same_values import check_same_arguments
@@ -191,6 +192,10 @@ def from_iterable(
         )
     if summary.batches and collate_fn is not None:
         raise ConfigError(f"collate_fn makes batches of samples, but {summary.name} yields batches; remove collate_fn")
+    if summary.batches and getattr(type(mixup_func), "prepared", BatchTransform.prepared) != BatchTransform.prepared:
+        raise ConfigError(
+            f"{type(mixup_func).__name__} prepares samples, but {summary.name} yields batches; load its samples instead"
+        )
     if summary.takes_shard and ends in ("short", "pad"):
         raise ConfigError(
             f"ends={ends!r} keeps the last rows of {summary.name} by marking the first rows of a batch as valid, "

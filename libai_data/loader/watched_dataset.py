@@ -41,7 +41,9 @@ class WatchedDataset:
         self.seed = seed
         self.draws = GlobalDraws(type(dataset).__name__)
         self._get_items = batch_method_of(dataset, "__getitems__")
-        self._reads_once = bool(attribute_of(dataset, "reads_once", False))
+        # A batch transform may have wrapped the dataset.
+        wrapped = attribute_of(dataset, "dataset")
+        self._reads_once = any(attribute_of(each, "reads_once", False) for each in (dataset, wrapped))
         self._times_together = 0
         self._skipped: list[SkippedSample] = []
         self._times = StageTimes()

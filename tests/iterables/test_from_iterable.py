@@ -31,7 +31,7 @@ from tqdm import tqdm
 from libai_data.data.items import array_in, leaves_of
 from libai_data.data.random.global_generators import warn_once
 from libai_data.data.random.sample_random import BatchRandom
-from libai_data.data.transforms import BatchTransform
+from libai_data.data.transforms import BatchTransform, Mixup
 from libai_data.delivery import to_global
 from libai_data.engine.batches import join_micro_batches
 from libai_data.engine.evaluation import DatasetEvaluator
@@ -1167,6 +1167,24 @@ def test_a_transform_of_batches_leaves_the_batches_of_the_source_as_they_are() -
     batches = [{"x": np.zeros(2)}, {"x": np.zeros(2)}]
     loader = from_iterable(batches, batches=True, mixup_func=AddsOne()).numpy()
     assert [batch["x"].tolist() for _ in range(3) for batch in loader] == [[1, 1]] * 6
+
+
+def pictures(count: int) -> Iterator[dict[str, Any]]:
+    for number in range(count):
+        for _ in range(100):
+            noise = np.random.random()
+        yield {"images": np.full((2, 2), number % 256, np.uint8), "labels": number % 3, "y": number, "noise": noise}
+
+
+def test_a_stream_that_draws_can_be_mixed() -> None:
+    with closing(from_iterable(partial(pictures, 1000), 64, ends="drop", mixup_func=Mixup(num_classes=3))) as loader:
+        assert np.concatenate([batch["y"] for batch in loader.numpy()]).tolist() == [*range(960)]
+
+
+def test_a_transform_that_prepares_samples_is_refused_for_batches() -> None:
+    batches = [default_collate([*pictures(4)])]
+    with pytest.raises(ConfigError, match="Mixup prepares samples, but list yields batches; load its samples instead"):
+        from_iterable(batches, batches=True, mixup_func=Mixup(num_classes=3))
 
 
 def shuffled_at_once() -> Iterator[dict[str, Any]]:
