@@ -298,18 +298,31 @@ def _map_style(
     if ends == "cycle":
         sampler = LazyCall(CyclicSampler)(shuffle=shuffle)
     else:
-        sampler = LazyCall(_rounds)(shuffle=shuffle, ends=ends)
+        transforms = [options.get(name) for name in ("mixup_func", "batch_transform")]
+        together = max([each.rows_together for each in transforms if isinstance(each, BatchTransform)], default=1)
+        sampler = LazyCall(_rounds)(shuffle=shuffle, ends=ends, together=together)
     return build_loader(lambda: dataset, sampler, readers, arguments, **options)
 
 
-def _rounds(dataset: Any, ends: str, **arguments: Any) -> Any:
-    """The sampler of finite epochs of a dataset; on a rank that does not read, `dataset` is a placeholder."""
+def _rounds(dataset: Any, ends: str, together: int, **arguments: Any) -> Any:
+    """The sampler of finite epochs of a dataset; on a rank that does not read, `dataset` is a placeholder.
+
+    Args:
+        together: rows that a batch transform needs together.
+    """
     if attribute_of(dataset, "is_stream_transform", False):
         if "weights" in arguments:
             raise ConfigError("weights is for single samples; give the filter or packer a dataset without weights")
         return TransformRounds(dataset, ends=ends, **arguments)
     kind = ShortEndSampler if ends == "short" else SingleRoundSampler
-    return kind(dataset, drop_last=ends == "drop", **arguments)
+    sampler = kind(dataset, drop_last=ends == "drop", **arguments)
+    last = -(-(sampler.order.epoch_size % sampler.global_batch_size) // sampler.data_parallel_size)
+    if ends == "short" and last % together:
+        raise ConfigError(
+            f"the last batch of an epoch has {last} row(s) on each data-parallel rank, but the batch transform needs "
+            f"multiples of {together}; set drop_last=True, ends='pad' or ends='cycle'"
+        )
+    return sampler
 
 
 def _stream(

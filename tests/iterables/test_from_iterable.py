@@ -1181,6 +1181,14 @@ def test_a_stream_that_draws_can_be_mixed() -> None:
         assert np.concatenate([batch["y"] for batch in loader.numpy()]).tolist() == [*range(960)]
 
 
+def test_a_short_last_batch_that_cannot_be_mixed_is_refused_at_the_start() -> None:
+    samples, mixup = [*pictures(9)], Mixup(num_classes=3)
+    with pytest.raises(ConfigError, match=r"last batch of an epoch has 1 row\(s\) .* of 2; set drop_last=True"):
+        from_iterable(samples, 4, mixup_func=mixup)
+    assert [len(batch["y"]) for batch in from_iterable(samples, 4, ends="pad", mixup_func=mixup).numpy()] == [4, 4, 4]
+    assert [len(batch["y"]) for batch in from_iterable(samples[:6], 4, mixup_func=mixup).numpy()] == [4, 2]
+
+
 def test_a_transform_that_prepares_samples_is_refused_for_batches() -> None:
     batches = [default_collate([*pictures(4)])]
     with pytest.raises(ConfigError, match="Mixup prepares samples, but list yields batches; load its samples instead"):
