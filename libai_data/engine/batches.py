@@ -24,11 +24,13 @@ class StepInputs:
 
     Attributes:
         seconds: time that `joined` has taken; the trainer resets it.
+        taken: number of batches that were read; the trainer resets it after each step.
     """
 
     def __init__(self, loader: Iterable[Any]) -> None:
         self.loader = loader
         self.seconds = 0.0
+        self.taken = 0
         self._batches: Iterator[Any] | None = None
 
     def next(self) -> Any:
@@ -38,9 +40,12 @@ class StepInputs:
             self._batches = iter(self.loader)
         for _ in range(2):
             try:
-                return next(self._batches)
+                batch = next(self._batches)
             except StopIteration:
                 self._batches = iter(self.loader)
+            else:
+                self.taken += 1
+                return batch
         loader = getattr(self.loader, "counted", self.loader)
         raise ConfigError(
             f"the train loader ({type(loader).__name__}) yields no batch; is its dataset smaller than a batch, or an "
@@ -49,7 +54,7 @@ class StepInputs:
 
     def restart(self) -> None:
         """Forget the running iteration, after the loader's state was changed."""
-        self._batches = None
+        self._batches, self.taken = None, 0
 
     def joined(self, count: int, get_batch: Callable[..., dict[str, Any]], device: str) -> dict[str, Any]:
         """Make the inputs from `count` consecutive batches, joined along dim 0, and add the time to `seconds`."""

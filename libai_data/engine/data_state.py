@@ -17,6 +17,7 @@ from libai_data.data.samplers.resuming import RESTART_DATA, check_overrides
 from libai_data.data.samplers.schedule import StepSchedule
 from libai_data.data.samplers.stream_state import StreamState
 from libai_data.delivery.gather import digest_of, gather_words
+from libai_data.engine.batches import StepInputs
 from libai_data.errors import CheckpointError, ConfigError
 from libai_data.errors.argument_rules import EPOCH, TEXT, whole
 from libai_data.errors.saved_state import Keys, check_state
@@ -45,7 +46,10 @@ class DataState:
         loader: the iterable from which the trainer must take batches.
         may_be_absent: the data restart on purpose, so a checkpoint need not have their state.
         is_restored: `load_state_dict` was called.
+        inputs: what iterates over the loader; its iteration ends when the state changes. None before it is made.
     """
+
+    inputs: StepInputs | None = None
 
     def __init__(self, loader: Any, override: Collection[str] = ()) -> None:
         self.loader: Any = loader if has_state(loader) else CountedLoader(loader)
@@ -54,7 +58,6 @@ class DataState:
         self._override = tuple(override)
         self._restored: str | None = None
         self._kept: dict[str, Any] | None = None  # the state when the loader was closed
-        self._is_changed = False
         is_ours = isinstance(self.loader, CombinedLoader) or attribute_of(self.loader, "stream") is not None
         self._stored: Any = self.loader if is_ours else PlainState(self.loader, is_loader=True)
 
@@ -67,24 +70,33 @@ class DataState:
         state: dict[str, Any] = self._stored.state_dict()
         return state
 
-    def close(self) -> bool:
-        """Close the loader after a training, of which `begin` may begin another part; whether its pass has ended.
+    def close(self) -> None:
+        """Close the loader after a training, of which `begin` may begin another part.
 
         A loader without a state could not return to its place, so its pass stays.
         """
-        if isinstance(self.loader, CountedLoader):
-            return False
-        self._kept = self.state_dict()
-        call_if_there(self.loader, "close")
-        return True
+        if not isinstance(self.loader, CountedLoader):
+            self._kept = self.state_dict()
+            call_if_there(self.loader, "close")
+            call_if_there(self.inputs, "restart")
 
-    def begin(self) -> bool:
-        """Return to where `close` was called; whether the next batch needs a new iterator of the loader."""
+    def begin(self) -> None:
+        """Return to where `close` was called."""
         if self._kept is not None:
             self._stored.load_state_dict(self._kept)
-        is_changed = self._is_changed or self._kept is not None
-        self._kept, self._is_changed = None, False
-        return is_changed
+        self._kept = None
+
+    def check_finished(self, last_step: int) -> None:
+        """Raise CheckpointError if the step after `last_step` has read batches and was interrupted.
+
+        The training would leave out their samples, and the weights may be updated in part.
+        """
+        if self.inputs is not None and self.inputs.taken:
+            raise CheckpointError(
+                f"step {last_step + 1} has read {self.inputs.taken} batch(es) and has not ended, so they would be left "
+                "out. Make a new trainer with train.resume=True, which continues from the last checkpoint; or leave "
+                f"these batches out, with train(start_iter={last_step + 1})"
+            )
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Restore the loader, unless it already has this state.
@@ -97,8 +109,9 @@ class DataState:
             ConfigError: An override is set, but the loader's `load_state_dict` does not accept it; or the data must
                 restart, but the loader follows the steps of the training.
         """
-        self.is_restored = self._is_changed = True
+        self.is_restored = True
         self._kept = None
+        call_if_there(self.inputs, "restart")
         stream = stream_state_of(self.loader)
         if self.may_be_absent and stream is not None and stream.schedule is not None:
             raise ConfigError(

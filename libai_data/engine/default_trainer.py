@@ -162,12 +162,14 @@ class DefaultTrainer(RunsStages, TrainerBase):
         """Train to the end.
 
         Args:
-            start_iter: by default where the last checkpoint, or the last call, ended, or 0.
+            start_iter: by default where the last checkpoint or call ended, or 0; CheckpointError if it ended in a step.
             max_iter: by default the end of the last call, or `train.train_iter`.
 
         Returns:
             Results of the last evaluation; {} without evaluation.
         """
+        if start_iter is None:
+            self._data_state.check_finished(self.checkpointer.last_step)
         start = (self.checkpointer.last_step + 1 or self.start_iter) if start_iter is None else start_iter
         end = self.max_iter if max_iter is None else max_iter
         self._last_eval_results: dict[str, Any] = {}
@@ -176,16 +178,14 @@ class DefaultTrainer(RunsStages, TrainerBase):
                 logger.info("All %d steps are done already; to continue, set train.train_iter or max_iter higher.", end)
                 return {}
             take_output_folder(self.cfg.train.output_dir, resume=True)  # An earlier call has released it.
-            if self._data_state.begin():
-                self._trainer.inputs.restart()
+            self._data_state.begin()
             super().train(start, end)
         finally:
             release_output_folder(self.cfg.train.output_dir)
         if max_iter is None or end >= self.cfg.train.train_iter:  # Else, another call makes the other steps.
             for loader in self.test_loader:
                 call_if_there(loader, "close")
-            if self._data_state.close():
-                self._trainer.inputs.restart()
+            self._data_state.close()
         if self.data is not None:
             self.data.leave("fit")
         return self._last_eval_results
@@ -215,7 +215,7 @@ class DefaultTrainer(RunsStages, TrainerBase):
         self._trainer.run_step(get_batch, self.cfg.train.input_placement_device)
 
     def after_step(self) -> None:
-        self.checkpointer.last_step = self.iter
+        self.checkpointer.last_step, self._trainer.inputs.taken = self.iter, 0
         if not self._has_warned and (self.iter == self.start_iter or self.ends_period(self.cfg.train.log_period)):
             self._has_warned = warn_of_other_reads(self._data_state.loader, self.iter + 1)
         super().after_step()
@@ -370,7 +370,7 @@ class DefaultTrainer(RunsStages, TrainerBase):
         trainer.losses.period = train.log_period
         trainer.losses.stop_on_nonfinite = train.stop_on_nonfinite_loss
         trainer.losses.samples_of = partial(samples_in_words, loader)
-        self.losses = trainer.losses
+        self.losses, self._data_state.inputs = trainer.losses, trainer.inputs
         return trainer
 
     def _build_checkpointer(self) -> Checkpointer:

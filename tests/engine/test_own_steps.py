@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from libai_data.engine import DefaultTrainer, HookBase
+from libai_data.errors import CheckpointError
 from libai_data.iterables import DataLoader
 from libai_data.mesh import set_mesh
 from tests.engine.data_runs import metric
 from tests.engine.test_default_trainer import built
 from tests.engine.test_odd_parts import BATCH
-from tests.engine.tiny import TinyDataset, tiny_config
+from tests.engine.tiny import TinyDataset, assert_equal_weights, tiny_config, weights
 from tests.properties import slowly
 
 
@@ -173,6 +174,42 @@ def test_a_training_in_parts_is_that_in_one(tmp_path: Path, kind: Any) -> None:
     assert parts.train() == {}  # Nothing is left to do.
     assert metric(tmp_path / "parts") == metric(tmp_path / "whole")
     assert "has read its" not in (tmp_path / "parts" / "log.txt").read_text()
+
+
+class InterruptedInAStep(ReadsList):
+    """As Ctrl-C after one of two micro-batches."""
+
+    after = 0
+
+    @classmethod
+    def get_batch(cls, data: Any, input_placement_device: str = "cuda", mixup_func: Any = None) -> dict[str, Any]:
+        cls.after -= 1
+        if cls.after == 0:
+            raise KeyboardInterrupt
+        return super().get_batch(data, input_placement_device, mixup_func)
+
+
+def test_an_interrupted_step_that_has_read_batches_is_neither_continued_nor_saved_but_its_checkpoint_is(
+    tmp_path: Path,
+) -> None:
+    keys = {"train_iter": 6, "global_batch_size": 16, "train_micro_batch_size": 8, "evaluation": {"enabled": False}}
+    cfg = tiny_config(str(tmp_path / "whole"), **keys)
+    whole = built(cfg, kind=InterruptedInAStep)
+    whole.train()
+    set_mesh(None)
+    cfg.train.output_dir, cfg.train.checkpointer.period = str(tmp_path / "parts"), 3
+    parts = built(cfg, kind=InterruptedInAStep)
+    InterruptedInAStep.after = 2 * 4 + 2
+    with pytest.raises(KeyboardInterrupt):
+        parts.train()
+    for method in (parts.train, lambda: parts.checkpointer.save("mine")):
+        with pytest.raises(CheckpointError, match=r"step 4 has read 2 batch\(es\) and has not ended"):
+            method()
+    set_mesh(None)
+    cfg.train.resume = True
+    again = built(cfg, kind=InterruptedInAStep)
+    again.train()
+    assert_equal_weights(again.model, weights(whole.model))
 
 
 def test_a_checkpoint_that_a_user_saves_without_a_step_continues_after_the_last_one(tmp_path: Path) -> None:

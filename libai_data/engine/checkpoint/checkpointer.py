@@ -85,13 +85,17 @@ class Checkpointer(CheckpointFolder):
             extra: further numbers and strings to keep.
 
         Raises:
-            CheckpointError: It could not be written, e.g. because the disk is full. Nothing is left of it.
+            CheckpointError: It could not be written, e.g. because the disk is full. Nothing is left of it. Or a step
+                was interrupted after it had read batches.
             TypeError: An object has a state that no checkpoint can store.
         """
         if not self.save_to_disk:
             return
         check_name(name)
-        iteration = self.last_step if iteration is None else iteration
+        if iteration is None:
+            iteration = self.last_step
+            for value in self.stateful.values():
+                call_if_there(value, "check_finished", iteration)
         import oneflow as flow
 
         flow._oneflow_internal.eager.Sync()
