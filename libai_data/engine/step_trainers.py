@@ -83,6 +83,7 @@ class EagerTrainer(_StepTrainer):
 
     def _step(self, next_inputs: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
         mean_outputs: dict[str, Any] = {}
+        self.optimizer.zero_grad()  # An interrupted step or a hook may have left gradients.
         for _ in range(self.grad_acc_steps):
             outputs = self.model(**next_inputs(1))
             (total_loss(outputs) / self.grad_acc_steps).backward()
@@ -97,7 +98,6 @@ class EagerTrainer(_StepTrainer):
                 warnings.simplefilter("ignore")
                 self.optimizer.clip_grad()
         self.optimizer.step()
-        self.optimizer.zero_grad()
         return mean_outputs
 
 

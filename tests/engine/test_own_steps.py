@@ -212,6 +212,20 @@ def test_an_interrupted_step_that_has_read_batches_is_neither_continued_nor_save
     assert_equal_weights(again.model, weights(whole.model))
 
 
+class LeavesGradients(HookBase):
+    def before_step(self) -> None:
+        sum(parameter.sum() for parameter in self.trainer.model.parameters()).backward()
+
+
+def test_gradients_that_a_hook_has_left_do_not_count(tmp_path: Path) -> None:
+    trainers = []
+    for hooks in ([], [LeavesGradients()]):
+        trainers.append(built(tiny_config(str(tmp_path), train_iter=2, evaluation={"enabled": False}), *hooks))
+        trainers[-1].train()
+        set_mesh(None)
+    assert_equal_weights(trainers[1].model, weights(trainers[0].model))
+
+
 def test_a_checkpoint_that_a_user_saves_without_a_step_continues_after_the_last_one(tmp_path: Path) -> None:
     cfg = tiny_config(str(tmp_path), train_iter=6, evaluation={"enabled": False})
     trainer = built(cfg)
