@@ -186,8 +186,8 @@ class DefaultTrainer(RunsStages, TrainerBase):
             for loader in self.test_loader:
                 call_if_there(loader, "close")
             self._data_state.close()
-        if self.data is not None:
-            self.data.leave("fit")
+            if self.data is not None:
+                self.data.leave("fit")
         return self._last_eval_results
 
     def register_hooks(self, hooks: Iterable[HookBase | None]) -> None:

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from libai_data.commands.train import evaluate
 from libai_data.config import LazyCall
 from libai_data.delivery.build import build_image_test_loader, build_image_train_loader
-from libai_data.engine import DefaultTrainer
+from libai_data.engine import DefaultTrainer, default_setup
 from libai_data.engine.datamodule.datamodule import DataModule
 from libai_data.errors import ConfigError
 from libai_data.iterables import from_iterable
@@ -78,6 +78,20 @@ def test_a_training_with_a_module_is_that_with_the_same_loaders(tmp_path: Path) 
     assert metric(tmp_path / "module", "Acc@1") == metric(tmp_path / "plain", "Acc@1")
     assert_equal_weights(trainer.model, weights(whole.model))
     assert module.calls == ["fit", "end of fit"]
+
+
+def test_a_training_in_parts_has_its_module_until_the_end(tmp_path: Path) -> None:
+    metrics = []
+    for parts in ([4], [1, 3, 4]):
+        cfg, module = config(tmp_path / f"{len(parts)}", train_iter=4), TinyModule()
+        default_setup(cfg)
+        trainer = DefaultTrainer(cfg, datamodule=module)
+        for end in parts:
+            trainer.train(max_iter=end)
+            assert module.calls == ["fit", *["end of fit"] * (end == 4)]
+        metrics.append(metric(tmp_path / f"{len(parts)}"))
+        set_mesh(None)
+    assert metrics[0] == metrics[1]
 
 
 def test_a_module_of_the_config_trains_and_resumes_bit_for_bit(tmp_path: Path) -> None:
