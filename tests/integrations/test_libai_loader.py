@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from libai_data import from_iterable
+from libai_data import DataLoader, from_iterable
 from libai_data.engine.data_state import DataState
 from libai_data.errors import CheckpointError
 from libai_data.integrations.libai import DataPipeline, LiBaiLoader, build_nlp_train_loader, loader
@@ -70,6 +71,26 @@ def test_builders_of_other_packages_and_arguments_without_effect_are_told(caplog
         build_nlp_train_loader(dataset=NUMBERS, train_batch_size=4, num_workers=0, pin_memory=True)[0].close()
     assert "mine.build is not a builder of LiBai. It is called unchanged, and its data do not resume" in caplog.text
     assert "pin_memory=True is ignored" in caplog.text
+
+
+def of_a_trainer(train_loader: LiBaiLoader) -> LiBaiLoader:
+    """The train loader of a trainer, after the trainer's `resume_or_load`."""
+    trainer = SimpleNamespace(train_loader=train_loader, checkpointer=SimpleNamespace(checkpointables={}), start_iter=0)
+    trainer.cfg = OmegaConf.create({"train": {}})
+    loader._with_data(lambda trainer, resume: None)(trainer, False)
+    return train_loader
+
+
+def test_a_train_loader_that_ends_is_repeated_and_resumed() -> None:
+    whole, stopped, resumed = (LiBaiLoader(DataLoader(NUMBERS, batch_size=16, shuffle=True)) for _ in range(3))
+    batches = iter(whole)  # LiBai takes the pass before `resume_or_load`.
+    of_a_trainer(whole)
+    expected = rows(batches, 9)
+    assert [sorted(expected[first : first + 40]) for first in (0, 40, 80)] == [list(range(40))] * 3
+    assert rows(iter(of_a_trainer(stopped)), 4) == expected[:56]
+    resumed.load_state_dict(stopped.state_dict())
+    assert rows(iter(of_a_trainer(resumed)), 5) == expected[56:]
+    assert len(rows(iter(LiBaiLoader(DataLoader(NUMBERS, batch_size=16))), 9)) == 40  # of an evaluation
 
 
 def test_data_begin_anew_where_that_is_asked_for() -> None:

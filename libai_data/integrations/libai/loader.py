@@ -32,7 +32,13 @@ class LiBaiLoader:
 
     Args:
         loader: a loader of `DataLoader`, `from_iterable` or a builder. This object has all attributes of `loader`.
+
+    Attributes:
+        repeats: when an epoch ends, a pass continues with the next one. So it is for the train loader of a trainer, of
+            which LiBai takes only one pass.
     """
+
+    repeats = False
 
     def __init__(self, loader: Any) -> None:
         take_part()
@@ -103,7 +109,13 @@ class _Pass:
         if self._batches is None or self._restored != self._loader._restored:
             self._batches = iter(self._loader._loader)
             self._restored = self._loader._restored
-        batch = next(self._batches)
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            if not self._loader.repeats:
+                raise
+            self._batches = iter(self._loader._loader)
+            batch = next(self._batches)
         compare_with_other_ranks(batch)
         return batch
 
@@ -135,6 +147,7 @@ def _with_data(resume_or_load: Callable[..., None]) -> Callable[..., None]:
             return
         from libai_data.engine.data_state import DataState
 
+        loader.repeats = True
         data = DataState(loader, self.cfg.train.get("resume_override") or ())
         self.checkpointer.checkpointables[STATE] = data
         resume_or_load(self, resume)
