@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -14,7 +15,7 @@ from libai_data.config.keys import path_of
 from libai_data.config.naming import describe
 from libai_data.config.signatures import parameters_of, target_of
 from libai_data.config.values import fill_in, given, require
-from libai_data.data.attributes import has_attribute
+from libai_data.data.attributes import attribute_of, has_attribute
 from libai_data.data.datasets.blend_table import log_blend
 from libai_data.data.samplers.schedule import StepSchedule
 from libai_data.engine.data_state import schedule_of, stream_state_of
@@ -83,11 +84,17 @@ def scale_to_epochs(cfg: Any, data_loader: Any) -> None:
     epochs = try_get_key(cfg, "train.train_epoch", default=0) or 0
     samples = _samples_per_epoch(data_loader)
     schedule = schedule_of(data_loader, train.global_batch_size)
+    batches = _batches_per_epoch(data_loader)
     # If there are several batch sizes, the last one decides the periods.
     per_epoch = samples / schedule.sizes[-1][1]
+    if batches:
+        per_epoch = batches / step_plan(cfg).first.num_accumulation_steps
     if epochs:
         _require_epochs(per_epoch, "train.train_epoch", "train.train_iter")
-        steps = _steps_of(math.ceil(samples * epochs - 1e-6), data_loader, schedule)
+        if batches:
+            steps = math.ceil(per_epoch * epochs - 1e-6)
+        else:
+            steps = _steps_of(math.ceil(samples * epochs - 1e-6), data_loader, schedule)
         if steps > (given(cfg, "train.train_iter") or 0):
             fill_in(cfg, "train.train_iter", steps)
     if not train.train_iter or train.train_iter < 1:
@@ -151,6 +158,19 @@ def _scale_period(cfg: Any, period_key: str, epochs_key: str, per_epoch: float) 
     _require_epochs(per_epoch, epochs_key, period_key)
     set_key(cfg, period_key, max(1, int(per_epoch * epochs)))
     logger.info("%s is %d steps, for every %g epoch(s).", period_key, try_get_key(cfg, period_key), epochs)
+
+
+def _batches_per_epoch(data_loader: Any) -> int:
+    """Batches of an epoch of a loader that ends, whose last batch may be smaller; 0 if it is endless or has no length.
+
+    It is not known how many batches a loader has whose items are made of those of a stream.
+    """
+    state = stream_state_of(data_loader)
+    if attribute_of(data_loader, "endless") or (state is not None and state.start is not None):
+        return 0
+    with suppress(TypeError):
+        return len(data_loader)
+    return 0
 
 
 def _samples_per_epoch(data_loader: Any) -> int:

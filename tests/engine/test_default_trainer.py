@@ -23,6 +23,7 @@ from libai_data.delivery import to_global
 from libai_data.engine import DefaultTrainer, HookBase, default_setup
 from libai_data.engine.checkpoint import Checkpointer
 from libai_data.errors import CheckpointError, ConfigError, SchemaError
+from libai_data.iterables import DataLoader
 from libai_data.mesh import say_farewell, set_mesh
 from libai_data.structures import DistTensorData, Instance
 from tests.engine.data_runs import Stop, Stopped, metric
@@ -264,6 +265,18 @@ def test_epochs_become_steps_over_the_whole_dataset(tmp_path: Path) -> None:
     assert cfg.train.warmup_iter == 2
     assert cfg.train.samples == 8 * 16
     assert cfg.train.num_accumulation_steps == 4
+
+
+@pytest.mark.parametrize(("drop_last", "batches"), [(False, 3), (True, 2)])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_epochs_of_a_loader_that_ends_are_whole(tmp_path: Path, drop_last: bool, batches: int, accumulate: int) -> None:
+    class Reads(DefaultTrainer):
+        @classmethod
+        def build_train_loader(cls, cfg: Any, tokenizer: Any = None) -> Any:
+            return DataLoader(TinyDataset(40), batch_size=16, drop_last=drop_last)
+
+    keys = {"train_iter": 0, "train_epoch": 2, "global_batch_size": 16 * accumulate, "train_micro_batch_size": 16}
+    assert built(tiny_config(str(tmp_path), **keys), kind=Reads).max_iter * accumulate == 2 * batches
 
 
 class GuidesTrainer(DefaultTrainer):
