@@ -13,7 +13,7 @@ from oneflow import nn
 
 from libai_data.engine.batches import part_inputs
 from libai_data.engine.losses import total_loss
-from libai_data.errors import ConfigError
+from libai_data.errors import ConfigError, SchemaError
 from libai_data.mesh.current import get_data_parallel_size, get_mesh
 
 logger = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 class GraphBase(nn.Graph):
     """Compiles a model, and in training its optimizer and LR schedule, into one static graph. LiBai's arguments.
 
-    Every input must keep its shape from call to call.
+    Every input must keep its shape from call to call; otherwise, a call raises SchemaError.
 
     Args:
         model: returns a dict; in training, the sum of the outputs with "loss" in their names is minimised.
@@ -63,6 +63,7 @@ class GraphBase(nn.Graph):
         # loss is correct, but keeps the activations of all micro-batches in memory.
         self.takes_micro_batches = is_train and grad_acc_steps > 1 and self.device != "cuda"
         self._grad_acc_steps = grad_acc_steps
+        self._shapes: dict[str, Any] = {}  # of the inputs that the graph is compiled for
         if is_train:
             self.add_optimizer(optimizer, lr_sch=lr_scheduler)
             if fp16 and self._needs_gpu("train.amp"):
@@ -89,6 +90,14 @@ class GraphBase(nn.Graph):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the graph; the first call compiles it, and starts the threads that will run it."""
+        for name, value in kwargs.items():
+            shape = getattr(value, "shape", None)
+            if shape != self._shapes.setdefault(name, shape):
+                raise SchemaError(
+                    f"'{name}' has the shape {tuple(shape or ())}, but the graph is compiled for "
+                    f"{tuple(self._shapes[name] or ())}. Make all batches equal: leave out a smaller last batch "
+                    "(drop_last=True), or fill it (ends='cycle' or 'pad'); or set graph.enabled=False"
+                )
         if self._is_compiled or self.device == "cuda":
             return super().__call__(*args, **kwargs)
         with _without_preemption():

@@ -14,9 +14,10 @@ from libai_data.engine.batches import name_inputs, part_inputs
 from libai_data.engine.events import EventStorage
 from libai_data.engine.graph import GraphBase
 from libai_data.engine.step_trainers import EagerTrainer, GraphTrainer
+from libai_data.errors import SchemaError
 from libai_data.structures import DistTensorData, Instance
 from tests.deadline import run_to_end
-from tests.engine.tiny import FEATURES, GRAPH_BALLAST, TinyModel
+from tests.engine.tiny import FEATURES, GRAPH_BALLAST, TinyModel, on_one_rank
 
 MICRO_BATCHES = 3
 
@@ -49,6 +50,14 @@ def test_a_graph_accumulates_the_gradients_that_eager_mode_accumulates() -> None
     eager, graph = parameters_after_two_steps(False), parameters_after_two_steps(True)
     for name, value in eager.items():
         np.testing.assert_allclose(graph[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+def test_a_smaller_last_batch_is_refused_with_the_remedy() -> None:
+    graph = GraphBase(on_one_rank(TinyModel(ballast=GRAPH_BALLAST)), is_train=False)
+    rows = [to_global({"points": np.ones((size, FEATURES), np.float32)}, device_type="cpu") for size in (4, 2)]
+    graph(**rows[0])
+    with pytest.raises(SchemaError, match=r"'points' has the shape \(2, 6\), but .* for \(4, 6\).*drop_last=True"):
+        graph(**rows[1])
 
 
 def test_inputs_of_many_micro_batches_are_found_again() -> None:
