@@ -64,6 +64,7 @@ def test_a_test_loader_without_an_end_is_refused_unless_the_batches_are_limited(
     with pytest.raises(ConfigError, match=r"test loader \(\w+\) is an endless stream"):
         evaluated(model, loader, eval_iter)
     assert evaluated(model, loader, 3) == {"batches": 3}
+    assert loader.state_dict()["position"] == 12  # The next evaluation loses no batch.
 
 
 def test_labels_that_get_batch_does_not_return_are_named(model: TinyModel) -> None:

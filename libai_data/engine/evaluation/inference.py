@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import count
+from itertools import count, islice
 from typing import Any, Callable, Union
 
 import numpy as np
@@ -92,9 +93,9 @@ def inference_on_dataset(
     samples, inputs_without, outputs_without = 0, _WithoutPadding(), _WithoutPadding()
     step, has_its_rows = -1, True
     with inference_context(model), flow.no_grad():
-        for step, batch in enumerate(_in_lockstep(data_loader)):
-            if step >= eval_iter:
-                break
+        most = None if eval_iter >= _ALL else math.ceil(eval_iter)
+        # `islice` does not read the batch after the last one, which a stream would lose.
+        for step, batch in enumerate(islice(_in_lockstep(data_loader), most)):
             inputs = call_get_batch(get_batch, batch, input_placement_device)
             if check_inputs is not None and step == 0:
                 check_inputs(inputs)
