@@ -176,6 +176,23 @@ def test_a_training_in_parts_is_that_in_one(tmp_path: Path, kind: Any) -> None:
     assert "has read its" not in (tmp_path / "parts" / "log.txt").read_text()
 
 
+class InterruptedInTheFirstHook(DefaultTrainer):
+    def build_hooks(self) -> list[HookBase | None]:
+        return [InterruptsOnce(1), *super().build_hooks()]
+
+
+def test_an_interrupted_hook_does_not_delay_the_schedule(tmp_path: Path) -> None:
+    keys = {"train_iter": 4, "evaluation": {"enabled": False}}
+    built(tiny_config(str(tmp_path / "whole"), **keys)).train()
+    set_mesh(None)
+    parts = built(tiny_config(str(tmp_path / "parts"), **keys), kind=InterruptedInTheFirstHook)
+    with pytest.raises(KeyboardInterrupt):
+        parts.train()
+    parts.train()
+    whole = metric(tmp_path / "whole", "lr")
+    assert metric(tmp_path / "parts", "lr") == {step: rate for step, rate in whole.items() if step != 1}
+
+
 class InterruptedInAStep(ReadsList):
     """As Ctrl-C after one of two micro-batches."""
 

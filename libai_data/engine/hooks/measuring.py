@@ -166,6 +166,7 @@ class LRScheduler(HookBase):
         self._scheduler = scheduler
         self._group = 0
         self._compiled: ChangedAttributes | None = None  # options that the graph is compiled with
+        self._next_step: int | None = None  # the step that the schedule's rate is for
 
     @property
     def scheduler(self) -> Any:
@@ -174,6 +175,10 @@ class LRScheduler(HookBase):
     def before_train(self) -> None:
         optimizer = self._optimizer if self._optimizer is not None else self.trainer.optimizer
         self._group = self.get_best_param_group_id(optimizer)
+        start = self.trainer.start_iter
+        if self._next_step is not None and start == self._next_step + 1:
+            self.scheduler.step()  # A hook before this one was interrupted after the last step.
+        self._next_step = start
 
     @staticmethod
     def get_best_param_group_id(optimizer: Any) -> int:
@@ -195,6 +200,7 @@ class LRScheduler(HookBase):
             self._warn_of_ignored(self._compiled, rates)
         self.trainer.storage.put_scalar("lr", rates[self._group], smoothing_hint=False)
         self.scheduler.step()
+        self._next_step = self.trainer.iter + 1
 
     def _warn_of_ignored(self, compiled: ChangedAttributes, rates: list[float]) -> None:
         changed = compiled.changed()
