@@ -56,8 +56,8 @@ class _StepTrainer(TrainerBase):
 class EagerTrainer(_StepTrainer):
     """One loss, one optimizer, one loader, in OneFlow's eager mode.
 
-    A step adds up the gradients of `grad_acc_steps` consecutive batches and updates the weights once. So the gradient
-    is that of the mean loss over the samples of all these batches.
+    A step adds up the gradients of `grad_acc_steps` consecutive batches and updates the weights once. If the batches
+    have equal sizes, the gradient is that of the mean loss over all their samples.
 
     Args:
         model: a `oneflow.nn.Module` with a batch's fields as keyword arguments, which returns a dict of losses.
