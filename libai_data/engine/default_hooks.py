@@ -9,6 +9,7 @@ from typing import Any
 
 from libai_data.config import try_get_key
 from libai_data.config.defaults import KEYS
+from libai_data.data.attributes import attribute_of
 from libai_data.engine import hooks
 from libai_data.engine.built_parts import built_by
 from libai_data.engine.data_state import schedule_of
@@ -63,6 +64,12 @@ def default_hooks(owner: Any) -> list[HookBase | None]:
 
 
 def _evaluation_hooks(owner: Any, trainer: Any) -> list[HookBase]:
+    train_loader = owner.train_loader
+    if attribute_of(train_loader, "endless") is not None and any(each is train_loader for each in owner.test_loader):
+        raise ConfigError(
+            f"the train loader ({type(train_loader).__name__}) is a test loader too, so evaluations would take batches "
+            "from the training; build a second loader of the same dataset"
+        )
     evaluation = owner.cfg.train.evaluation
     metric = try_get_key(evaluation, "eval_metric", default=DEFAULT_METRIC)
     mode = try_get_key(evaluation, "eval_mode", default="max")

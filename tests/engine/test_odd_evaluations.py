@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,12 +13,13 @@ import pytest
 
 from libai_data import DataLoader
 from libai_data.delivery import to_global
+from libai_data.engine import DefaultTrainer, default_setup
 from libai_data.engine.evaluation import ClsEvaluator, MeanLossEvaluator, inference_context, inference_on_dataset
 from libai_data.engine.events import EventStorage
 from libai_data.engine.hooks import EvalHook
 from libai_data.errors import ConfigError, SchemaError
 from tests.engine.test_evaluation import Collecting
-from tests.engine.tiny import TinyDataset, TinyModel, on_one_rank
+from tests.engine.tiny import TinyDataset, TinyModel, on_one_rank, tiny_config
 
 
 def test_parts_of_a_model_return_to_their_own_modes(model: TinyModel) -> None:
@@ -65,6 +67,19 @@ def test_a_test_loader_without_an_end_is_refused_unless_the_batches_are_limited(
         evaluated(model, loader, eval_iter)
     assert evaluated(model, loader, 3) == {"batches": 3}
     assert loader.state_dict()["position"] == 12  # The next evaluation loses no batch.
+
+
+def test_a_train_loader_that_is_a_test_loader_too_is_refused(tmp_path: Path) -> None:
+    class Shares(DefaultTrainer):
+        @classmethod
+        def build_train_loader(cls, cfg: Any, tokenizer: Any = None) -> Any:
+            loader = DataLoader(TinyDataset(8), 4)
+            return loader, loader, None
+
+    cfg = tiny_config(str(tmp_path), global_batch_size=4)
+    default_setup(cfg)
+    with pytest.raises(ConfigError, match=r"train loader \(\w+\) is a test loader too, .* build a second loader"):
+        Shares(cfg)
 
 
 def test_labels_that_get_batch_does_not_return_are_named(model: TinyModel) -> None:
