@@ -13,9 +13,11 @@ import numpy as np
 from libai_data.data.attributes import attribute_of
 from libai_data.data.datasets.combine import check_index, indexed_length
 from libai_data.data.datasets.fingerprint import fingerprint_of, hash_of
+from libai_data.data.datasets.mapped import Map
 from libai_data.data.sources import JsonLinesSource
 from libai_data.data.text.conversations import Message, messages_of, pair_of
 from libai_data.data.text.tokenizer import TextTokenizer
+from libai_data.data.transforms.timing import transform_time
 from libai_data.errors import ConfigError, FormatError, installed
 from libai_data.errors.argument_rules import FLAG, check, check_types, one_of, whole
 from libai_data.structures import DistTensorData, Instance
@@ -25,7 +27,7 @@ _FIELDS = ("input_ids", "labels", "loss_mask")
 _RULES = {"max_seq_length": whole(1, 1 << 22), "too_long": one_of(REFUSE, CUT_END, CUT_START), "pad": FLAG}
 
 
-class ChatDataset:
+class ChatDataset(Map):
     """Conversations for fine-tuning; the loss counts the assistant's tokens only.
 
     A conversation is a mapping with `messages` (each has a `role` and a `content`) and, if the template supports them,
@@ -84,8 +86,8 @@ class ChatDataset:
 
         paths = conversations if isinstance(conversations, (list, tuple)) else [conversations]
         named = bool(paths) and all(isinstance(path, (str, PathLike)) for path in paths)
-        self.conversations = JsonLinesSource(conversations) if named else conversations
-        indexed_length(self.conversations)
+        self.dataset = JsonLinesSource(conversations) if named else conversations
+        indexed_length(self.dataset)
         self.max_seq_length, self._too_long, self._pad = max_seq_length, too_long, pad
         self._segments = segments if pad else None
         self._loss_roles = tuple(loss_roles)
@@ -96,22 +98,21 @@ class ChatDataset:
         decides = json.dumps([template, tokenizer.special_texts, sorted(tokenizer.get_vocab().items())])
         self._digest = hash_of(decides.encode(), 8)
 
-    def __len__(self) -> int:
-        return len(self.conversations)
-
     def __getitem__(self, index: int) -> Instance:
         check_index(index, len(self))
         try:
-            return Instance(**self._fields(self.conversations[index]))
+            item = self.dataset[index]
+            with transform_time():
+                return Instance(**self._fields(item))
         except FormatError as error:
-            place_of = attribute_of(self.conversations, "place_of")
+            place_of = attribute_of(self.dataset, "place_of")
             where = f" ({place_of(index)})" if place_of else ""
             raise FormatError(f"conversation {index}{where}: {error}") from error
 
     def fingerprint(self) -> dict[str, Any]:
         """Fingerprint of the conversations; and template, tokenizer and options, which decide the samples too."""
         options = [self.max_seq_length, list(self._loss_roles), self._too_long, self._pad]
-        return {**fingerprint_of(self.conversations), "chat": [self._digest, *options]}
+        return {**fingerprint_of(self.dataset), "chat": [self._digest, *options]}
 
     def _fields(self, item: Any) -> dict[str, DistTensorData]:
         messages, tools = messages_of(item)

@@ -7,12 +7,16 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from libai_data import CyclicSampler
-from libai_data.data.datasets import ChatDataset, PackedDataset, PreferenceDataset
+from libai_data.data.datasets import BlendedDataset, ChatDataset, ConcatDataset, PackedDataset, PreferenceDataset
+from libai_data.data.datasets.shard_lengths import shard_lengths_of
+from libai_data.data.files.identity import identity_within
+from libai_data.data.sources import JsonLinesSource
 from libai_data.data.text.tokenizer import TextTokenizer
 from libai_data.errors import ConfigError, FormatError
 from tests.data.datasets.chats import CHATML, TEMPLATES, arrays, check_alike, conversation, learned
@@ -208,6 +212,24 @@ def test_of_a_folder_conversations_are_read_and_what_is_skipped_is_told(
     (tmp_path / "c.jsonl.gz").write_bytes(b"")
     with pytest.raises(ConfigError, match="is compressed"):
         ChatDataset(str(tmp_path), tokenizer, 64, chat_template=CHATML)
+
+
+def test_conversations_keep_the_weights_and_the_files_of_what_they_are_read_from(
+    tokenizer: TextTokenizer, tmp_path: Path
+) -> None:
+    sources = []
+    for name, rows in (("a", 40), ("b", 20)):
+        (tmp_path / f"{name}.jsonl").write_text((json.dumps(conversation(name, name)) + "\n") * rows)
+        sources.append(JsonLinesSource(str(tmp_path / f"{name}.jsonl")))
+    chats = ChatDataset(BlendedDataset(sources, [3, 1]), tokenizer, 64, pad=False)
+    for dataset in (chats, PackedDataset(chats, 64, cut=False)):
+        order = CyclicSampler(dataset, 4, shuffle=True).order
+        assert (order.locate(np.arange(40))[1] >= 40).sum() == 10
+        assert shard_lengths_of(dataset).tolist() == [40, 20]
+        assert identity_within(dataset)
+    within = ChatDataset(ConcatDataset([BlendedDataset(sources, [3, 1])]), tokenizer, 64)
+    with pytest.raises(ConfigError, match="a BlendedDataset is within a ConcatDataset"):
+        CyclicSampler(within, 4)
 
 
 def test_conversations_in_utf_16_are_told(tokenizer: TextTokenizer, tmp_path: Path) -> None:
