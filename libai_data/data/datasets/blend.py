@@ -235,7 +235,9 @@ def blend_of(dataset: Any) -> Blend | None:
 
 def refuse_inner_blend(dataset: Any) -> None:
     """Raise a ConfigError if a part of a dataset is a blend, whose weights a stream of the dataset would ignore."""
-    if not isinstance(dataset, (Map, StreamTransform, ConcatDataset, Subset, RandomPart)):
+    from libai_data.data.datasets.one_round import OneRound  # It needs the samplers, which need blends.
+
+    if not isinstance(dataset, (Map, StreamTransform, ConcatDataset, Subset, RandomPart, OneRound)):
         return
     for part in inner_datasets(dataset):
         # A `Map` or a stream transform has the blend of its dataset.

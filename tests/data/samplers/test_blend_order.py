@@ -18,6 +18,7 @@ from libai_data.data.datasets import (
     ConcatDataset,
     FilteredDataset,
     Map,
+    OneRound,
     RandomMap,
     Subset,
     random_split,
@@ -297,6 +298,7 @@ def test_a_map_of_a_blend_keeps_its_weights() -> None:
         lambda blend: Subset(blend, 0, 10),
         lambda blend: Map(random_split(Map(blend, dict), [1, 1])[0], dict),
         lambda blend: FilteredDataset(Subset(blend, [1, 2]), bool),
+        lambda blend: Map(OneRound(FilteredDataset(blend, [True] * 80)), dict),
     ],
 )
 def test_a_blend_within_a_part_or_another_blend_is_refused_by_a_stream(make: Any) -> None:
