@@ -11,6 +11,7 @@ import numpy as np
 
 from libai_data.data.attributes import attribute_of, batch_method_of
 from libai_data.data.datasets.fingerprint import fingerprint_of
+from libai_data.data.datasets.mapped import refuse_outputs_without_indices
 from libai_data.data.files.identity import identity_within, key_of
 from libai_data.data.sources.node_memory import shared_memory
 from libai_data.data.sources.sharded import Records
@@ -38,12 +39,13 @@ class InMemorySource(Records):
         identity: identity of the records.
 
     Raises:
-        ConfigError: The source has no identity, and no name is given.
+        ConfigError: The source has no identity, and no name is given; or it is a filter or packer.
         SampleError: A record of a dataset cannot be read or pickled; the message has its index.
     """
 
     def __init__(self, source: Any, name: str = "") -> None:
         check({"name": TEXT}, name=name)
+        refuse_outputs_without_indices(source)
         if not name and not attribute_of(source, "identity", ""):
             raise ConfigError(
                 f"{type(source).__name__} has no identity that distinguishes its records; give InMemorySource a name "
@@ -59,6 +61,11 @@ class InMemorySource(Records):
     @property
     def _what(self) -> str:
         return "records in memory"
+
+    @property
+    def blend(self) -> Any:
+        """The blend of the source; None if the source is no blend."""
+        return attribute_of(self._source, "blend")
 
     def rows_of(self, number: int, rows: np.ndarray) -> list[Any]:
         places = zip(self._offsets[rows].tolist(), self._offsets[rows + 1].tolist())

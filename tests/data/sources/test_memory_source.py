@@ -12,9 +12,11 @@ import time
 from pathlib import Path
 from typing import Any, Callable
 
+import numpy as np
 import pytest
 
-from libai_data.data.datasets import Map
+from libai_data.data.datasets import BlendedDataset, FilteredDataset, Map
+from libai_data.data.samplers import CyclicSampler
 from libai_data.data.sources import InMemorySource, JsonLinesSource
 from libai_data.data.sources.node_memory import shared_memory
 from libai_data.errors import ConfigError, PeerError, SampleError
@@ -74,6 +76,15 @@ def test_files_tell_what_they_hold_and_other_sources_need_a_name(tmp_path: Path)
     assert first.read_many(range(20)) == expected and second.read_many(range(20)) == changed
     with pytest.raises(ConfigError, match="Counted has no identity that distinguishes its records"):
         InMemorySource(Counted(tmp_path / "x"))
+
+
+def test_a_blend_in_memory_keeps_its_weights_and_a_filter_is_refused() -> None:
+    blend = BlendedDataset([[{"x": number}] * 40 for number in range(2)], [3, 1])
+    memory = InMemorySource(blend, "a blend")
+    assert (CyclicSampler(memory, 4).order.locate(np.arange(40))[1] >= 40).sum() == 10
+    # If a loader had set the order of the filter, an index was taken for a place of this order.
+    with pytest.raises(ConfigError, match=r"no index of their own; wrap it, as OneRound\("):
+        InMemorySource(FilteredDataset(blend, bool), "a filter")
 
 
 PROGRAM = """
