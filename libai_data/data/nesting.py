@@ -175,9 +175,10 @@ def array_to_text(array: np.ndarray, kind: str | None) -> list[Any]:
     return [text.decode(errors="surrogatepass") for text in texts] if kind == "str" else list(texts)
 
 
-def array_of(values: Any) -> np.ndarray:
+def array_of(values: Any, dtype_if_empty: type | None = None) -> np.ndarray:
     """Convert a user's value to an array. If this fails, as for lists of unequal lengths, an empty array of objects."""
     try:
-        return np.asarray(values)
+        array = np.asarray(values)
     except ValueError:
         return np.empty(0, object)
+    return array if array.size or dtype_if_empty is None else array.astype(dtype_if_empty)

@@ -143,8 +143,8 @@ class Subset(_Part):
             stop = max(start.start, start.stop)
             start = start.start
         if stop is None:
-            listed = array_of(start)
-            if listed.ndim != 1 or (len(listed) and listed.dtype.kind not in "iu"):
+            listed = array_of(start, int)
+            if listed.ndim != 1 or listed.dtype.kind not in "iu":
                 raise ConfigError(f"Subset got {start!r:.100}; give a list of indices, or the first one and the last")
             size = indexed_length(dataset)
             outside = listed[(listed < 0) | (listed >= size)]

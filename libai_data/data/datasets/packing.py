@@ -110,7 +110,7 @@ class PackedDataset(StreamTransform):
             self.window = min(max(_LEAST_WINDOW, self.units // _TOKENS_A_SAMPLE), _MOST_WINDOW)
         # The last part of the key is as in `_amounts`.
         self._windows: OrderedDict[tuple[int, bool], Window] = OrderedDict()
-        self._lengths = None if lengths is None else array_of(lengths)
+        self._lengths = None if lengths is None else array_of(lengths, int)
         if self._lengths is not None and (
             self._lengths.dtype.kind not in "iu" or self._lengths.shape != (len(dataset),)
         ):

@@ -24,7 +24,7 @@ def shard_lengths_of(dataset: Any) -> np.ndarray:
     Raises:
         ConfigError: The shard files are not known, or `shard_lengths` does not fit the dataset.
     """
-    lengths = array_of(_lengths(dataset))
+    lengths = array_of(_lengths(dataset), int)
     name, samples = type(dataset).__name__, length_of(dataset)
     if lengths.ndim != 1 or lengths.dtype.kind not in "iu" or (lengths < 0).any():
         raise ConfigError(

@@ -105,7 +105,7 @@ class StreamTransform:
             raise ConfigError(f"the length of an output is {units!r}; it must be an int of 1 to {_MOST_UNITS}")
         keeps: tuple[Callable[[Any], bool], ...] = (keep,) if callable(keep) else ()
         samples = length_of(dataset)
-        kept = None if keep is None or callable(keep) else array_of(keep)
+        kept = None if keep is None or callable(keep) else array_of(keep, bool)
         if kept is not None and (kept.dtype != bool or kept.shape != (samples,)):
             raise ConfigError(
                 f"keep is {kept.dtype} {list(kept.shape)}; it must be a function of a sample, or {samples} bools, one "

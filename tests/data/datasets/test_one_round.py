@@ -22,6 +22,7 @@ from libai_data.data.datasets import (
     Subset,
     random_split,
 )
+from libai_data.data.datasets.shard_lengths import shard_lengths_of
 from libai_data.data.samplers import CyclicSampler, Order, SingleRoundSampler
 from libai_data.errors import ConfigError
 from libai_data.structures import batch_info
@@ -140,6 +141,15 @@ def test_a_filter_that_changes_its_samples_is_not_taken_apart() -> None:
     for make in (lambda: FilteredDataset(changed, is_even), lambda: PackedDataset(changed, 4)):
         with pytest.raises(ConfigError, match="got a Doubling, whose samples have no index of their own"):
             make()
+
+
+def test_lists_for_an_empty_dataset_may_be_empty() -> None:
+    """Such as those of a validation part without samples: numpy makes floats of an empty list, which were refused."""
+    packed = PackedDataset(FilteredDataset(Documents([]), []), 4, lengths=[], keep=np.array([]))
+    assert len(OneRound(packed)) == len(Subset(Documents([]), np.array([]))) == 0
+    shards, empty = Documents([1, 2, 3]), Documents([])
+    shards.shard_lengths, empty.shard_lengths = [1, 2], []  # type: ignore[attr-defined]
+    assert shard_lengths_of(ConcatDataset([shards, empty])).tolist() == [1, 2]
 
 
 def test_another_seed_of_a_round_is_another_dataset() -> None:
