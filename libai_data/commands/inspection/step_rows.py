@@ -76,10 +76,10 @@ def read_step(
     # A user's own sampler may follow steps too, but its state has another form.
     state = stream_state_of(loader) if isinstance(loader, BatchLoader) else None
     if split == "train" and opened.follows and state is not None:
-        ledger = Ledger(state)
-        epochs, _ = ledger.samples_of(step)
-        batch = opened.plan.sizes[len(epochs)].micro_batch_size if len(epochs) in opened.plan.sizes else len(epochs)
-        found = StepRows(step, ledger.schedule.position_of(step), len(epochs), batch)
+        positions = Ledger(state).positions_of(step)
+        size = len(positions)
+        batch = opened.plan.sizes[size].micro_batch_size if size in opened.plan.sizes else size
+        found = StepRows(step, positions.start, size, batch)
     else:
         batch = opened.plan.first.micro_batch_size if split == "train" else micro_batch_size
         size = opened.plan.first.global_batch_size if split == "train" else batch * data_parallel_size
@@ -113,7 +113,9 @@ class _Chunk(NamedTuple):
 def _from_position(loader: BatchLoader, position: int) -> Iterator[_Chunk]:
     for ready in loader.begin(position, fetches_ahead=False):
         batch = ready.index_batch
-        yield _Chunk(ready.arrays, ready.layouts, batch.epochs, batch.indices, batch.valid)
+        # The outputs of a filter or packer have no index.
+        indices = None if loader.stream.makes_outputs else batch.indices
+        yield _Chunk(ready.arrays, ready.layouts, batch.epochs, indices, batch.valid)
 
 
 def _from_beginning(loader: Any, skipped: int) -> Iterator[_Chunk]:

@@ -222,16 +222,18 @@ class CyclicSampler(StreamSampler):
         return self._part(position, rows, rows, number)
 
     def _transformed_part(self, walk: Walk, position: int, size: int, number: int) -> IndexBatch:
-        rows = self.rows_of(size)
-        own = self.order.in_rows(position + np.arange(size)[None])[0][rows]
+        first, count = self._first_of_turns(position, size), size * self._ranks_in_turn
+        rows = position - first + self.rows_of(size)
+        own = self.order.in_rows(first + np.arange(count)[None])[0][rows]
         turns = None
         if self.follows_own_lanes and isinstance(self.order, LaneOrder):
             # The lanes with outputs at these positions, or in this reader's rows of other batches.
-            known = self.order.turns_of(range(int(rows[0]), int(rows[-1]) + 1), size)
+            known = self.order.turns_of(range(int(rows[0]), int(rows[-1]) + 1), count)
             turns = sorted({*known, *(own % self.order.lanes).tolist()})
-        firsts, end = walk.outputs(position, size, turns)
+        firsts, end = walk.outputs(first, count, turns)
         # All ranks must return the same epoch, but ranks that measure lanes may not know the lane of the first sample.
-        epoch = None if self.measures_lanes else int(place_and_offset(firsts[0])[0]) // self.order.epoch_size
-        firsts = firsts[own - position]
         places, _ = place_and_offset(firsts)
-        return IndexBatch(number, epoch, position, size, size, self.order.locate(places)[0], firsts, end)
+        epoch = None if self.measures_lanes else int(places[position - first]) // self.order.epoch_size
+        firsts, epochs = firsts[own - first], self.order.locate(places[own - first])[0]
+        is_last_turn = position + size == first + count
+        return IndexBatch(number, epoch, position, size, size, epochs, firsts, end if is_last_turn else None)

@@ -30,7 +30,7 @@ class Ledger:
             only for a stream in lanes, because the rows of each batch are sorted by lane.
 
     Raises:
-        CheckpointError: The state has no steps; or it is that of a stream transform.
+        CheckpointError: The state has no steps; or, if samples are asked for, it is that of a stream transform.
     """
 
     def __init__(self, state: StreamState, batches: Mapping[int, int] | None = None) -> None:
@@ -39,14 +39,15 @@ class Ledger:
                 "the data state has the place in the stream, but no steps: it was saved by a loader without a trainer; "
                 "call sampler.follow(StepSchedule(((0, global batch size),)))"
             )
-        if state.start is not None:
-            raise CheckpointError(
-                "the samples that made up a step of a stream transform, such as a packer, depend on the samples' "
-                "lengths; the data state alone does not determine them"
-            )
         self.state = state
         self.schedule: StepSchedule = state.schedule
         self._batches = batches or {}
+
+    def positions_of(self, step: int) -> range:
+        """The positions of a step; a CheckpointError if it is before the first step of the state's schedule."""
+        self._check(step)
+        first = self.schedule.position_of(step)
+        return range(first, first + self.schedule.size_of(step))
 
     def samples_of(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """The samples of a step.
@@ -60,14 +61,14 @@ class Ledger:
         Raises:
             CheckpointError: The step is before the first step of the state's schedule.
         """
-        self._check(step)
         return self.state.order.locate(self._places_of(step))
 
     def _places_of(self, step: int) -> np.ndarray:
         """The places of a step, int64 [global batch size], in the order of rows."""
-        size = self.schedule.size_of(step)
-        places = self.state.left_out.places_of(self.schedule.position_of(step) + np.arange(size))
-        return self.state.order.in_rows(places.reshape(self._batches.get(size, 1), -1)).ravel()
+        self._refuse_transform()
+        positions = np.array(self.positions_of(step))
+        places = self.state.left_out.places_of(positions)
+        return self.state.order.in_rows(places.reshape(self._batches.get(len(positions), 1), -1)).ravel()
 
     def uses_of(self, index: int, until_step: int) -> list[Use]:
         """The steps before `until_step` that use a sample.
@@ -83,6 +84,7 @@ class Ledger:
             CheckpointError: `until_step` is before the first step of the state's schedule.
             IndexError: The dataset has no such sample.
         """
+        self._refuse_transform()
         self._check(until_step)
         state, schedule = self.state, self.schedule
         end = state.left_out.end_of(schedule.position_of(until_step))
@@ -96,6 +98,13 @@ class Ledger:
         ):
             uses.append(Use(step, int(np.flatnonzero(self._places_of(step) == place)[0]), epoch))
         return uses
+
+    def _refuse_transform(self) -> None:
+        if self.state.start is not None:
+            raise CheckpointError(
+                "the samples that made up a step of a stream transform, such as a packer, depend on the samples' "
+                "lengths; the data state alone does not determine them"
+            )
 
     def _check(self, step: int) -> None:
         if step < self.schedule.first_step:

@@ -13,10 +13,10 @@ from PIL import Image
 
 from libai_data.commands.inspect import main
 from libai_data.commands.inspection import inspect_config, page_of
-from libai_data.commands.inspection.step_rows import stages_of_sample
-from libai_data.commands.one_rank import mesh_of
+from libai_data.commands.inspection.step_rows import read_step, stages_of_sample
+from libai_data.commands.one_rank import mesh_of, one_rank_loaders
 from libai_data.config import LazyCall
-from libai_data.data.datasets import ConcatDataset, ImageFolderDataset, random_split
+from libai_data.data.datasets import ConcatDataset, FilteredDataset, ImageFolderDataset, random_split
 from libai_data.data.random.sample_random import sample_generator
 from libai_data.data.samplers import CyclicSampler, Order, SingleRoundSampler
 from libai_data.data.transforms import ImageToFloat
@@ -34,6 +34,16 @@ from tests.engine.tiny import TinyDataset
 
 def indices(found: Any) -> list[int]:
     return [card.origin.index for card in found.cards]
+
+
+def filtered(keep: str) -> FilteredDataset:
+    """Points of which two thirds are kept."""
+    dataset = TinyDataset(150)
+    return FilteredDataset(dataset, dataset.labels > 0 if keep == "bools" else is_kept)
+
+
+def is_kept(sample: Any) -> bool:
+    return bool(sample.labels.tensor > 0)
 
 
 @pytest.fixture
@@ -143,6 +153,26 @@ def test_rows_in_lanes_are_those_that_each_rank_takes(tmp_path: Path) -> None:
         batches = [rank.batch_at(8 * step) for rank in rounds]
         expected = [index for batch in batches if batch is not None for index in batch.indices.tolist()]
         assert indices(inspect_config(cfg, split="test", step=step)) == expected[: 21 - 8 * step]
+
+
+@pytest.mark.parametrize("keep", ["function", "bools"])
+@pytest.mark.parametrize("lanes", [None, 4])
+def test_the_outputs_of_a_filter_are_those_that_each_rank_takes(tmp_path: Path, keep: str, lanes: int | None) -> None:
+    cfg = config_of(tmp_path, global_batch_size=16, num_accumulation_steps=2)
+    cfg.dataloader.train.dataset = LazyCall(filtered)(keep=keep)
+    cfg.dataloader.train.sampler = LazyCall(CyclicSampler)(shuffle=True, lanes=lanes)
+    cfg.train.dist.data_parallel_size = 2
+    ranks = [CyclicSampler(filtered(keep), 4, True, 0, rank, 2, seed=1234, lanes=lanes) for rank in range(2)]
+    for step in (0, 3):
+        batches = [rank.batch_at(16 * step + 8 * number) for number in range(2) for rank in ranks]
+        starts = [start for batch in batches if batch is not None for start in batch.indices.tolist()]
+        found = inspect_config(cfg, step=step)
+        assert indices(found) == [None] * 16 and not found.findings
+        opened = one_rank_loaders(cfg, 2)
+        rows = read_step(opened, "train", opened.loaders[0], step, 2, 4, 16).values["points"]
+        opened.close()
+        dataset: Any = ranks[0].dataset
+        np.testing.assert_array_equal(rows, [dataset[start].points.tensor for start in starts])
 
 
 @pytest.mark.parametrize(("step", "rows"), [(0, 8), (2, 5)])

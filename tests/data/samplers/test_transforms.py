@@ -276,8 +276,10 @@ def test_steps_may_change_their_size_in_the_middle_of_packs() -> None:
     resumed.follow(StepSchedule(((0, 2), (3, 6))))
     resumed.load_state_dict(sampler.state_dict())
     assert resumed.state == sampler.state
-    with pytest.raises(CheckpointError, match="depend on the samples' lengths"):
-        Ledger(sampler.state)
+    assert Ledger(sampler.state).positions_of(4) == range(12, 18)
+    for samples in (Ledger(sampler.state).samples_of, lambda step: Ledger(sampler.state).uses_of(0, step)):
+        with pytest.raises(CheckpointError, match="depend on the samples' lengths"):
+            samples(2)
 
 
 def test_another_seed_or_another_kind_of_stream_is_refused() -> None:
