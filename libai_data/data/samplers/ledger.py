@@ -103,7 +103,7 @@ class Ledger:
         if self.state.start is not None:
             raise CheckpointError(
                 "the samples that made up a step of a stream transform, such as a packer, depend on the samples' "
-                "lengths; the data state alone does not determine them"
+                "lengths, which the data state does not have; libai-data inspect --step shows the outputs of a step"
             )
 
     def _check(self, step: int) -> None:
