@@ -109,7 +109,9 @@ class Walk:
             known = (each for each, starts in self._starts.items() if starts[turn] != UNKNOWN)
             before = max((each for each in known if each < position), default=0)
             passed = len(range(before + (turn - before) % len(self._lanes), position, len(self._lanes)))
-            _, first = self._lanes[turn].walk_from(self._known(before, turn), passed)
+            first = self._known(before, turn)
+            for done in range(0, passed, _KNOWN_AT_ONCE):  # Not all at once, because their starts need memory.
+                _, first = self._lanes[turn].walk_from(first, min(_KNOWN_AT_ONCE, passed - done))
         return first
 
     def first_of_round(self, epoch: int) -> Start:

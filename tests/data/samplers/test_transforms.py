@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -280,6 +281,17 @@ def test_steps_may_change_their_size_in_the_middle_of_packs() -> None:
     for samples in (Ledger(sampler.state).samples_of, lambda step: Ledger(sampler.state).uses_of(0, step)):
         with pytest.raises(CheckpointError, match="depend on the samples' lengths"):
             samples(2)
+
+
+def test_the_memory_to_find_a_position_does_not_grow_with_it() -> None:
+    kept = FilteredDataset(range(1000), np.arange(1000) % 2 == 0)
+    sampler = CyclicSampler(kept, 4, consumed_samples=200_000)
+    tracemalloc.start()
+    batch = sampler.batch_at(sampler.position)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert batch is not None and batch.indices.tolist() == [400_000, 400_002, 400_004, 400_006]
+    assert peak < 1 << 20
 
 
 def test_another_seed_or_another_kind_of_stream_is_refused() -> None:
