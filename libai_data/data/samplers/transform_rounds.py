@@ -12,6 +12,7 @@ from libai_data.data.datasets.stream_transform import Start, StreamTransform, pl
 from libai_data.data.samplers.blend_order import BlendOrder, order_from_json, order_over
 from libai_data.data.samplers.cursor import EpochPositions, IndexBatch
 from libai_data.data.samplers.lane_order import laned_order
+from libai_data.data.samplers.order import check_holds_a_batch
 from libai_data.data.samplers.resuming import RESTART_DATA
 from libai_data.data.samplers.sampler import StreamSampler
 from libai_data.data.samplers.stream_state import START, start_from_json
@@ -70,7 +71,7 @@ class TransformRounds(EpochPositions, StreamSampler):
         If no output is left in this epoch, the batches of the next epoch.
 
         Raises:
-            ConfigError: An epoch has no output.
+            ConfigError: An epoch has no output, or with "drop" fewer than a global batch.
         """
         epoch = self.cursor.epoch
         batch = self._batch(epoch, position)
@@ -91,6 +92,8 @@ class TransformRounds(EpochPositions, StreamSampler):
         valid = len(firsts)
         if not valid and not position:
             raise ConfigError(f"{type(self.dataset).__name__} keeps none of the {self.order.size} samples")
+        if not position and self.ends == "drop":
+            check_holds_a_batch(valid, size, self.data_parallel_size)
         if not valid or (valid < size and self.ends == "drop"):
             return None
         self.note_start(position + valid, end)

@@ -93,6 +93,12 @@ def test_each_epoch_has_the_outputs_of_a_round_on_every_mesh_and_after_every_cut
         full = [batch for batch in batches if ends != "drop" or len(batch) == size]
         return [[output for _, output in sorted(batch, key=lambda row: row[0])] for batch in full]
 
+    least = min(map(len, wanted))
+    if ends == "drop" and least < ranks * micro:
+        with pytest.raises(ConfigError, match=f"leaves out all .* of an epoch, fewer than .* {ranks * micro} "):
+            for _ in wanted:
+                taken(samplers)
+        return
     first = taken(samplers, cut)
     assert first == in_batches(wanted[0], ranks * micro)[:cut]
     states = [json.loads(json.dumps(sampler.state_dict())) for sampler in samplers]
@@ -102,6 +108,8 @@ def test_each_epoch_has_the_outputs_of_a_round_on_every_mesh_and_after_every_cut
     resumed.load_state_dict(states[0])
     rest = in_batches(wanted[0][sum(map(len, first)) :], 2)
     # Batches of another size leave out another end.
+    if ends == "drop" and least < 2:
+        return
     assert taken([resumed]) == (rest or in_batches(wanted[1], 2) if sum(map(len, first)) else rest)
 
 
