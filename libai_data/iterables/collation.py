@@ -73,9 +73,10 @@ def _copied(value: Any) -> Any:
         return other
     if isinstance(value, DistTensorData):
         return value.with_tensor(_copied(value.tensor))
-    if is_flow_tensor(value):
-        return value.clone()
-    return copy.deepcopy(value) if hasattr(value, "__array__") else value
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    is_tensor = is_flow_tensor(value) or (hasattr(value, "__array__") and hasattr(value, "clone"))  # the second: torch
+    return value.clone() if is_tensor else value
 
 
 def _joined(pieces: Sequence[BatchRow]) -> dict[str, Any]:

@@ -1140,6 +1140,17 @@ def test_a_collator_that_draws_and_changes_its_samples_changes_each_row_once(for
     assert [{*batch["x"].tolist()} for batch in loader] == [{1.0}] * 3
 
 
+def test_a_collator_over_a_stream_gets_tensors_that_were_computed_with_gradients() -> None:
+    torch = pytest.importorskip("torch")
+    weight = torch.ones(1, requires_grad=True)
+    loader = from_iterable(
+        lambda: ({"x": weight * number} for number in range(4)),
+        2,
+        collate_fn=lambda samples: {"x": torch.stack([each["x"] for each in samples]).detach()},
+    )
+    assert [batch["x"].tolist() for batch in loader.numpy()] == [[[0], [1]], [[2], [3]]]
+
+
 def test_a_collator_may_remove_fields_of_samples_that_a_list_keeps() -> None:
     def popped(samples: list[Any]) -> dict[str, Any]:
         return {"x": np.array([each.pop("x") for each in samples]), "noise": np.random.random(len(samples))}
