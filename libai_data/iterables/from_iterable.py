@@ -12,6 +12,7 @@ from typing import Any, Callable
 from libai_data.config import LazyCall, instantiate
 from libai_data.data.attributes import attribute_of, has_attribute
 from libai_data.data.datasets.combine import length_of
+from libai_data.data.items import ArgumentNames
 from libai_data.data.random.global_generators import warn_once
 from libai_data.data.samplers import CyclicSampler, SingleRoundSampler
 from libai_data.data.samplers.single_round import ShortEndSampler
@@ -192,7 +193,7 @@ def from_iterable(
         )
     if summary.batches and collate_fn is not None:
         raise ConfigError(f"collate_fn makes batches of samples, but {summary.name} yields batches; remove collate_fn")
-    if summary.batches and getattr(type(mixup_func), "prepared", BatchTransform.prepared) != BatchTransform.prepared:
+    if summary.batches and _prepares_samples(mixup_func):
         raise ConfigError(
             f"{type(mixup_func).__name__} prepares samples, but {summary.name} yields batches; load its samples instead"
         )
@@ -304,6 +305,11 @@ def _map_style(
     return build_loader(lambda: dataset, sampler, readers, arguments, **options)
 
 
+def _prepares_samples(mixup_func: Any) -> bool:
+    """Whether a batch transform changes samples before they are stacked, and so needs their names."""
+    return getattr(type(mixup_func), "prepared", BatchTransform.prepared) != BatchTransform.prepared
+
+
 def _rounds(dataset: Any, ends: str, together: int, **arguments: Any) -> Any:
     """The sampler of finite epochs of a dataset; on a rank that does not read, `dataset` is a placeholder.
 
@@ -339,7 +345,11 @@ def _stream(
     mesh = plan.mesh
     size = None if micro_batch_size is None else micro_batch_size * mesh.data_parallel_size
     made: dict[str, Any] = {}
-    open_rows = partial(TakenRows, source, reading)  # Only ranks that read call this.
+    are_named = _prepares_samples(options["mixup_func"]) and not (
+        collate_fn or isinstance(reading.names, ArgumentNames)
+    )
+    # Only ranks that read call this.
+    open_rows = partial(TakenRows, source, reading, reading.names if are_named else None)
 
     def make_stream(dataset: Any, shards: tuple[int, ...]) -> IterableStream:
         rows = dataset if isinstance(dataset, TakenRows) else None

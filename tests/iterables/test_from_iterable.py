@@ -1192,6 +1192,19 @@ def test_a_stream_that_draws_can_be_mixed() -> None:
         assert np.concatenate([batch["y"] for batch in loader.numpy()]).tolist() == [*range(960)]
 
 
+def test_a_stream_of_tuples_is_mixed_by_the_names_that_fields_gives() -> None:
+    def pairs(epoch: int) -> Iterator[Any]:
+        return ((each["images"], each["labels"]) for each in pictures(8))
+
+    mixup = Mixup(num_classes=3)
+    names = ("images", "labels")
+    found = [*from_iterable(pairs, 4, fields=names, mixup_func=mixup, seed=1).numpy()]
+    expected = [*from_iterable(lambda epoch: pictures(8), 4, fields=names, mixup_func=mixup, seed=1).numpy()]
+    assert len(found) == 2 and found[0]["labels"].shape == (4, 3)
+    for one, other in zip(found, expected):
+        assert all(np.array_equal(one[name], other[name]) for name in names)
+
+
 def test_a_short_last_batch_that_cannot_be_mixed_is_refused_at_the_start() -> None:
     samples, mixup = [*pictures(9)], Mixup(num_classes=3)
     with pytest.raises(ConfigError, match=r"last batch of an epoch has 1 row\(s\) .* of 2; set drop_last=True"):
