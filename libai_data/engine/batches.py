@@ -24,7 +24,7 @@ class StepInputs:
 
     Attributes:
         seconds: time that `joined` has taken; the trainer resets it.
-        taken: number of batches that were read; the trainer resets it after each step.
+        taken: number of batches that were read, or lost by an error; the trainer resets it after each step.
     """
 
     def __init__(self, loader: Iterable[Any]) -> None:
@@ -43,6 +43,10 @@ class StepInputs:
                 batch = next(self._batches)
             except StopIteration:
                 self._batches = iter(self.loader)
+            except BaseException:
+                # Generators end after an error, and torch's loaders leave the batch out. `CountedLoader` is of these.
+                self.taken += hasattr(self.loader, "counted")
+                raise
             else:
                 self.taken += 1
                 return batch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -227,6 +228,32 @@ def test_an_interrupted_step_that_has_read_batches_is_neither_continued_nor_save
     again = built(cfg, kind=InterruptedInAStep)
     again.train()
     assert_equal_weights(again.model, weights(whole.model))
+
+
+class ReadsAGenerator(DefaultTrainer):
+    """Its loader fails once, in the third batch; the generator then ends."""
+
+    @classmethod
+    def build_train_loader(cls, cfg: Any, tokenizer: Any = None) -> Any:
+        fails = [2]
+
+        class Loader:
+            def __iter__(self) -> Iterator[Any]:
+                for number, batch in enumerate(DataLoader(TinyDataset(40), global_batch_size=8)):
+                    if number in fails:
+                        fails.clear()
+                        raise OSError("disk")
+                    yield batch
+
+        return Loader()
+
+
+def test_a_batch_that_a_foreign_loader_has_lost_by_an_error_is_not_left_out(tmp_path: Path) -> None:
+    trainer = built(tiny_config(str(tmp_path), train_iter=4, evaluation={"enabled": False}), kind=ReadsAGenerator)
+    with pytest.raises(OSError, match="disk"):
+        trainer.train()
+    with pytest.raises(CheckpointError, match=r"step 2 has read 1 batch\(es\) and has not ended"):
+        trainer.train()
 
 
 class LeavesGradients(HookBase):
