@@ -170,7 +170,8 @@ def test_samples_after_the_first_that_draw_from_generators_without_a_seed_are_to
     dataset = OfAnyForm(lambda index: {"x": np.float64(draw() if index else 0)})
     with loading(dataset, **how) as loader:
         list(islice(iter(loader), 12))
-        assert loader.stats()["samples"] == 48 or "global" in kind, "what is read to compare does not count"
+        # What is read to compare does not count. Workers read ahead.
+        assert "num_workers" in how or "global" in kind or loader.stats()["samples"] == 48
     [text] = [record.getMessage() for record in caplog.records if "returns a different" in record.getMessage()]
     assert re.match("OfAnyForm returns a different 'x' each time that sample [1-7] is read", text)
 
