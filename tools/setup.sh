@@ -194,6 +194,8 @@ take_lock() {
 # Has pip find versions of everything for Python $1.
 resolve() {
     VERSIONS=("$1")
+    # PYTHON may name another version, for .venv.
+    if [[ -n "${PYTHON:-}" ]] && ! is_python "$PYTHON" "$1"; then PYTHON=""; fi
     local python
     python="$(find_python)"
     folder="$(mktemp -d)"

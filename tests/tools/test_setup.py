@@ -27,6 +27,7 @@ PROGRAMS = [
     "make",
     "mkdir",
     "mkfifo",
+    "mktemp",
     "mv",
     "rm",
     "sha256sum",
@@ -205,6 +206,12 @@ esac
         result = finish(machine.start("-c", f"make -C {machine.root} setup", PYTHON=str(expected)))
         assert result.returncode == 0, result.stderr
         assert f"with {expected}" in result.stdout
+
+    def test_resolving_for_another_version_than_the_named_one_looks_for_it(self, machine: Machine) -> None:
+        machine.python("bin/python3.9", "3.9")
+        result = machine.set_up("resolve", "3.9", PYTHON=str(machine.python("mine/python", "3.10")))
+        assert result.returncode == 0, result.stderr
+        assert "constraints-3.9.txt" in (machine.root / "installs").read_text()
 
     def test_a_machine_that_oneflow_has_no_wheels_for_is_refused(self, machine: Machine) -> None:
         machine.python("bin/python3.10", "3.10")
