@@ -62,9 +62,13 @@ def repository() -> Path:
 
 @pytest.fixture(autouse=True)
 def environment_is_restored() -> Iterator[None]:
-    """Keep what one test sets for its process from the next one: the environment, and where messages go."""
+    """Keep what one test sets for its process from the next one: the environment, signals, and where messages go."""
     before = dict(os.environ)
+    handlers = {signum: signal.getsignal(signum) for signum in signal.valid_signals()}
     yield
+    for signum, handler in handlers.items():
+        if signal.getsignal(signum) != handler:
+            signal.signal(signum, handler)  # `launch`, in this process, forwards signals until the process ends.
     if "oneflow" in sys.modules:
         # Its threads read the environment whenever they compute, which crashes while it is changed.
         sys.modules["oneflow"]._oneflow_internal.eager.Sync()
