@@ -25,12 +25,14 @@ class StepInputs:
     Attributes:
         seconds: time that `joined` has taken; the trainer resets it.
         taken: number of batches that were read, or lost by an error; the trainer resets it after each step.
+        has_failed: reading a batch has raised an error, after which a pass over a loader with a state is of no use.
     """
 
     def __init__(self, loader: Iterable[Any]) -> None:
         self.loader = loader
         self.seconds = 0.0
         self.taken = 0
+        self.has_failed = False
         self._batches: Iterator[Any] | None = None
 
     def next(self) -> Any:
@@ -46,6 +48,7 @@ class StepInputs:
             except BaseException:
                 # Generators end after an error, and torch's loaders leave the batch out. `CountedLoader` is of these.
                 self.taken += hasattr(self.loader, "counted")
+                self.has_failed = True
                 raise
             else:
                 self.taken += 1
@@ -58,7 +61,7 @@ class StepInputs:
 
     def restart(self) -> None:
         """Forget the running iteration, after the loader's state was changed."""
-        self._batches, self.taken = None, 0
+        self._batches, self.taken, self.has_failed = None, 0, False
 
     def joined(self, count: int, get_batch: Callable[..., dict[str, Any]], device: str) -> dict[str, Any]:
         """Make the inputs from `count` consecutive batches, joined along dim 0, and add the time to `seconds`."""

@@ -81,7 +81,10 @@ class DataState:
             call_if_there(self.inputs, "restart")
 
     def begin(self) -> None:
-        """Return to where `close` was called."""
+        """Return to where `close` was called, or before the batch that could not be read."""
+        if self.inputs is not None and self.inputs.has_failed and not isinstance(self.loader, CountedLoader):
+            self._kept = self.state_dict()
+            self.inputs.restart()
         if self._kept is not None:
             self._stored.load_state_dict(self._kept)
         self._kept = None

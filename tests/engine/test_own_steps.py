@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from libai_data.config import LazyCall
 from libai_data.engine import DefaultTrainer, HookBase
-from libai_data.errors import CheckpointError
+from libai_data.errors import CheckpointError, SampleError
 from libai_data.iterables import DataLoader
 from libai_data.mesh import set_mesh
 from tests.engine.data_runs import metric
@@ -254,6 +255,38 @@ def test_a_batch_that_a_foreign_loader_has_lost_by_an_error_is_not_left_out(tmp_
         trainer.train()
     with pytest.raises(CheckpointError, match=r"step 2 has read 1 batch\(es\) and has not ended"):
         trainer.train()
+
+
+class FailsOnce(TinyDataset):
+    """Sample 17 cannot be read the first time."""
+
+    has_failed = False
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 17 and not self.has_failed:
+            self.has_failed = True
+            raise OSError("disk")
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("kind", [DefaultTrainer, ReadsEpochs, ReadsByNode])
+def test_after_a_sample_that_could_not_be_read_the_next_call_reads_it_again(
+    tmp_path: Path, kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses = []
+    for dataset in (TinyDataset, FailsOnce):
+        cfg = tiny_config(str(tmp_path / dataset.__name__), train_iter=6, evaluation={"enabled": False})
+        cfg.dataloader.train.dataset = LazyCall(dataset)(length=40)
+        monkeypatch.setattr(f"{__name__}.TinyDataset", dataset)
+        trainer = built(cfg, kind=kind)
+        if dataset is FailsOnce:
+            with pytest.raises(SampleError, match="sample 17 of FailsOnce: OSError: disk"):
+                trainer.train()
+        trainer.train()
+        set_mesh(None)
+        losses.append(metric(tmp_path / dataset.__name__))
+    assert losses[0] == losses[1]
+    assert sorted(losses[0]) == [*range(6)]
 
 
 class LeavesGradients(HookBase):
