@@ -22,9 +22,14 @@ from libai_data.config.keys import every_key, join_path
 from libai_data.config.naming import describe, locate
 from libai_data.config.signatures import SPECIAL_KEYS, TARGET, Parameters, parameters_of, target_of
 from libai_data.errors import ConfigError, ConfigKeyError, nearest
+from libai_data.errors.argument_rules import Rule, check, list_of
 
 _HAS_OVERRIDES = "has_overrides"
 _INDEX = re.compile(r"\[(\d+)\]")
+_RULES = {
+    "cfg": Rule("a DictConfig, as LazyConfig.load returns", lambda value: isinstance(value, DictConfig)),
+    "overrides": list_of(str, "texts such as ['train.seed=1']"),
+}
 _NO_PARAMETERS = Parameters(frozenset(), takes_any=False)
 
 
@@ -37,6 +42,7 @@ def apply_overrides(cfg: DictConfig, overrides: list[str]) -> DictConfig:
     Args:
         overrides: texts in Hydra's override grammar (values: null, true, 1, 1e-4, text, 'quoted', [1,2], {a: 1}).
     """
+    check(_RULES, cfg=cfg, overrides=overrides)
     # Hydra's parser is slow to import, and most processes never need it.
     from hydra.core.override_parser.overrides_parser import OverridesParser
 

@@ -103,6 +103,14 @@ def test_overrides_apply_in_order_and_in_place_and_delete() -> None:
     assert "amp" not in cfg.train and "sizes" not in cfg
 
 
+@pytest.mark.parametrize("overrides", [[3], "train.seed=1", 3])
+def test_overrides_that_are_no_list_of_texts_are_refused(overrides: Any) -> None:
+    with pytest.raises(ConfigError, match=r"overrides is .*; it must be a list of texts such as"):
+        LazyConfig.apply_overrides(make_config(), overrides)
+    with pytest.raises(ConfigError, match=r"cfg is \{\}; it must be a DictConfig"):
+        LazyConfig.apply_overrides({}, [])  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [
