@@ -108,7 +108,7 @@ def test_overrides_that_are_no_list_of_texts_are_refused(overrides: Any) -> None
     with pytest.raises(ConfigError, match=r"overrides is .*; it must be a list of texts such as"):
         LazyConfig.apply_overrides(make_config(), overrides)
     with pytest.raises(ConfigError, match=r"cfg is \{\}; it must be a DictConfig"):
-        LazyConfig.apply_overrides({}, [])  # type: ignore[arg-type]
+        LazyConfig.apply_overrides({}, [])
 
 
 @pytest.mark.parametrize(
