@@ -190,9 +190,13 @@ def test_an_interrupted_hook_does_not_delay_the_schedule(tmp_path: Path) -> None
     parts = built(tiny_config(str(tmp_path / "parts"), **keys), kind=InterruptedInTheFirstHook)
     with pytest.raises(KeyboardInterrupt):
         parts.train()
+    parts.checkpointer.save("mine")
     parts.train()
     whole = metric(tmp_path / "whole", "lr")
     assert metric(tmp_path / "parts", "lr") == {step: rate for step, rate in whole.items() if step != 1}
+    state = parts.checkpointer.read(str(tmp_path / "parts" / "mine"))
+    assert (state["iteration"], state["stateful"]["lr_scheduler"]["last_step"]) == (1, 2)
+    assert {*state["stateful"]["lr_scheduler"]["lr"]} == {whole[2]}
 
 
 class InterruptedInAStep(ReadsList):

@@ -175,10 +175,7 @@ class LRScheduler(HookBase):
     def before_train(self) -> None:
         optimizer = self._optimizer if self._optimizer is not None else self.trainer.optimizer
         self._group = self.get_best_param_group_id(optimizer)
-        start = self.trainer.start_iter
-        if self._next_step is not None and start == self._next_step + 1:
-            self.scheduler.step()  # A hook before this one was interrupted after the last step.
-        self._next_step = start
+        self._next_step = self.trainer.start_iter
 
     @staticmethod
     def get_best_param_group_id(optimizer: Any) -> int:
@@ -201,6 +198,13 @@ class LRScheduler(HookBase):
         self.trainer.storage.put_scalar("lr", rates[self._group], smoothing_hint=False)
         self.scheduler.step()
         self._next_step = self.trainer.iter + 1
+
+    def close(self) -> None:
+        """Step the schedule if a hook before this one was interrupted after a step: its checkpoint may be saved now."""
+        last_step = getattr(getattr(self.trainer, "checkpointer", None), "last_step", -1)
+        if last_step >= 0 and last_step == self._next_step:
+            self.scheduler.step()
+        self._next_step = None
 
     def _warn_of_ignored(self, compiled: ChangedAttributes, rates: list[float]) -> None:
         changed = compiled.changed()
