@@ -128,7 +128,7 @@ class DefaultTrainer(RunsStages, TrainerBase):
             if follows:
                 check_step(stream_state_of(self.train_loader), self.start_iter, "the checkpoint")
         self.auto_scale_hyperparams(cfg, self.train_loader)
-        self._has_warned = False  # that other code reads the train loader
+        self._has_warned, self._use = False, ""  # that other code reads the train loader; `Taken.use` of the last call
         self.max_iter = cfg.train.train_iter
         self.global_batch_size = cfg.train.global_batch_size
 
@@ -177,7 +177,7 @@ class DefaultTrainer(RunsStages, TrainerBase):
             if start >= end:
                 logger.info("All %d steps are done already; to continue, set train.train_iter or max_iter higher.", end)
                 return {}
-            take_output_folder(self.cfg.train.output_dir, resume=True)  # An earlier call has released it.
+            self._use = take_output_folder(self.cfg.train.output_dir, resume=True, last_use=self._use).use
             self._data_state.begin()
             super().train(start, end)
         finally:

@@ -14,6 +14,7 @@ import re
 import shutil
 import socket
 import time
+import uuid
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -49,10 +50,14 @@ _taken_before: set[str] = set()
 
 
 class Taken(NamedTuple):
-    """A folder that this run has locked: whether the run resumes from it, and where an earlier run was moved, or ""."""
+    """A folder that this run has locked: whether the run resumes from it, and where an earlier run was moved, or "".
+
+    `use` identifies this use of the folder.
+    """
 
     resume: bool
     moved_to: str
+    use: str
 
 
 def user_resumes(args: Any) -> bool:
@@ -60,7 +65,9 @@ def user_resumes(args: Any) -> bool:
     return bool(getattr(args, "resume", False)) and not os.environ.get(RESTARTED_VARIABLE)
 
 
-def take_output_folder(folder: str, resume: bool, weights: str = "", is_trial: bool = False) -> Taken:
+def take_output_folder(
+    folder: str, resume: bool, weights: str = "", is_trial: bool = False, last_use: str = ""
+) -> Taken:
     """Lock the folder for this run. Unless the run resumes, move aside what an earlier run left there. Collective.
 
     If this job itself wrote there before a failure, the run resumes without `--resume`: `LIBAI_DATA_JOB` names the job.
@@ -70,14 +77,16 @@ def take_output_folder(folder: str, resume: bool, weights: str = "", is_trial: b
         resume: the user wants to continue from a checkpoint in the folder.
         weights: checkpoint whose weights the run starts with, if any.
         is_trial: delete the results in the folder; for `--fast-dev-run`.
+        last_use: `Taken.use` when this trainer has trained here last; "" if it has not.
 
     Raises:
-        ConfigError: Another training uses the folder, it cannot be written, or `weights` is in a folder to be moved.
+        ConfigError: Another training uses the folder, or has used it since `last_use`; it cannot be written, or
+            `weights` is in a folder to be moved.
     """
     found: tuple[str, Any] = ("", None)
     if is_main_process():
         try:
-            found = ("", tuple(_take(Path(folder), resume, weights, is_trial)))
+            found = ("", tuple(_take(Path(folder), resume, weights, is_trial, last_use)))
         except ConfigError as error:
             found = (str(error), None)
         except FileExistsError:
@@ -125,25 +134,31 @@ def _delete_results(folder: Path) -> None:
         shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
 
 
-def _take(folder: Path, resume: bool, weights: str, is_trial: bool) -> Taken:
+def _take(folder: Path, resume: bool, weights: str, is_trial: bool, last_use: str) -> Taken:
     folder.mkdir(parents=True, exist_ok=True)
     key = os.path.realpath(folder)
     _check_outside_of_checkpoints(Path(key))
     job = os.environ.get(JOB_VARIABLE, "")
     before = _lock(folder, job)
+    if last_use and before and before.get("use") != last_use:
+        host, process = before.get("process", ("another machine", "?"))
+        raise ConfigError(
+            f"another training (on {host}, process {process}, since {before.get('since', '?')}) has used "
+            f"train.output_dir {folder} since this trainer's last call of train; continue from its last checkpoint, "
+            "with a new trainer and train.resume=True, or give another train.output_dir"
+        )
     is_own = bool(job) and before.get("job") == job and key not in _taken_before
     has_checkpoint = (folder / LAST).exists() or any(_is_checkpoint(entry) for entry in folder.iterdir())
     if is_trial:
         _delete_results(folder)
-        taken = Taken(False, "")
+        resumes, moved_to = False, ""
     elif is_own or resume:
         # Before the first checkpoint, a restart begins at step 0 in the same folder, so the failed attempt's log stays.
-        taken = Taken(has_checkpoint or resume, "")
+        resumes, moved_to = has_checkpoint or resume, ""
     else:
-        taken = Taken(False, _moved_aside(folder, weights))
-    _write_record(_locked[key], job)
+        resumes, moved_to = False, _moved_aside(folder, weights)
     _taken_before.add(key)
-    return taken
+    return Taken(resumes, moved_to, _write_record(_locked[key], job))
 
 
 def _check_outside_of_checkpoints(folder: Path) -> None:
@@ -209,11 +224,13 @@ def _read(descriptor: int) -> dict[str, Any]:
     return record if isinstance(record, dict) else {}
 
 
-def _write_record(descriptor: int, job: str) -> None:
-    process = [socket.gethostname(), os.getpid()]
-    record = {"job": job, "process": process, "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+def _write_record(descriptor: int, job: str) -> str:
+    """Write the record of a new use of the folder; returns the `use`."""
+    process, use = [socket.gethostname(), os.getpid()], uuid.uuid4().hex
+    record = {"job": job, "process": process, "since": time.strftime("%Y-%m-%d %H:%M:%S"), "use": use}
     # The record always has the same length, so a restart on a full disk can still write it.
     os.pwrite(descriptor, json.dumps(record).encode().ljust(_RECORD_BYTES - 1) + b"\n", 0)
+    return use
 
 
 def _moved_aside(folder: Path, weights: str) -> str:

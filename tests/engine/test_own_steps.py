@@ -11,7 +11,7 @@ import pytest
 
 from libai_data.config import LazyCall
 from libai_data.engine import DefaultTrainer, HookBase
-from libai_data.errors import CheckpointError, SampleError
+from libai_data.errors import CheckpointError, ConfigError, SampleError
 from libai_data.iterables import DataLoader
 from libai_data.mesh import set_mesh
 from tests.engine.data_runs import metric
@@ -305,6 +305,18 @@ def test_gradients_that_a_hook_has_left_do_not_count(tmp_path: Path) -> None:
         trainers[-1].train()
         set_mesh(None)
     assert_equal_weights(trainers[1].model, weights(trainers[0].model))
+
+
+def test_a_second_call_after_another_training_in_the_folder_is_refused(tmp_path: Path) -> None:
+    cfg = tiny_config(str(tmp_path), train_iter=4, evaluation={"enabled": False})
+    first = built(cfg)
+    first.train(max_iter=2)
+    first.train(max_iter=3)
+    cfg.train.resume = True
+    built(cfg).train()
+    message = r"another training \(on .*, process \d+, since 2.*\) has used train.output_dir .* train.resume=True"
+    with pytest.raises(ConfigError, match=message):
+        first.train(max_iter=4)
 
 
 def test_a_checkpoint_that_a_user_saves_without_a_step_continues_after_the_last_one(tmp_path: Path) -> None:
