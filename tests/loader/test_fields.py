@@ -448,6 +448,8 @@ def test_tuples_are_mixed_by_the_names_that_fields_gives_them(kind: Any) -> None
     [found] = DataLoader(kind(samples), 4, fields=names, mixup_func=mixup).numpy()
     [expected] = DataLoader(with_names, 4, mixup_func=mixup).numpy()
     assert all((found[name] == expected[name]).all() for name in names) and expected["labels"].shape == (4, 3)
+    images, labels = found
+    assert images is found["images"] and labels is found["labels"] and [*expected] == names
 
 
 @WITHOUT_SPAWN

@@ -9,7 +9,7 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 
 from libai_data.data.attributes import batch_method_of
-from libai_data.data.items import named
+from libai_data.data.items import array_in, named
 from libai_data.data.random.sample_random import BatchRandom
 from libai_data.data.transforms.batch import BatchTransform
 from libai_data.data.transforms.libraries import opencv
@@ -188,11 +188,11 @@ class SoftLabels:
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, index: int) -> Instance:
+    def __getitem__(self, index: int) -> Any:
         return self._softened(self.dataset[index])
 
     @property
-    def __getitems__(self) -> Callable[[list[int]], list[Instance]]:
+    def __getitems__(self) -> Callable[[list[int]], list[Any]]:
         get_items = self._read_by("__getitems__")
         return lambda indices: [self._softened(sample) for sample in get_items(indices)]
 
@@ -214,13 +214,12 @@ class SoftLabels:
             raise AttributeError(f"{type(self.dataset).__name__} has no {name}")
         return method
 
-    def _softened(self, sample: Any) -> Instance:
-        fields = dict(named(sample))
+    def _softened(self, sample: Any) -> Any:
+        fields = named(sample)
         if LABELS not in fields:
             raise SchemaError(f"to mix images, samples need a field '{LABELS}'; they have {list(fields)}")
         value = fields[LABELS]
-        labels = value if isinstance(value, DistTensorData) else DistTensorData(value)
-        numbers = as_array(labels.tensor, LABELS)
+        numbers = as_array(array_in(value), LABELS)
         if numbers.shape != () or numbers.dtype.kind not in "iu":
             raise SchemaError(
                 f"field '{LABELS}' is {numbers.dtype} {list(numbers.shape)}; to mix images, it must be the number of a "
@@ -228,8 +227,9 @@ class SoftLabels:
             )
         soft = np.empty((1, self.num_classes), np.float32)
         self._fill(soft, numbers.reshape(1))
-        fields[LABELS] = DistTensorData(soft[0], labels.sbp_list, labels.placement_idx)
-        return Instance(**fields)
+        fields[LABELS] = value.with_tensor(soft[0]) if isinstance(value, DistTensorData) else soft[0]
+        # Not always an Instance: a batch of tuples unpacks into values.
+        return Instance(**fields) if isinstance(sample, Instance) else fields
 
     def _fill(self, rows: np.ndarray, numbers: np.ndarray) -> None:
         wrong = numbers[(numbers < 0) | (numbers >= self.num_classes)]

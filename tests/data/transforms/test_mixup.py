@@ -35,7 +35,7 @@ def mixed(
         with loading(dataset, sampler, mixup_func=transform, seed=3, **arguments) as loader:
             assert loader.mixup_func is None, "the trainer is not to mix again"
             batches = islice(iter(loader.numpy()), steps)
-            shards.append([{name: batch[name].copy() for name in batch} for batch in batches])
+            shards.append([{name: value.copy() for name, value in batch.items()} for batch in batches])
     return [{name: np.concatenate([part[name] for part in parts]) for name in parts[0]} for parts in zip(*shards)]
 
 
