@@ -17,7 +17,7 @@ from libai_data.data.random.global_generators import warn_once
 from libai_data.data.samplers import CyclicSampler, SingleRoundSampler
 from libai_data.data.samplers.single_round import ShortEndSampler
 from libai_data.data.samplers.transform_rounds import TransformRounds
-from libai_data.data.transforms.batch import BatchTransform
+from libai_data.data.transforms.batch import BatchTransform, rows_together
 from libai_data.delivery.build import build_loader
 from libai_data.delivery.read_plan import ReadPlan
 from libai_data.delivery.same_values import check_same_arguments
@@ -299,8 +299,7 @@ def _map_style(
     if ends == "cycle":
         sampler = LazyCall(CyclicSampler)(shuffle=shuffle)
     else:
-        transforms = [options.get(name) for name in ("mixup_func", "batch_transform")]
-        together = max([each.rows_together for each in transforms if isinstance(each, BatchTransform)], default=1)
+        together = rows_together(options.get("mixup_func"), options.get("batch_transform"))
         sampler = LazyCall(_rounds)(shuffle=shuffle, ends=ends, together=together)
     return build_loader(lambda: dataset, sampler, readers, arguments, **options)
 
@@ -353,7 +352,8 @@ def _stream(
 
     def make_stream(dataset: Any, shards: tuple[int, ...]) -> IterableStream:
         rows = dataset if isinstance(dataset, TakenRows) else None
-        stream = IterableStream(rows, micro_batch_size, shards, mesh.data_parallel_size, ends, words)
+        together = rows_together(options["mixup_func"])
+        stream = IterableStream(rows, micro_batch_size, shards, mesh.data_parallel_size, ends, words, together)
         if rows is not None:
             made["stream"] = stream
         return stream

@@ -69,6 +69,7 @@ class IterableStream(EpochPositions, StreamSampler):
         shards: coordinates on the data axis that this reader reads for.
         ends: what happens to the last rows if they do not fill a global batch: "short", "pad", "drop" or "cycle".
         reading: other parameters that decide the rows, for the state; see `Sharding.words`.
+        together: rows that a batch transform needs together; a short last batch has a multiple of them on each rank.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class IterableStream(EpochPositions, StreamSampler):
         data_parallel_size: int,
         ends: str,
         reading: Mapping[str, int] | None = None,
+        together: int = 1,
     ) -> None:
         # The base's __init__ is not called, because there is no order to compute.
         self.endless = ends == "cycle"
@@ -89,6 +91,7 @@ class IterableStream(EpochPositions, StreamSampler):
         self.cursor = Cursor()
         self._size = None if micro_batch_size is None else micro_batch_size * data_parallel_size
         self._keeps_batches = micro_batch_size is None
+        self._shared_evenly = data_parallel_size * together
         self._rows = rows
         self._is_sharded = rows is not None and rows.source.takes_shard
         self._readers: list[RowReader] = []
@@ -226,7 +229,7 @@ class IterableStream(EpochPositions, StreamSampler):
                 f"of {size} rows, as the first one. If each step must use one of its batches, make them equally large"
             )
         if self.ends == "short":
-            size = -(-len(rows) // self.data_parallel_size) * self.data_parallel_size
+            size = min(size, -(-len(rows) // self._shared_evenly) * self._shared_evenly)
         micro = size // self.data_parallel_size
         own = [number for shard in self.shards for number in range(shard * micro, (shard + 1) * micro)]
         return rows[0].epoch, [rows[min(number, len(rows) - 1)] for number in own], size, len(rows)

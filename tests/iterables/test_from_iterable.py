@@ -28,6 +28,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tqdm import tqdm
 
+from libai_data import DataLoader
 from libai_data.data.items import array_in, leaves_of
 from libai_data.data.random.global_generators import warn_once
 from libai_data.data.random.sample_random import BatchRandom
@@ -1212,6 +1213,31 @@ def test_a_short_last_batch_that_cannot_be_mixed_is_refused_at_the_start() -> No
         from_iterable(samples, 4, mixup_func=mixup)
     assert [len(batch["y"]) for batch in from_iterable(samples, 4, ends="pad", mixup_func=mixup).numpy()] == [4, 4, 4]
     assert [len(batch["y"]) for batch in from_iterable(samples[:6], 4, mixup_func=mixup).numpy()] == [4, 2]
+
+
+@pytest.mark.parametrize("left", [1, 2, 3])
+def test_a_short_last_batch_of_a_stream_repeats_a_row_if_a_pair_lacks_one(left: int) -> None:
+    loader = from_iterable(partial(pictures, 4 + left), 4, mixup_func=Mixup(num_classes=3, label_smoothing=0.0))
+    _, last = loader
+    info = batch_info(last)
+    assert info is not None and info.valid == left and len(last["y"]) == left + left % 2
+    if left % 2:
+        assert last["images"][left - 1].numpy().tolist() == np.full((2, 2), 3 + left).tolist()
+        assert last["labels"][left - 1].numpy().tolist() == np.eye(3)[(3 + left) % 3].tolist()
+
+
+class Unmeasured:
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(6))
+
+
+@pytest.mark.parametrize("sampler", [range(6), [*range(5)], Unmeasured()])
+def test_a_sampler_with_a_short_last_batch_is_refused_at_the_start_if_rows_are_mixed(sampler: Any) -> None:
+    samples, mixup = [*pictures(8)], Mixup(num_classes=3)
+    with pytest.raises(ConfigError, match=r"the sampler \(\w+\) (yields|has no length).*; set drop_last=True"):
+        DataLoader(samples, 4, sampler=sampler, mixup_func=mixup)
+    assert len([*DataLoader(samples, 4, sampler=sampler, mixup_func=mixup, drop_last=True)]) == 1
+    assert len([*DataLoader(samples, 4, sampler=range(8), mixup_func=mixup)]) == 2
 
 
 def test_a_transform_that_prepares_samples_is_refused_for_batches() -> None:

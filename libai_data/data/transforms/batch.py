@@ -40,9 +40,9 @@ class BatchTransform:
         raise NotImplementedError
 
 
-def rows_together(transform: BatchTransform | None) -> int:
-    """Rows that a transform needs together; 1 without a transform."""
-    return 1 if transform is None else transform.rows_together
+def rows_together(*transforms: Any) -> int:
+    """Rows that the batch transforms among these need together; 1 without any."""
+    return max([each.rows_together for each in transforms if isinstance(each, BatchTransform)], default=1)
 
 
 def check_rows_together(together: int, rows: int, whose: str) -> None:
