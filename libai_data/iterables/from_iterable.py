@@ -207,6 +207,7 @@ def from_iterable(
         _needed(micro_batch_size)
     reading = ReadingOptions(fields, ends == "cycle", prefetch, timeout, failures)
     words = None if sharding is None else sharding.words()
+    shared["seed"] = seed
     return _stream(plan, opened, summary, micro_batch_size, ends, reading, collate_fn, shared, words)
 
 

@@ -1215,6 +1215,23 @@ def test_a_short_last_batch_that_cannot_be_mixed_is_refused_at_the_start() -> No
     assert [len(batch["y"]) for batch in from_iterable(samples[:6], 4, mixup_func=mixup).numpy()] == [4, 2]
 
 
+SAMPLES = [{"images": np.full((2, 2), 30 * number, np.uint8), "labels": number % 3} for number in range(8)]
+
+
+def mixed_images(source: Any, seed: int = 1, **arguments: Any) -> list[Any]:
+    """The mixed images of the first batch of two epochs."""
+    loader = DataLoader(source, seed=seed, mixup_func=Mixup(num_classes=3), **arguments)
+    return [next(iter(loader.numpy()))["images"].tolist() for _ in range(2)]
+
+
+def test_a_stream_is_mixed_by_the_seed_as_a_list_is() -> None:
+    streamed, listed = (
+        [mixed_images(source, seed, batch_size=8)[0] for seed in (1, 2)]
+        for source in (lambda epoch: iter(SAMPLES), SAMPLES)
+    )
+    assert streamed == listed and streamed[0] != streamed[1]
+
+
 @pytest.mark.parametrize("left", [1, 2, 3])
 def test_a_short_last_batch_of_a_stream_repeats_a_row_if_a_pair_lacks_one(left: int) -> None:
     loader = from_iterable(partial(pictures, 4 + left), 4, mixup_func=Mixup(num_classes=3, label_smoothing=0.0))
