@@ -16,7 +16,7 @@ from libai_data.data.datasets.streamed_shards import StreamedShards
 from libai_data.data.files.identity import by_content
 from libai_data.data.fork_lock import ForkLock
 from libai_data.data.random.global_generators import warn_of_own_generators
-from libai_data.data.samplers.cursor import Cursor
+from libai_data.data.samplers.cursor import Cursor, EpochPositions
 from libai_data.data.samplers.dealt import DealtIndices
 from libai_data.data.samplers.listed import as_stream
 from libai_data.data.samplers.sampler import StreamSampler
@@ -321,6 +321,7 @@ class BatchLoader(ResumableLoader):
             tensor_part=self._tensor_part if reads_parts(self._payload.dataset, self._payload.names) else None,
             batch_transform=self._payload.batch_transform,
             shards=self._shards,
+            restarts=isinstance(self.stream, EpochPositions) and not self.endless,
         )
 
     def _parts(self) -> int:

@@ -74,6 +74,7 @@ class BatchReader:
         parts: the most tasks that a batch is split into. Several, so that one slow sample does not delay the others.
         tensor_part: this rank's place on the tensor axis, if the dataset can read parts of samples.
         shards: number of data-parallel ranks that share a global batch.
+        restarts: whether the positions of the stream begin at 0 in each epoch.
 
     Attributes:
         first_read: epoch and index of a sample that every rank reads first; None for this rank's own first sample.
@@ -93,6 +94,7 @@ class BatchReader:
         tensor_part: TensorPart | None = None,
         batch_transform: BatchTransform | None = None,
         shards: int = 1,
+        restarts: bool = False,
     ) -> None:
         self.times = times
         self.common_sample: tuple[int, int, int] | None = None
@@ -111,6 +113,7 @@ class BatchReader:
         self._transforms = batch_transform is not None
         self._together = rows_together(batch_transform)
         self._shards = shards
+        self._restarts = restarts
         self._schema: SampleSchema | None = None
         self._layouts_of_schema: dict[str, Layout] = {}
         self._read_in_part: frozenset[str] = frozenset()
@@ -222,7 +225,9 @@ class BatchReader:
         epochs, indices, first = batch.epochs, batch.indices, rows.start
         if rows.stop - first < count:
             epochs, indices = epochs[rows], indices[rows]
-        task = Task(self._next_task, epochs, indices, first, count, pending.slot, position=batch.position)
+        # A batch transform must not draw the same for a batch in each epoch.
+        position = batch.position + ((batch.epoch or 0) << 32 if self._restarts else 0)
+        task = Task(self._next_task, epochs, indices, first, count, pending.slot, position=position)
         self._next_task += 1
         result = self._executor.submit(task)
         if result is not None:

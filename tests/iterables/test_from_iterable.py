@@ -1232,6 +1232,15 @@ def test_a_stream_is_mixed_by_the_seed_as_a_list_is() -> None:
     assert streamed == listed and streamed[0] != streamed[1]
 
 
+def test_a_batch_is_mixed_in_another_way_in_each_epoch() -> None:
+    for first, second in (
+        mixed_images(lambda epoch: iter(SAMPLES), batch_size=8),
+        mixed_images(SAMPLES, batch_size=8, sampler=range(8)),
+        mixed_images(SAMPLES, batch_sampler=[[*range(8)]]),
+    ):
+        assert first != second
+
+
 @pytest.mark.parametrize("left", [1, 2, 3])
 def test_a_short_last_batch_of_a_stream_repeats_a_row_if_a_pair_lacks_one(left: int) -> None:
     loader = from_iterable(partial(pictures, 4 + left), 4, mixup_func=Mixup(num_classes=3, label_smoothing=0.0))
