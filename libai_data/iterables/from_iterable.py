@@ -345,11 +345,11 @@ def _stream(
     mesh = plan.mesh
     size = None if micro_batch_size is None else micro_batch_size * mesh.data_parallel_size
     made: dict[str, Any] = {}
+    # By default the collator names the values of tuples.
     are_named = _prepares_samples(options["mixup_func"]) and not (
         collate_fn or isinstance(reading.names, ArgumentNames)
     )
-    # Only ranks that read call this.
-    open_rows = partial(TakenRows, source, reading, reading.names if are_named else None)
+    open_rows = partial(TakenRows, source, reading)  # Only ranks that read call this.
 
     def make_stream(dataset: Any, shards: tuple[int, ...]) -> IterableStream:
         rows = dataset if isinstance(dataset, TakenRows) else None
@@ -361,7 +361,8 @@ def _stream(
 
     def make_loader(dataset: Any, stream: Any) -> BatchLoader:
         made["collator"] = collator = PieceCollator(reading.names, collate_fn)
-        return BatchLoader(dataset, stream, collate_fn=collator, **options)
+        fields = reading.names if are_named else None
+        return BatchLoader(dataset, stream, collate_fn=collator, fields=fields, **options)
 
     inner: Any
     if plan.readers == "every_rank":

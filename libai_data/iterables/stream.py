@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from libai_data.data.items import named
 from libai_data.data.random.global_generators import warn_once
 from libai_data.data.samplers.cursor import Cursor, EpochPositions
 from libai_data.data.samplers.resuming import allowing
@@ -34,11 +33,9 @@ class TakenRows:
     seeds_generators = True  # A stream's own generators decide its order; digests show whether it replays.
     reads_once = True
 
-    def __init__(self, source: Source, options: ReadingOptions, names: Sequence[str] | None = None) -> None:
+    def __init__(self, source: Source, options: ReadingOptions) -> None:
         self.source = source
         self.options = options
-        self.names = names
-        """Names that the samples get here, because a batch transform needs them; by default the collator names them."""
         self.newest: list[Any] = []
         """The pieces of the newest batch."""
 
@@ -48,7 +45,7 @@ class TakenRows:
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         """The pieces of the newest batch, to which `indices` belong; again for a collator that draws."""
-        return [*self.newest] if self.names is None else [named(each, self.names) for each in self.newest]
+        return [*self.newest]
 
     def __getitem__(self, index: int) -> Any:
         raise IndexError(

@@ -156,6 +156,7 @@ class BatchLoader(ResumableLoader):
             worker_init_fn,
             threads_per_worker,
             reads_first_twice=check_every > 0 and (num_workers > 0 or get_mesh().world_size > 1),
+            reads_once=attribute_of(dataset, "reads_once", False),
         )
         self._layouts = parse_layouts(layouts)
         self.check_every = check_every

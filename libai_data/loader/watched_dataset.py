@@ -9,7 +9,7 @@ from typing import Any, Callable, TypeVar
 
 import numpy as np
 
-from libai_data.data.attributes import attribute_of, batch_method_of
+from libai_data.data.attributes import batch_method_of
 from libai_data.data.items import check_kept, contents_of, first_in_one_place
 from libai_data.data.nesting import TEXT
 from libai_data.data.random.global_generators import GlobalDraws
@@ -36,14 +36,14 @@ class WatchedDataset:
         seed: decides, with epoch and index, what a sample draws.
     """
 
+    reads_once = False
+    """Whether the samples were read before, by another thread, and are only handed out."""
+
     def __init__(self, dataset: Any, seed: int) -> None:
         self.dataset = dataset
         self.seed = seed
         self.draws = GlobalDraws(type(dataset).__name__)
         self._get_items = batch_method_of(dataset, "__getitems__")
-        # A batch transform may have wrapped the dataset.
-        wrapped = attribute_of(dataset, "dataset")
-        self._reads_once = any(attribute_of(each, "reads_once", False) for each in (dataset, wrapped))
         self._times_together = 0
         self._skipped: list[SkippedSample] = []
         self._times = StageTimes()
@@ -117,8 +117,8 @@ class WatchedDataset:
                 for rows, key in zip(each, keys)
             ]
 
-        # What is read once is only handed out here; meanwhile another thread reads it, and may draw.
-        return read_all() if self._reads_once else self.draws.around(read_all)
+        # Meanwhile another thread reads, and may draw.
+        return read_all() if self.reads_once else self.draws.around(read_all)
 
     def _get_together(self, epochs: np.ndarray, indices: np.ndarray) -> list[Any]:
         def get(_: slice, epochs: np.ndarray, indices: np.ndarray) -> list[Any]:
@@ -147,7 +147,7 @@ class WatchedDataset:
         all_samples = get_all(slice(None))
         self._times_together += 1
         is_due = self._times_together <= _TIMES_COMPARED or not self._times_together & (self._times_together - 1)
-        if not is_due or self._reads_once:
+        if not is_due or self.reads_once:
             return all_samples
         row = first_in_one_place(all_samples, indices.tolist())
         if row is not None:

@@ -61,12 +61,13 @@ class Payload:
     init: Callable[[int], Any] | None = None
     threads: int = 1
     reads_first_twice: bool = False
+    reads_once: bool = False
 
     def runner(self, slot_list: SlotList) -> TaskRunner:
         """Make the runner of tasks for one process or thread."""
         common = self.dataset, self.seed, self.policy, self.names
         reader = ThreadedReader(*common, self.threads) if self.threads > 1 else SampleReader(*common)
-        reader.reads_first_twice = self.reads_first_twice
+        reader.reads_first_twice, reader.reads_once = self.reads_first_twice, self.reads_once
         return TaskRunner(reader, self.collator, slot_list, self.batch_transform, self.names)
 
 

@@ -1193,6 +1193,33 @@ def test_a_stream_that_draws_can_be_mixed() -> None:
         assert np.concatenate([batch["y"] for batch in loader.numpy()]).tolist() == [*range(960)]
 
 
+class Prepared:
+    """Samples below a wrapper that draws, without the attribute `dataset`."""
+
+    def __init__(self, samples: Any) -> None:
+        self._samples = samples
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        return [{**sample, "drawn": np.random.random()} for sample in self._samples.__getitems__(indices)]
+
+
+class Preparing(BatchTransform):
+    def prepared(self, dataset: Any) -> Any:
+        return Prepared(Prepared(dataset))
+
+    def __call__(self, fields: dict[str, np.ndarray], random: BatchRandom) -> None:
+        fields["y"] += 1
+
+
+def test_a_stream_can_be_prepared_by_wrappers_that_draw() -> None:
+    first, second = ([*from_iterable(pictures(8), 4, mixup_func=Preparing()).numpy()] for _ in range(2))
+    assert [batch["y"].tolist() for batch in first] == [[1, 2, 3, 4], [5, 6, 7, 8]]
+    assert all(np.array_equal(one["drawn"], other["drawn"]) for one, other in zip(first, second))
+
+
 def test_a_stream_of_tuples_is_mixed_by_the_names_that_fields_gives() -> None:
     def pairs(epoch: int) -> Iterator[Any]:
         return ((each["images"], each["labels"]) for each in pictures(8))
