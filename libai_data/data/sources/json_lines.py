@@ -12,7 +12,7 @@ import numpy as np
 from libai_data.atomic_files import PathLike
 from libai_data.data.json_text import parsed_json
 from libai_data.data.sources.mapped_file import MappedFile
-from libai_data.data.sources.record_index import record_index
+from libai_data.data.sources.record_index import STALE_INDEX, record_index
 from libai_data.data.sources.sharded import Paths, ShardedSource, opened
 from libai_data.data.sources.storage import listed, patterns_of
 from libai_data.errors import ConfigError, FormatError
@@ -29,11 +29,7 @@ _ENDS = (b"", b"\n", b"\r")
 _OPENING = (b"[", b"{")
 _ONE_A_LINE = "; JSON lines have one object per line; `jq -c '.[]'` converts an array to JSON lines"
 _NOT_UTF_8 = "; it has zero bytes, as UTF-16 does: convert the file, as by `iconv -f UTF-16 -t UTF-8`"
-
-_STALE_INDEX = (
-    "; no line begins and ends there, so the index is of another file that had this path, size and modification time: "
-    "set LIBAI_DATA_FILE_IDENTITY=content"
-)
+_NO_LINE = f"; no line begins and ends there, {STALE_INDEX}"
 
 
 class JsonLinesSource(ShardedSource):
@@ -103,7 +99,7 @@ class _Shard:
             content, stop = self._file.bytes, start + len(line)
             begins = start == len(_BYTE_ORDER_MARK) or content[start - 1 : start] in _ENDS
             is_line = begins and content[stop : stop + 1] in _ENDS and b"\n" not in line
-            stale = "" if is_line else _STALE_INDEX
+            stale = "" if is_line else _NO_LINE
             raise FormatError(f"{self._file.source}, record {row}, offset {start}: {error}{stale}") from error
 
 

@@ -17,6 +17,10 @@ from libai_data.data.sources.storage import CACHE_DIR, cache_home
 from libai_data.errors.argument_rules import OUTPUT, check
 
 FOLDER = ".libai_data_index"
+STALE_INDEX = (
+    "so the index is of another file that had this path, size and modification time: set "
+    "LIBAI_DATA_FILE_IDENTITY=content"
+)
 
 
 def record_index(

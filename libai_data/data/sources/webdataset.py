@@ -6,21 +6,23 @@ the fields of one sample. The rest of the name, after the dot, is the name of th
 
 from __future__ import annotations
 
+import tarfile
 from array import array
 from collections.abc import Iterator, Sequence
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
 from libai_data.atomic_files import PathLike
 from libai_data.data.sources.mapped_file import MappedFile
 from libai_data.data.sources.packed_names import PackedNames
-from libai_data.data.sources.record_index import record_index
+from libai_data.data.sources.record_index import STALE_INDEX, record_index
 from libai_data.data.sources.sharded import Paths, ShardedSource, opened
 from libai_data.data.sources.tar_index import TarIndex, index_tar
 from libai_data.errors import FormatError
 
-_KIND = "webdataset 1"
+_KIND = "webdataset 2"
 
 
 class WebDatasetSource(ShardedSource):
@@ -30,7 +32,8 @@ class WebDatasetSource(ShardedSource):
     file. If the shard's size or modification time changes, it is indexed again. Endings are in lower case. As in
     WebDataset, the source skips everything but regular files, files without an ending, and names that begin and end
     with "__". It also skips hidden files. Names that leave the archive, hard links, data after the end of the archive,
-    and two samples with one key raise an error. Tar files have checksums of headers, not of contents.
+    and two samples with one key raise an error. Tar files have checksums of headers, not of contents. If the headers of
+    a sample are not those that were indexed, reading it raises an error.
 
     Args:
         paths: files, globs or folders; see `storage.listed`.
@@ -50,24 +53,34 @@ class _Shard:
     def __init__(self, file: MappedFile, cache_dir: PathLike | None) -> None:
         self._file = file
         arrays = record_index(file, _KIND, lambda: _build(file), cache_dir)
-        self._first, self._starts, self._stops, self._endings = arrays[:4]
-        self._keys = PackedNames.from_numbers(*arrays[4:6])
-        self._names = list(PackedNames.from_numbers(*arrays[6:]))
+        self._first, self._heads, self._starts, self._stops, self._sums, self._endings = arrays[:6]
+        self._keys = PackedNames.from_numbers(*arrays[6:8])
+        self._names = list(PackedNames.from_numbers(*arrays[8:]))
 
     def __len__(self) -> int:
         return len(self._first) - 1
 
     def read(self, rows: Sequence[int]) -> list[dict[str, Any]]:
-        """The samples of these rows, in this order."""
+        """The samples of these rows, in this order.
+
+        Raises:
+            FormatError: The headers of a sample are not those that were indexed.
+        """
         asked = np.asarray(rows, np.int64)
         firsts, afters = self._first[asked], self._first[asked + 1]
         counts = afters - firsts
         # The numbers of the members of all samples, concatenated.
         numbers = np.repeat(firsts - np.cumsum(counts) + counts, counts) + np.arange(int(counts.sum()))
         content, names = self._file.bytes, self._names
+        heads, starts, stops = (column[numbers].tolist() for column in (self._heads, self._starts, self._stops))
+        for head, start, expected in zip(heads, starts, self._sums[numbers].tolist()):
+            if crc32(content[head:start]) != expected:
+                row = rows[int(np.searchsorted(np.cumsum(counts), heads.index(head), "right"))]
+                why = f"the header that was indexed is not there, {STALE_INDEX}"
+                raise FormatError(f"{self._file.source}, record {row}, offset {head}: {why}")
         fields = zip(
             [names[ending] for ending in self._endings[numbers].tolist()],
-            [content[a:b] for a, b in zip(self._starts[numbers].tolist(), self._stops[numbers].tolist())],
+            [content[start:stop] for start, stop in zip(starts, stops)],
         )
         found = []
         for key, count in zip(self._keys.many(asked), counts.tolist()):
@@ -78,7 +91,8 @@ class _Shard:
 
 
 def _build(file: MappedFile) -> list[np.ndarray]:
-    """The arrays of the index: each sample's first member; each member's start, stop, ending; the keys; the endings."""
+    """The arrays of the index: each sample's first member; of each member, where its headers begin, where its content
+    begins and ends, the CRC-32 of its headers, and its ending; the keys; the endings."""
     index = index_tar(file.path, called=file.source)
     first, numbers, endings = [0], array("q"), array("q")
     numbered: dict[str, int] = {}
@@ -91,9 +105,12 @@ def _build(file: MappedFile) -> list[np.ndarray]:
             yield key
 
     packed = PackedNames.of(keys())
-    starts = index.offsets[np.array(numbers)]
-    columns = [np.array(first), starts, starts + index.sizes[np.array(numbers)], np.array(endings)]
-    return [*columns, *packed.numbers(), *PackedNames.of(numbered).numbers()]
+    stops = index.offsets + index.sizes
+    heads = np.append(0, -(-stops[:-1] // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE)
+    places = zip(heads.tolist(), index.offsets.tolist())
+    sums = np.array([crc32(file.bytes[head:start]) for head, start in places], np.int64)
+    members = [column[np.array(numbers)] for column in (heads, index.offsets, stops, sums)]
+    return [np.array(first), *members, np.array(endings), *packed.numbers(), *PackedNames.of(numbered).numbers()]
 
 
 def _samples(file: MappedFile, index: TarIndex) -> Iterator[tuple[str, dict[str, int]]]:

@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from libai_data.data.sources import (
     JsonLinesSource,
     NumpySource,
     ParquetSource,
+    WebDatasetSource,
     open_source,
 )
 from libai_data.errors import ConfigError, FormatError, SampleError, SchemaError
@@ -184,6 +186,22 @@ def test_another_file_of_equal_size_and_time_is_named_as_such_by_its_lines(tmp_p
     for index in (1, 2):
         with pytest.raises(FormatError, match=r"not JSON.* another file .*: set LIBAI_DATA_FILE_IDENTITY=content$"):
             source[index]
+
+
+def test_an_archive_of_equal_size_and_time_with_other_members_is_refused_by_its_headers(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    for names in (("a.txt", "a.cls", "b.txt"), ("a.txt", "c.txt", "b.txt")):
+        with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as archive:
+            for name in names:
+                archive.addfile(tarfile.TarInfo(name))
+        os.utime(path, ns=(1, 1))
+        source = WebDatasetSource(path)
+        assert source[1] == {"__key__": "b", "txt": b""}
+    for read in (lambda: source[0], lambda: source.read_many([1, 0])):
+        with pytest.raises(
+            FormatError, match=r"a.tar, record 0, offset 512: .*: set LIBAI_DATA_FILE_IDENTITY=content$"
+        ):
+            read()
 
 
 def test_formats_that_names_do_not_tell_must_be_named(tmp_path: Path) -> None:
