@@ -17,7 +17,8 @@ MODES = ("RGB", "L")
 _JPEG = b"\xff\xd8\xff"
 _EXIF = b"Exif\x00\x00"
 _SCAN = b"\xff\xda"
-_ORIENTATION = {name: number for number, name in ExifTags.TAGS.items()}["Orientation"]
+_TAGS = {name: number for number, name in ExifTags.TAGS.items()}
+_ORIENTATION, _BITS = _TAGS["Orientation"], _TAGS["BitsPerSample"]
 _REDUCTIONS = (8, 4, 2)  # libjpeg-turbo decodes at 1/8, 1/4 and 1/2 faster than in full, but at 5/8 to 7/8 slower
 
 
@@ -29,7 +30,7 @@ def decode_image(data: bytes, mode: str = "RGB") -> np.ndarray:
         mode: "RGB", or "L" for greyscale.
 
     Returns:
-        uint8 [H, W, 3], or [H, W] for "L". Of 16 bits a channel, the upper 8 are used; transparency is left out.
+        uint8 [H, W, 3], or [H, W] for "L". Of 12 or 16 bits a channel, the upper 8 are used; transparency is left out.
 
     Raises:
         FormatError: The image is truncated, corrupt, of an unknown format or pixel type, or has more pixels than twice
@@ -188,10 +189,12 @@ class EncodedImage:
         except Exception as error:  # Pillow's decoders raise many kinds of errors for a broken file.
             raise FormatError(f"the {image.format} image is truncated or corrupt: {error}") from error
         is_float = pixels.dtype.kind == "f"
-        if is_float or pixels.min() < 0 or pixels.max() > 0xFFFF:
+        # Of the formats with more than 8 bits, only those of TIFF are not scaled to 16.
+        bits = getattr(image, "tag_v2", {}).get(_BITS, (16,))[0]
+        if is_float or bits > 16 or pixels.min() < 0 or pixels.max() > 0xFFFF:
             kind = "floating point" if is_float else "32 bits"
             raise FormatError(f"the {image.format} image has pixels of {kind}; save it with 8 or 16 bits a channel")
-        upper = (pixels.astype(np.uint16) >> 8).astype(np.uint8)
+        upper = (pixels.astype(np.uint16) >> (bits - 8)).astype(np.uint8)
         return upper if self.mode == "L" else np.repeat(upper[:, :, None], 3, axis=2)
 
 

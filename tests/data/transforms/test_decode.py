@@ -68,6 +68,14 @@ def test_of_sixteen_bits_the_upper_eight_are_taken() -> None:
         np.testing.assert_array_equal(decode_image(data)[:, :, 1], (values >> 8).astype(np.uint8))
 
 
+def test_of_twelve_bits_the_upper_eight_are_taken() -> None:
+    """Source: TIFF 6.0, sections 2 and 8; a strip of two pixels."""
+    tags = {256: 2, 257: 1, 258: 12, 259: 1, 262: 1, 273: 122, 277: 1, 278: 1, 279: 3}
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    data = struct.pack("<2sHIH", b"II", 42, 8, len(tags)) + entries + bytes(4) + bytes.fromhex("123fed")
+    np.testing.assert_array_equal(decode_image(data, "L"), [[0x12, 0xFE]])
+
+
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "TIFF"])
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_an_image_is_turned_as_its_exif_orientation_says(form: str, orientation: int) -> None:
@@ -227,7 +235,7 @@ def _damaged_jpeg() -> bytes:
         ),
         *(
             (lambda value=value: encoded(Image.fromarray(np.full((4, 5), value, np.int32)), "TIFF"), "of 32 bits")
-            for value in (-1, 1 << 16)
+            for value in (-1, 7, 1 << 16)
         ),
     ],
 )
