@@ -99,14 +99,37 @@ def _values_of(column: Any) -> Values:
     except pa.ArrowNotImplementedError:  # such as views within lists, and run-end encoded values
         return lambda rows: [column[row].as_py() for row in rows.tolist()]
 
+    exact = _in_microseconds(kind) if "time64[ns]" in str(kind) else kind
+
     def values(rows: np.ndarray) -> list[Any]:
         numbers = np.ascontiguousarray(rows, np.int64)
         places = pa.Array.from_buffers(pa.int64(), len(rows), [None, pa.py_buffer(numbers)])
         found = column.take(places)
-        # Python's times have microseconds. Arrow would drop the nanoseconds, but its cast raises an error.
-        return list((found.cast(pa.time64("us")) if kind == pa.time64("ns") else found).to_pylist())
+        return list((found if kind == exact else found.cast(exact)).to_pylist())
 
     return values
+
+
+def _in_microseconds(kind: Any) -> Any:
+    """A type, with times of microseconds instead of nanoseconds.
+
+    Python's times have microseconds. Arrow would drop the nanoseconds, but its cast raises an error.
+    """
+    import pyarrow as pa
+
+    if kind == pa.time64("ns"):
+        return pa.time64("us")
+    if pa.types.is_dictionary(kind):
+        return _in_microseconds(kind.value_type)
+    fields = [field.with_type(_in_microseconds(field.type)) for field in map(kind.field, range(kind.num_fields))]
+    if pa.types.is_map(kind):
+        return pa.map_(*fields[0].type)
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(fields[0], kind.list_size)
+    if pa.types.is_struct(kind):
+        return pa.struct(fields)
+    make = {"list": pa.list_, "large_list": pa.large_list}.get(str(kind).partition("<")[0])
+    return make(fields[0]) if make else kind
 
 
 def _bytes_of(column: Any, offset_type: Any, text: bool) -> Values:

@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Mapping
+from datetime import time
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,32 @@ def test_a_record_with_a_date_or_time_that_python_does_not_have_is_named(
     with pytest.raises(FormatError, match=rf"a\.{kind}, record 2: Python has no value .* \(columns="):
         SOURCES[kind](tmp_path).read_many([1, 2])
     assert SOURCES[kind](tmp_path, columns=["b"])[2] == {"b": 3}
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_times_with_nanoseconds_are_refused_in_nested_values_too(tmp_path: Path, kind: str) -> None:
+    times = pyarrow.array([2000, None, 1], pyarrow.time64("ns"))
+    ends, exact = [0, 1, 2, 3], time(microsecond=2)
+    columns = {
+        "list": (pyarrow.ListArray.from_arrays(ends, times), [exact], [None]),
+        "large": (pyarrow.LargeListArray.from_arrays(ends, times), [exact], [None]),
+        "fixed": (pyarrow.FixedSizeListArray.from_arrays(times, 1), [exact], [None]),
+        "struct": (
+            pyarrow.StructArray.from_arrays([times, times], ["x", "y"]),
+            {"x": exact, "y": exact},
+            {"x": None, "y": None},
+        ),
+        "map": (pyarrow.MapArray.from_arrays(ends, ["a", "b", "c"], times), [("a", exact)], [("b", None)]),
+        "dictionary": (pyarrow.DictionaryArray.from_arrays([0, 1, 2], times), exact, None),
+    }
+    if kind == "parquet":  # It has no dictionaries of times.
+        del columns["dictionary"]
+    _write(tmp_path / f"a.{kind}", {name: column for name, (column, *_) in columns.items()})
+    for name, (_, *expected) in columns.items():
+        source = SOURCES[kind](tmp_path, columns=[name])
+        assert [record[name] for record in source.read_many([0, 1])] == expected
+        with pytest.raises(FormatError, match=rf"a\.{kind}, record 2: Python has no value .* would lose data: 1; "):
+            source[2]
 
 
 def test_lists_of_a_fixed_size_that_pyarrow_cannot_read_are_refused_with_the_remedy(tmp_path: Path) -> None:
