@@ -7,12 +7,14 @@ import logging
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,8 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED_MEMORY = Path("/dev/shm")
 # With it, `print` writes a line and its end apart, so that lines of processes with a common pipe get mixed.
 os.environ.pop("PYTHONUNBUFFERED", None)
-# Every process that the tests start inherits it, so that it is found even when its parent has died.
+# Every process that the tests start inherits it, so that it is found even when its parent has died. The mark of a
+# worker of xdist begins with the mark of the process that started it.
 MARK = "LIBAI_DATA_TEST_SESSION"
 # They live as long as the Python process that uses multiprocessing: here, pytest itself.
 EXEMPT = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
@@ -109,7 +112,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    os.environ[MARK] = uuid.uuid4().hex
+    os.environ[MARK] = f"{os.environ.get(MARK, '')}/{uuid.uuid4().hex}"
     session.config.stash[_shared_memory_before] = _shared_memory_files()
 
 
@@ -176,12 +179,20 @@ def pytest_testnodedown(node: Any, error: Any) -> None:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_sessionfinish(session: pytest.Session) -> None:
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     torch = sys.modules.get("torch.distributed.nn.jit.instantiator")
     if torch is not None:  # It keeps a folder until the process ends.
         torch._TEMP_DIR.cleanup()
     gc.collect()  # A loader in a reference cycle ends with it, and its workers with the loader.
     deadline = time.monotonic() + ENDING_SECONDS
+    if exitstatus == pytest.ExitCode.INTERRUPTED:
+        # A worker that was killed has not ended what its tests started, and this would write into the temporary folder.
+        while (running := _processes_of(os.environ[MARK])) and time.monotonic() < deadline:
+            for pid in running:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.02)
+        return
     while (left := _left_behind(session)) and time.monotonic() < deadline:
         time.sleep(0.1)
     if _is_worker(session.config):
@@ -201,7 +212,11 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 def pytest_unconfigure(config: pytest.Config) -> None:
     if _is_worker(config):
         return
-    shutil.rmtree(config.stash[_temporary_folder], ignore_errors=True)
+    folder = config.stash[_temporary_folder]
+    for mounted in {line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()}:
+        if mounted.startswith(f"{folder}/"):  # by a test whose process was killed
+            subprocess.run(["umount", "--lazy", mounted], check=False)
+    shutil.rmtree(folder, ignore_errors=True)
     if config.stash[_skipped]:
         print(f"Not tested on this machine: {'; '.join(config.stash[_skipped])}")
     if config.stash[_deselected]:
@@ -245,12 +260,13 @@ def _shared_memory_in_use() -> set[str]:
 
 
 def _processes_of(mark: str) -> dict[int, str]:
-    """Live processes, other than this one, that carry the mark in their environment."""
+    """Live processes, other than this one, whose mark begins with `mark`."""
     wanted = f"{MARK}={mark}".encode()
     found: dict[int, str] = {}
     for process in _process_folders():
         try:
-            if int(process.name) == os.getpid() or wanted not in (process / "environ").read_bytes().split(b"\0"):
+            environment = (process / "environ").read_bytes().split(b"\0")
+            if int(process.name) == os.getpid() or not any(entry.startswith(wanted) for entry in environment):
                 continue
             command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
         except OSError:

@@ -6,11 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.deadline import run_to_end
+from tests.deadline import Deadline, run_to_end
+from tests.properties import slowly
 
 CONFTEST = Path(__file__).with_name("conftest.py")
 
@@ -55,3 +57,27 @@ def test_a_test_that_ends_its_process_is_not_run_again_but_the_others_are(sessio
     result = run(session, "os._exit(3)\ndef test_another():\n    pass", "-p", "xdist", "-n", "2")
     assert result.returncode == 1
     assert "1 failed, 1 passed" in result.stdout and "test_it.py::test_it" in result.stdout, result.stdout
+
+
+WRITER = "while mkdir -p $TMPDIR/late; do touch ready; sleep 0.01; done"
+
+
+@pytest.mark.parametrize("workers", ["", slowly("-p xdist -n 1")])
+def test_ctrl_c_leaves_no_folder_though_a_test_started_a_process_that_goes_on(session: Path, workers: str) -> None:
+    """Ctrl-C reaches the group of pytest, and not what a test started in a session of its own."""
+    (session / "test_it.py").write_text(
+        "import subprocess, time\n"
+        f"def test_it():\n    subprocess.Popen(['sh', '-c', {WRITER!r}], start_new_session=True)\n    time.sleep(100)\n"
+    )
+    folder = session / "temporary"
+    folder.mkdir()
+    env = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "TMPDIR": str(folder)}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *workers.split(), "test_it.py"]
+    with subprocess.Popen(command, cwd=session, env=env, start_new_session=True, stdout=subprocess.DEVNULL) as process:
+        deadline = Deadline(60.0)
+        while not (session / "ready").exists():
+            assert process.poll() is None and not deadline.has_passed
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGINT)
+    assert process.returncode == pytest.ExitCode.INTERRUPTED
+    assert not list(folder.iterdir())
