@@ -248,9 +248,8 @@ def _with_attributes(loader: Any, dataset: Any, arguments: Mapping[str, Any]) ->
     for name, value in {"dataset": dataset, "batch_sampler": None}.items():
         if not hasattr(loader, name):
             setattr(loader, name, value)
-    for name, value in arguments.items():
+    for name, value in {**arguments, "collate_fn": arguments["collate_fn"] or default_collate}.items():
         setattr(loader, name, value)
-    loader.collate_fn = loader.collate_fn or default_collate
     return loader
 
 

@@ -47,8 +47,19 @@ class NumpyBatches:
         return getattr(self.loader, name)
 
 
+_FIXED = {
+    *("dataset", "sampler", "batch_sampler", "drop_last", "collate_fn", "num_workers", "timeout", "worker_init_fn"),
+    *("generator", "prefetch_factor", "multiprocessing_context", "seed", "stream"),
+}
+
+
 class OfOneProcess:
     """Base of loaders: a loader reads in one process, with threads, workers and memory of its own."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _FIXED and self.__dict__.get(name, value) is not value:
+            raise ConfigError(f"the {name} of a loader cannot be changed; make another loader")
+        super().__setattr__(name, value)
 
     _begun_in = 0
     """Id of the process that has begun to read; 0 if none has."""

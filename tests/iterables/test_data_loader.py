@@ -457,6 +457,13 @@ def test_a_loader_has_the_attributes_of_pytorchs(arguments: dict[str, Any]) -> N
     assert loader.collate_fn and len(loader) == len(like)
 
 
+@pytest.mark.parametrize("name", ["dataset", "sampler", "drop_last", "collate_fn", "num_workers"])
+@pytest.mark.parametrize("source", [Pictures, Numbers])
+def test_an_argument_of_a_loader_cannot_be_replaced_afterwards(source: Any, name: str) -> None:
+    with pytest.raises(ConfigError, match=f"the {name} of a loader cannot be changed; make another loader"):
+        setattr(DataLoader(source(), 2), name, [Pictures()])
+
+
 def test_a_loader_of_an_iterable_has_the_attributes_of_pytorchs() -> None:
     numbers = Numbers()
     loader = DataLoader(numbers, 2)
