@@ -36,7 +36,7 @@ class PieceCollator:
     def __init__(self, names: Sequence[str] | None, collate_fn: Any | None = None) -> None:
         self.names = names
         self._collate_fn = collate_fn
-        self.needs_no_copy = collate_fn is None  # Nothing overwrites such a batch later.
+        self.is_own = collate_fn is None
         made_by = collate_fn or default_collate
         self.__name__ = attribute_of(made_by, "__name__", type(made_by).__name__)  # for error messages
 

@@ -16,9 +16,10 @@ from libai_data.data.random.global_generators import GlobalDraws, warn_once
 from libai_data.data.random.hashing import combine64
 from libai_data.data.random.sample_random import BatchRandom, SampleKeys, reading_samples
 from libai_data.data.transforms.batch import BatchTransform
+from libai_data.data.transforms.mixup import Mixup
 from libai_data.data.transforms.timing import transform_time
 from libai_data.errors import SampleError, comes_from_signal_handler, error_text, failed_reading
-from libai_data.loader.collate import Collator
+from libai_data.loader.collate import Collator, PadCollator
 from libai_data.loader.default_collate import default_collate
 from libai_data.loader.failures import SkippedSample
 from libai_data.loader.reading import SampleReader
@@ -172,8 +173,8 @@ class TaskRunner:
             self.reader.forget_skipped(skipped)
             return self._read(task) if self._collator is None else self._collate(self._collator, task)
 
-        if self._batch_transform is None and getattr(self._collator, "needs_no_copy", False):
-            return read()  # A collator of this package, which does not draw.
+        if _is_own(self._collator) and (self._batch_transform is None or type(self._batch_transform) is Mixup):
+            return read()  # Nothing draws here; another thread may, if it reads a stream.
         # The seed is another one than for samples, so that the batch does not repeat the draws of its first sample.
         key = combine64(self.reader.seed, _DRAWS_OF_BATCHES), int(task.epochs[0]), int(task.indices[0])
         made = self.batch_draws.around(read, key)
@@ -189,8 +190,9 @@ class TaskRunner:
 
     def _collate(self, collator: Collator, task: Task) -> Collated:
         samples = self.reader.samples_to_collate(task.epochs, task.indices)
-        # Copies of dicts, because a dataset may keep its samples, and a collator may remove fields.
-        samples = [dict(sample) if type(sample) is dict else sample for sample in samples]
+        if not _is_own(collator):
+            # Copies of dicts, because a dataset may keep its samples, and a collate_fn may remove fields.
+            samples = [dict(sample) if type(sample) is dict else sample for sample in samples]
         try:
             with reading_samples(SampleKeys(self.reader.seed, task.epochs, task.indices)):
                 collated = collate(collator, samples, self._names)
@@ -198,7 +200,7 @@ class TaskRunner:
             # Wrapped, because a bare StopIteration would silently end the trainer's loop.
             name = self._name or "stacking"
             raise failed_reading(f"{name} of samples {task.indices.tolist()}", error) from error
-        is_overwritten = task.slot is None and not getattr(collator, "needs_no_copy", False)
+        is_overwritten = task.slot is None and not _is_own(collator)
         if is_overwritten or self._batch_transform is not None:
             # The collator may keep its memory, and write the next batch into it, or return it again.
             collated = replace(collated, arrays=self._copies(collated.arrays))
@@ -299,6 +301,12 @@ def collate(collator: Collator, samples: list[Any], names: Sequence[str] | None 
     for path, value in leaves.items():
         leaves[path] = np.asarray(text_to_array(value) if is_texts(value) else array_of(value, path), order="C")
     return Collated(layouts, None if is_flat(skeleton) else skeleton, leaves)
+
+
+def _is_own(collator: Collator | None) -> bool:
+    """Whether this package makes the batches: nothing draws, changes samples or overwrites a batch later."""
+    is_own = collator is None or collator is default_collate or type(collator) is PadCollator
+    return is_own or getattr(collator, "is_own", False)
 
 
 class InProcessExecutor(Executor):

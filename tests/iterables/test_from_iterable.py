@@ -1188,9 +1188,33 @@ def pictures(count: int) -> Iterator[dict[str, Any]]:
         yield {"images": np.full((2, 2), number % 256, np.uint8), "labels": number % 3, "y": number, "noise": noise}
 
 
+SAMPLES = [{"images": np.full((2, 2), 30 * number, np.uint8), "labels": number % 3} for number in range(8)]
+
+
 def test_a_stream_that_draws_can_be_mixed() -> None:
     with closing(from_iterable(partial(pictures, 1000), 64, ends="drop", mixup_func=Mixup(num_classes=3))) as loader:
         assert np.concatenate([batch["y"] for batch in loader.numpy()]).tolist() == [*range(960)]
+
+
+class DrawnMeanwhile:
+    """A number; while a batch is made of it, another thread draws."""
+
+    def __array__(self, *arguments: Any) -> np.ndarray:
+        thread = threading.Thread(target=np.random.random)
+        thread.start()
+        thread.join()
+        return np.zeros(())
+
+
+@pytest.mark.parametrize("mixup", [None, Mixup(num_classes=3)])
+def test_draws_of_another_thread_are_not_those_of_the_packages_own_collator(
+    mixup: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    warn_once.cache_clear()
+    samples = [{"name": "text", **each, "z": DrawnMeanwhile()} for each in SAMPLES]
+    for source in (lambda: iter(samples), samples):
+        assert len([*from_iterable(source, 4, mixup_func=mixup)]) == 2
+    assert "draws from" not in caplog.text
 
 
 class Prepared:
@@ -1240,9 +1264,6 @@ def test_a_short_last_batch_that_cannot_be_mixed_is_refused_at_the_start() -> No
         from_iterable(samples, 4, mixup_func=mixup)
     assert [len(batch["y"]) for batch in from_iterable(samples, 4, ends="pad", mixup_func=mixup).numpy()] == [4, 4, 4]
     assert [len(batch["y"]) for batch in from_iterable(samples[:6], 4, mixup_func=mixup).numpy()] == [4, 2]
-
-
-SAMPLES = [{"images": np.full((2, 2), 30 * number, np.uint8), "labels": number % 3} for number in range(8)]
 
 
 def mixed_images(source: Any, seed: int = 1, **arguments: Any) -> list[Any]:
