@@ -16,10 +16,8 @@ from typing import Any, Callable
 import numpy as np
 
 from libai_data.data.attributes import attribute_of, inner_datasets
-from libai_data.data.datasets.combine import ConcatDataset, RandomPart, Subset
-from libai_data.data.datasets.mapped import Map
+from libai_data.data.datasets.combine import ConcatDataset
 from libai_data.data.datasets.shares import shares_of, split_evenly
-from libai_data.data.datasets.stream_transform import StreamTransform
 from libai_data.data.items import array_in, as_leaf, leaves_of
 from libai_data.errors import ConfigError, SchemaError
 from libai_data.errors.argument_rules import MAPPING, REAL, check, check_types, list_of, or_none
@@ -28,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 LONGEST_PERIOD = 1 << 16
 """The largest period of a blend, in samples: each proportion is a multiple of 1 / period."""
+
+_MOST_WRAPPERS = 16
 
 Phase = tuple[int, tuple[int, ...]]
 
@@ -233,20 +233,20 @@ def blend_of(dataset: Any) -> Blend | None:
     return blend if isinstance(blend, Blend) else None
 
 
-def refuse_inner_blend(dataset: Any) -> None:
-    """Raise a ConfigError if a part of a dataset is a blend, whose weights a stream of the dataset would ignore."""
-    from libai_data.data.datasets.one_round import OneRound  # It needs the samplers, which need blends.
+def refuse_inner_blend(dataset: Any, depth: int = 0) -> None:
+    """Raise a ConfigError if a part of a dataset is a blend, whose weights a stream of the dataset would ignore.
 
-    if not isinstance(dataset, (Map, StreamTransform, ConcatDataset, Subset, RandomPart, OneRound)):
-        return
-    for part in inner_datasets(dataset):
+    The dataset may be of any class, such as torch's `Subset` or a wrapper of the user.
+    """
+    for part in [attribute_of(dataset, "source"), *inner_datasets(dataset)] if depth < _MOST_WRAPPERS else ():
         # A `Map` or a stream transform has the blend of its dataset.
         if blend_of(part) is not None and blend_of(part) is not blend_of(dataset):
             raise ConfigError(
                 f"a {type(part).__name__} is within a {type(dataset).__name__}, so a stream would ignore its weights; "
-                "take parts of single datasets, and blend them last, in one BlendedDataset with the weights of all"
+                "take parts of single datasets, and blend them last, in one BlendedDataset with the weights of all. To "
+                "change samples of a blend, use Map"
             )
-        refuse_inner_blend(part)
+        refuse_inner_blend(part, depth + 1)
 
 
 def check_same_fields(datasets: Sequence[Any]) -> None:

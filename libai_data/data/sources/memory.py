@@ -63,6 +63,11 @@ class InMemorySource(Records):
         return "records in memory"
 
     @property
+    def dataset(self) -> Any:
+        """The other source."""
+        return self._source
+
+    @property
     def blend(self) -> Any:
         """The blend of the source; None if the source is no blend."""
         return attribute_of(self._source, "blend")

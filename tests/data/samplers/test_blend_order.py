@@ -17,6 +17,7 @@ from libai_data.data.datasets import (
     BlendedDataset,
     ConcatDataset,
     FilteredDataset,
+    LabelledImages,
     Map,
     OneRound,
     RandomMap,
@@ -27,6 +28,7 @@ from libai_data.data.datasets.blend import LONGEST_PERIOD, proportions
 from libai_data.data.random.hashing import combine64
 from libai_data.data.samplers import BlendOrder, CyclicSampler, Order, SingleRoundSampler, StepSchedule
 from libai_data.data.samplers.blend_turns import phases_of, turns_of
+from libai_data.data.sources import InMemorySource
 from libai_data.errors import CheckpointError, ConfigError
 from tests.properties import examples
 
@@ -290,6 +292,19 @@ def test_a_map_of_a_blend_keeps_its_weights() -> None:
         assert (order.locate(np.arange(40))[1] >= 40).sum() == 10
 
 
+class Wrapper:
+    """A wrapper of a user, or torch's `Subset`."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[index]
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -299,6 +314,9 @@ def test_a_map_of_a_blend_keeps_its_weights() -> None:
         lambda blend: Map(random_split(Map(blend, dict), [1, 1])[0], dict),
         lambda blend: FilteredDataset(Subset(blend, [1, 2]), bool),
         lambda blend: Map(OneRound(FilteredDataset(blend, [True] * 80)), dict),
+        lambda blend: InMemorySource(ConcatDataset([blend, Numbers(3)]), "a blend within"),
+        lambda blend: Map(Wrapper(blend), dict),
+        lambda blend: LabelledImages(blend),
     ],
 )
 def test_a_blend_within_a_part_or_another_blend_is_refused_by_a_stream(make: Any) -> None:
