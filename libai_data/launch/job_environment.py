@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+import re
 from collections.abc import Mapping
 
 from libai_data.errors import ConfigError, nearest
@@ -35,6 +36,27 @@ def job_id(environment: Mapping[str, str] = os.environ) -> str:
 def proof(key: str, *said: object) -> str:
     """An HMAC-SHA256 of `said`, which shows that its sender knows the key."""
     return hmac.new(key.encode(), repr(said).encode(), hashlib.sha256).hexdigest()
+
+
+def rank_numbers(environment: Mapping[str, str] = os.environ) -> dict[str, int]:
+    """WORLD_SIZE, RANK, LOCAL_RANK and MASTER_PORT of a rank, which the launcher or a user has set.
+
+    Raises:
+        ConfigError: A variable is missing, no whole number, or outside its range: OneFlow would crash or hang.
+    """
+    found: dict[str, int] = {}
+    for name, least in (("WORLD_SIZE", 1), ("RANK", 0), ("LOCAL_RANK", 0), ("MASTER_PORT", 1)):
+        most = {"WORLD_SIZE": 2**31 - 1, "MASTER_PORT": 2**16 - 1}.get(name) or found["WORLD_SIZE"] - 1
+        value = environment.get(name, "")
+        number = int(value) if re.fullmatch("[0-9]{1,10}", value) else -1
+        if not least <= number <= most:
+            other = "" if name == "WORLD_SIZE" else f" although WORLD_SIZE is {found['WORLD_SIZE']}"
+            raise ConfigError(
+                f"{name} is {value!r}{other}; start the ranks by libai-data launch, or set {name} to a number from "
+                f"{least} to {most}"
+            )
+        found[name] = number
+    return found
 
 
 def machine() -> str:

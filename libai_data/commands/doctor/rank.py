@@ -11,9 +11,8 @@ from libai_data.config import try_get_key
 from libai_data.config.lazy_config import load_config
 from libai_data.delivery.read_plan import READERS, read_mode
 from libai_data.engine.models import build_configured_tokenizer
-from libai_data.errors import ConfigError
 from libai_data.iterables.iterable_loader import indexed_dataset_of
-from libai_data.launch.job_environment import SECRET_VARIABLE, job_key
+from libai_data.launch.job_environment import SECRET_VARIABLE, job_key, rank_numbers
 from libai_data.launch.ports import check_host
 from libai_data.mesh.current import set_mesh
 from libai_data.mesh.parallel_mesh import ParallelMesh
@@ -39,20 +38,7 @@ class JobRank(NamedTuple):
         """
         if "WORLD_SIZE" not in environment:
             return JobRank()
-        numbers = []
-        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT"):
-            value = environment.get(name, "")
-            if not value.isdigit():
-                raise ConfigError(
-                    f"{name} is {value!r} although WORLD_SIZE is {environment['WORLD_SIZE']}; start the ranks by "
-                    f"libai-data launch, or set {name} to a number"
-                )
-            numbers.append(int(value))
-        rank, local_rank, world_size, port = numbers
-        if not rank < world_size:
-            raise ConfigError(f"RANK is {rank}; with WORLD_SIZE={world_size} it must be 0 to {world_size - 1}")
-        if port >= 2**16:
-            raise ConfigError(f"MASTER_PORT is {port}; it must be 1 to 65535")
+        world_size, rank, local_rank, port = rank_numbers(environment).values()
         host = environment.get("MASTER_ADDR", "127.0.0.1")
         check_host("MASTER_ADDR", host)
         has_secret = bool(environment.get(SECRET_VARIABLE))

@@ -23,7 +23,7 @@ from functools import partial
 from typing import Any, Callable, NoReturn
 
 from libai_data.errors import MeshError
-from libai_data.launch.job_environment import seconds_from_environment
+from libai_data.launch.job_environment import rank_numbers, seconds_from_environment
 from libai_data.launch.joining_pipe import FAILED, JOINED, WAITS, tell_launcher
 from libai_data.launch.ports import reserve_port
 from libai_data.mesh.peers.batch_notes import BatchPlace
@@ -56,7 +56,7 @@ def joining() -> Iterator[None]:
 
     Raises:
         ConfigError: This process is rank 0, and another program listens on its port; rank 0 of another job uses the
-            port; or LIBAI_DATA_SECONDS_TO_JOIN is no positive number.
+            port; LIBAI_DATA_SECONDS_TO_JOIN is no positive number; or another variable of the job is impossible.
     """
     interrupts = deferring_interrupts() if _rank_of_several() is None else keeping_interrupt_handler()
     with interrupts, _joining_within_limits():
@@ -72,11 +72,20 @@ def loading() -> AbstractContextManager[None]:
 
 
 def _rank_of_several() -> tuple[int, int, int] | None:
-    """Rank, world size and port, if the environment says that this process is one of several ranks."""
-    rank, world_size, port = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
-    # If the variables have other values, OneFlow explains the error better.
-    several = rank.isdigit() and world_size.isdigit() and port.isdigit() and int(world_size) > 1
-    return (int(rank), int(world_size), int(port)) if several else None
+    """Rank, world size and port, if the environment says that this process is one of several ranks.
+
+    Raises:
+        ConfigError: A variable of the job is no number, or outside its range.
+    """
+    # Without all of these, OneFlow starts a job of one rank. It sets RANK=-1 then, which later processes inherit.
+    if not all(name in os.environ for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")):
+        return None
+    optional = {"LOCAL_RANK": "0", **os.environ}
+    if os.environ["WORLD_SIZE"] == "1" and os.environ["RANK"] == "-1":
+        optional["RANK"] = "0"
+    numbers = rank_numbers(optional)
+    several = numbers["WORLD_SIZE"] > 1
+    return (numbers["RANK"], numbers["WORLD_SIZE"], numbers["MASTER_PORT"]) if several else None
 
 
 @contextmanager

@@ -115,7 +115,7 @@ def test_a_rank_that_cannot_reach_rank_0_says_why_and_ends(host: str, cause: str
     ("host", "port", "message"),
     [
         ("10.0.0..1", 12345, "MASTER_ADDR is '10.0.0..1', which is no address and no name of a machine"),
-        ("127.0.0.1", 65536, "MASTER_PORT is 65536; it must be 1 to 65535"),
+        ("127.0.0.1", 65536, "MASTER_PORT is '65536' although WORLD_SIZE is 2; "),
     ],
 )
 def test_an_impossible_address_is_refused(host: str, port: int, message: str) -> None:

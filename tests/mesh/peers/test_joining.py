@@ -67,6 +67,33 @@ def test_rank_0_does_not_share_its_port_with_another_job(repository: Path) -> No
         )
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "most"),
+    [
+        *(("WORLD_SIZE", value, 2**31 - 1) for value in ("", "x", "0", "-1", "1.0", "²", "2147483648", "9" * 30)),
+        *(("RANK", value, 1) for value in ("-1", "2", "99999999999")),
+        ("LOCAL_RANK", "x", 1),
+        *(("MASTER_PORT", value, 2**16 - 1) for value in ("0", "-1", "65536")),
+    ],
+)
+def test_a_variable_of_the_job_that_oneflow_cannot_use_is_named_before_it_joins(
+    name: str, value: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for each, right in {**alone_of_two(0, "1"), name: value}.items():
+        monkeypatch.setenv(each, right)
+    message = rf"^{name} is '{value}'.* set {name} to a number from [01] to {most}$"
+    with pytest.raises(ConfigError, match=message), liveness.joining():
+        raise AssertionError("it joined")
+
+
+def test_a_process_that_inherits_the_variables_of_one_that_was_no_rank_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    inherited = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "WORLD_SIZE": "1", "RANK": "-1", "LOCAL_RANK": "0"}
+    for name, value in inherited.items():
+        monkeypatch.setenv(name, value)
+    with liveness.joining():
+        pass
+
+
 RANK_OF_TWO_JOBS = """
 import os, sys, time
 from pathlib import Path
