@@ -69,7 +69,15 @@ def rank_environment(args: argparse.Namespace, local_rank: int, library_path: st
 
 
 def _log_folder(args: argparse.Namespace, local_rank: int) -> Path:
-    return Path(working_directory()) / args.logdir / f"local_rank_{local_rank}"
+    folder = Path(working_directory()) / args.logdir / f"local_rank_{local_rank}"
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError:
+        # OneFlow would raise a UnicodeEncodeError in each rank.
+        raise ConfigError(
+            f"OneFlow cannot write logs to {str(folder)!r}, because the path is not UTF-8; give --logdir another folder"
+        ) from None
+    return folder
 
 
 class Ranks:

@@ -217,6 +217,15 @@ def test_ranks_that_stopped_when_they_were_told_to_did_not_fail(script: Path) ->
     assert result.stderr == ""
 
 
+def test_a_folder_of_logs_whose_path_is_not_utf_8_is_refused_before_oneflow_fails(script: Path, tmp_path: Path) -> None:
+    script.write_text("")
+    folder = os.fsdecode(bytes(tmp_path) + b"/\xff")
+    result = run("--logdir", folder, script)
+    assert result.returncode == 1
+    assert "/\\udcff/local_rank_0', because the path is not UTF-8; give --logdir another folder" in result.stderr
+    assert run("--logdir", tmp_path, script).returncode == 0
+
+
 def test_when_rank_0_fails_at_once_the_others_are_not_started(script: Path) -> None:
     script.write_text("import os, sys\nprint('rank', os.environ['RANK'])\nsys.exit(3)")
     result = run("--nproc_per_node", 4, script)
