@@ -37,7 +37,9 @@ class ArrowSource(ShardedSource):
         columns: names of the columns to read; by default all.
         cache_bytes: size of the cache of decompressed record batches, for all files together, in each process. One
             batch is cached even if it is larger.
-        chosen: the columns that all files of a streamed source must have; only for a single open file.
+
+    Attributes:
+        schema: the `pyarrow.Schema` of the first file with rows; None if no file has rows.
 
     Raises:
         ConfigError: There is no such file or column, the folder has several splits, or pyarrow is not installed.
@@ -45,19 +47,14 @@ class ArrowSource(ShardedSource):
         SchemaError: The columns that are read differ between the files.
     """
 
-    def __init__(
-        self,
-        paths: Paths,
-        columns: Sequence[str] | None = None,
-        cache_bytes: int = 256 << 20,
-        chosen: FileColumns | None = None,
-    ) -> None:
+    def __init__(self, paths: Paths, columns: Sequence[str] | None = None, cache_bytes: int = 256 << 20) -> None:
         check_types(ArrowSource, locals())
         check({"cache_bytes": whole(0)}, cache_bytes=cache_bytes)
         import_pyarrow("ArrowSource")
         files, kept = opened(_files_of_dataset(paths) or paths), LastUsed(cache_bytes)
-        chosen = chosen or FileColumns(columns)
+        chosen = FileColumns(columns)
         super().__init__(files, [ArrowShard(file, chosen, kept) for file in files], columns)
+        self.schema = chosen.first
 
 
 def _files_of_dataset(paths: Paths) -> list[str] | None:

@@ -39,7 +39,9 @@ class ParquetSource(ShardedSource):
         columns: names of the columns to read; by default all.
         cache_bytes: size of the cache of decoded row groups and footers, for all files together, in each process. One
             row group is cached even if it is larger.
-        chosen: the columns that all files of a streamed source must have; only for a single open file.
+
+    Attributes:
+        schema: the `pyarrow.Schema` of the first file with rows; None if no file has rows.
 
     Raises:
         ConfigError: There is no such file or column, or pyarrow is not installed.
@@ -47,20 +49,15 @@ class ParquetSource(ShardedSource):
         SchemaError: The columns that are read differ between the files.
     """
 
-    def __init__(
-        self,
-        paths: Paths,
-        columns: Sequence[str] | None = None,
-        cache_bytes: int = 256 << 20,
-        chosen: FileColumns | None = None,
-    ) -> None:
+    def __init__(self, paths: Paths, columns: Sequence[str] | None = None, cache_bytes: int = 256 << 20) -> None:
         check_types(ParquetSource, locals())
         check({"cache_bytes": whole(0)}, cache_bytes=cache_bytes)
         import_pyarrow("ParquetSource")
-        files, kept, chosen = opened(paths), LastUsed(cache_bytes), chosen or FileColumns(columns)
+        files, kept, chosen = opened(paths), LastUsed(cache_bytes), FileColumns(columns)
         super().__init__(files, [_Shard(file, chosen, kept) for file in files], columns)
+        self.schema = chosen.first
         if files and not isinstance(paths, MappedFile):
-            warn_of_partitions(self.paths[0], chosen.first.names if chosen.first else ())
+            warn_of_partitions(self.paths[0], self.schema.names if self.schema else ())
 
 
 class _Shard(BatchedShard):

@@ -75,10 +75,8 @@ class StreamedSource(Records):
         self._columns = columns
         self.storage = Storage.from_environment()
         self.table = self._table(format)
-        options = options_for(self.table.format, columns)
-        if self.table.format in _OF_ARROW:
-            options["chosen"] = FileColumns(columns)
-        self._open_file = partial(sources[self.table.format], **options)
+        self._open_file = partial(sources[self.table.format], **options_for(self.table.format, columns))
+        self._compared = FileColumns(columns)
         if self.table.format == "parquet" and len(self.table.names):
             warn_of_partitions(f"{self.folder}/{self.table.names[0]}")
         self.shard_lengths = self.table.samples
@@ -142,6 +140,8 @@ class StreamedSource(Records):
                 f"{remote.url} has {len(opened)} records, but {self.shard_lengths[number]} were counted; run "
                 f"'libai-data index {self.folder}' again"
             )
+        if self.table.format in _OF_ARROW and opened.schema is not None:
+            self._compared.chosen(remote.url, opened.schema, len(opened))
         return opened
 
     def hold(self, number: int) -> Copy | DecompressedFile:
