@@ -366,9 +366,12 @@ def end_after(error: BaseException, rank: int) -> NoReturn:
 
 def end_process(code: int, message: str = "") -> NoReturn:
     """Write `message` to stderr and end this process, without any cleanup that could wait for other ranks."""
-    logging.shutdown()
-    sys.stdout.flush()
-    if message:
-        sys.stderr.write(f"{message}\n")
-        sys.stderr.flush()
-    os._exit(code)
+    try:
+        with suppress(Exception):  # raised by a handler of the user's own
+            logging.shutdown()
+        for stream, text in ((sys.stdout, ""), (sys.stderr, f"{message}\n" if message else "")):
+            with suppress(Exception):  # The stream is closed, full or missing.
+                stream.write(text)
+                stream.flush()
+    finally:
+        os._exit(code)

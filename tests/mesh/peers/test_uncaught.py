@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 
 import pytest
@@ -38,3 +39,14 @@ def test_a_rank_gives_the_same_reason_with_an_excepthook_of_the_users_own(
     with pytest.raises(Ended) as by_the_users:
         watching.farewell()
     assert by_our_hook.value.args == by_the_users.value.args == end
+
+
+@pytest.mark.parametrize("closed", ["sys.stdout.close()", "sys.stdout = None", "os.close(1); print(1)"])
+def test_a_rank_ends_with_its_reason_though_its_stdout_is_closed(closed: str) -> None:
+    code = (
+        "import os, sys; from libai_data.mesh.peers.watchdog import end_process\n"
+        f"try: {closed}; end_process(3, 'rank 1 ends')\n"
+        "finally: sys.stderr.write('it goes on')"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+    assert (ended.returncode, ended.stderr) == (3, "rank 1 ends\n")
