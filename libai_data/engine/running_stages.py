@@ -7,15 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Callable
 
-import numpy as np
-
 from libai_data.config import instantiate, try_get_key
 from libai_data.config.signatures import target_of
 from libai_data.engine.batches import mixed_up
 from libai_data.engine.built_parts import built_by
 from libai_data.engine.datamodule.data_stages import DataStages
-from libai_data.engine.evaluation.evaluator import DatasetEvaluator
 from libai_data.engine.evaluation.inference import inference_on_dataset
+from libai_data.engine.evaluation.predictions import Predictions
 from libai_data.engine.step_plan import step_plan
 from libai_data.errors import ConfigError
 from libai_data.errors.argument_rules import check, one_of
@@ -58,25 +56,6 @@ def get_batch_of(stages: DataStages, dataloader_idx: int = 0) -> GetBatch:
         return stages.inputs(mixed_up(data, mixup_func, input_placement_device), input_placement_device, dataloader_idx)
 
     return get_batch
-
-
-class Predictions(DatasetEvaluator):
-    """Collects what a model returns, on rank 0, in the order of the samples."""
-
-    input_fields = ()
-
-    def __init__(self) -> None:
-        self._outputs: list[dict[str, np.ndarray]] = []
-
-    def reset(self) -> None:
-        self._outputs.clear()
-
-    def process(self, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
-        self._outputs.append({name: tensor.numpy() for name, tensor in outputs.items()})
-
-    def evaluate(self) -> dict[str, Any]:
-        names = self._outputs[0] if self._outputs else {}
-        return {name: np.concatenate([each[name] for each in self._outputs]) for name in names}
 
 
 _STATES = {"fit": "training", "validate": "validating", "test": "testing", "predict": "predicting"}
@@ -134,10 +113,11 @@ class RunsStages:
         """Run the model over the predict loaders of the data module, each sample once.
 
         Returns:
-            Output of the model -> array [samples, ...], on every rank; with several loaders a list of these.
+            Output of the model -> array, on every rank; with several loaders a list of these. See `Predictions`.
 
         Raises:
             ConfigError: There is no data module, or no loader.
+            SchemaError: The outputs of the batches cannot be joined.
         """
         train = self.cfg.train
         with self._running("predict"):
