@@ -308,6 +308,21 @@ def test_tokens_whose_loss_mask_is_0_do_not_count() -> None:
     assert evaluator.evaluate() == {"loss": (1 + 8 + 32) / 3}
 
 
+@pytest.mark.parametrize("name", ["labels", "loss_mask"])
+@pytest.mark.parametrize("shape", [(2,), (2, 2, 1), (2, 3)])
+def test_what_says_which_losses_count_has_a_number_for_each(name: str, shape: tuple[int, ...]) -> None:
+    evaluator = MeanLossEvaluator(losses_name="each_loss")
+    with pytest.raises(SchemaError, match=rf"'{name}' has the shape \[2.*, but the losses \[2, 2\]"):
+        evaluator.process({name: flow.zeros(*shape)}, evaluator.prepare({}, {"each_loss": flow.ones(2, 2)}))
+
+
+def test_samples_may_share_a_loss_mask() -> None:
+    evaluator = MeanLossEvaluator(losses_name="each_loss")
+    outputs = evaluator.prepare({}, {"each_loss": flow.tensor([[1.0, 2.0], [4.0, 8.0]])})
+    evaluator.process({"loss_mask": flow.tensor([[0, 1]])}, outputs)
+    assert evaluator.evaluate() == {"loss": 5}
+
+
 @pytest.mark.parametrize(
     ("evaluator", "whole", "message"),
     [

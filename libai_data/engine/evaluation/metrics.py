@@ -87,9 +87,9 @@ class MeanLossEvaluator(DatasetEvaluator):
             )
         counts = np.ones(losses.shape, dtype=bool)
         if self._mask_name in inputs:
-            counts &= np.asarray(inputs[self._mask_name].numpy()) != 0
+            counts &= self._of_losses(inputs, self._mask_name, losses) != 0
         if self._labels_name in inputs:
-            labels = np.asarray(inputs[self._labels_name].numpy())
+            labels = self._of_losses(inputs, self._labels_name, losses)
             counts &= labels >= 0
             if self._losses_name is None and (labels[counts] >= self._classes).any():
                 raise SchemaError(
@@ -99,6 +99,16 @@ class MeanLossEvaluator(DatasetEvaluator):
         losses = losses[counts]
         self._sum += float(losses.sum())
         self._count += losses.size
+
+    def _of_losses(self, inputs: dict[str, Any], name: str, losses: np.ndarray) -> np.ndarray:
+        """An input with a number for each loss; numbers that all samples share may have the shape [1, ...]."""
+        array = np.asarray(inputs[name].numpy())
+        if array.ndim != losses.ndim or any(size not in (1, wanted) for size, wanted in zip(array.shape, losses.shape)):
+            raise SchemaError(
+                f"'{name}' has the shape {list(array.shape)}, but the losses {list(losses.shape)}; it says which "
+                "losses count, so give it the same shape, or set labels_name or mask_name of the evaluator"
+            )
+        return np.broadcast_to(array, losses.shape)
 
     def evaluate(self) -> dict[str, float]:
         return {"loss": self._mean()} if is_main_process() else {}
