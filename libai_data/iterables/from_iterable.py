@@ -372,8 +372,7 @@ def _stream(
         check_same_arguments(
             plan.readers,
             **{"batch size": micro_batch_size, "fields": reading.names, "ends": ends, "collate_fn": collate_fn},
-            **options,
-            **(words or {}),
+            **{**options, **(words or {})},
         )
         inner = SharedLoader(plan, open_rows, make_stream, make_loader, options["mixup_func"])
     return IterableLoader(
