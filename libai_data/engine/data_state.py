@@ -23,6 +23,7 @@ from libai_data.errors.argument_rules import EPOCH, TEXT, whole
 from libai_data.errors.saved_state import Keys, check_state
 from libai_data.iterables.combined import CombinedLoader
 from libai_data.iterables.digest import running_digest
+from libai_data.iterables.iterable_loader import IterableLoader
 from libai_data.iterables.kinds import knows_its_rounds
 from libai_data.iterables.plain_state import decoded, encoded
 from libai_data.mesh.current import broadcast_py_object, get_rank, get_world_size, is_main_process
@@ -232,13 +233,16 @@ class PlainState:
         if isinstance(state, Mapping) and set(state) == {_OF_RANKS}:
             states, name = state[_OF_RANKS], type(self._thing).__name__
             fits = len(states) == get_world_size()
-            if not fits and self._is_loader:
+            if isinstance(self._thing, IterableLoader):
+                # Ranks that do not read lack a part of the state. Which ranks read may differ, but rank 0 always reads.
+                fits = fits and states[get_rank()].keys() == states[0].keys()
+            elif not fits and self._is_loader:
                 raise CheckpointError(
                     f"the train loader ({name}) had another state on each of {len(states)} ranks, which cannot be "
                     f"restored on {get_world_size()} ranks. Resume on as many ranks, or restart the data: "
                     f"{OVERRIDE_KEY}=[{RESTART_DATA}]"
                 )
-            if not fits:
+            elif not fits:
                 logger.warning("%s had another state on each of %d ranks; it gets that of rank 0.", name, len(states))
             state = states[get_rank() if fits else 0]
         is_encoded = isinstance(state, Mapping) and set(state) == {_ENCODED}

@@ -15,6 +15,7 @@ from libai_data.data.samplers import CyclicSampler
 from libai_data.engine.batches import StepInputs
 from libai_data.engine.data_state import DataState
 from libai_data.errors import CheckpointError, ConfigError
+from libai_data.iterables import from_iterable
 
 
 class Shuffled:
@@ -185,3 +186,18 @@ def test_a_state_of_a_loader_keeps_its_types_in_a_checkpoint() -> None:
     assert DataState(saved).state_dict() == plain
     DataState(resumed).load_state_dict(plain)
     assert resumed.state == plain
+
+
+def numbers() -> Iterator[Any]:
+    return ({"x": number} for number in range(24))
+
+
+def test_a_loader_over_an_iterable_resumes_on_another_number_of_ranks_although_not_all_have_read() -> None:
+    loader = from_iterable(numbers, 4)
+    next(iter(loader))
+    of_rank0 = loader.state_dict()
+    of_others = {name: value for name, value in of_rank0.items() if name != "iterable"}
+    resumed = from_iterable(numbers, 4)
+    DataState(resumed).load_state_dict({"of ranks": [of_rank0, of_others]})
+    assert resumed.state_dict() == of_rank0
+    assert next(iter(resumed))["x"].numpy().tolist() == [4, 5, 6, 7]
