@@ -18,6 +18,7 @@ from libai_data.config.values import fill_in, given, require
 from libai_data.data.attributes import attribute_of, has_attribute
 from libai_data.data.datasets.blend_table import log_blend
 from libai_data.data.samplers.schedule import StepSchedule
+from libai_data.data.samplers.single_round import ShortEndSampler
 from libai_data.engine.data_state import schedule_of, stream_state_of
 from libai_data.engine.models import required_section
 from libai_data.engine.setup import set_key
@@ -101,6 +102,8 @@ def scale_to_epochs(cfg: Any, data_loader: Any) -> None:
         raise ConfigError(
             f"train.train_iter is {train.train_iter} and train.train_epoch {epochs}: there is nothing to train"
         )
+    if batches and train.train_iter >= per_epoch and try_get_key(cfg, "graph.enabled", default=False):
+        _check_last_batch(data_loader)
     _set_warmup(cfg)
     fill_in(cfg, "train.samples", schedule.position_of(train.train_iter))
     if try_get_key(cfg, "train.scheduler") is not None:
@@ -171,6 +174,19 @@ def _batches_per_epoch(data_loader: Any) -> int:
     with suppress(TypeError):
         return len(data_loader)
     return 0
+
+
+def _check_last_batch(data_loader: Any) -> None:
+    """Raise ConfigError if the last batch of an epoch has fewer rows, because a graph is compiled for one shape."""
+    stream = attribute_of(data_loader, "stream")
+    if isinstance(stream, ShortEndSampler):
+        rest, ranks = stream.order.epoch_size % stream.global_batch_size, stream.data_parallel_size
+        is_smaller = 0 < -(-rest // ranks) < stream.global_batch_size // ranks
+        if is_smaller and len(data_loader) > 1:
+            raise ConfigError(
+                f"the last batch of an epoch has {rest} of {stream.global_batch_size} rows, but a graph is compiled "
+                "for batches of one size. Set drop_last=True, ends='pad' or ends='cycle'; or graph.enabled=False"
+            )
 
 
 def _samples_per_epoch(data_loader: Any) -> int:

@@ -279,6 +279,24 @@ def test_epochs_of_a_loader_that_ends_are_whole(tmp_path: Path, drop_last: bool,
     assert built(tiny_config(str(tmp_path), **keys), kind=Reads).max_iter * accumulate == 2 * batches
 
 
+def test_a_graph_refuses_a_smaller_last_batch_at_the_start_if_the_training_comes_to_it(tmp_path: Path) -> None:
+    class Reads(DefaultTrainer):
+        rows = 8
+
+        @classmethod
+        def build_train_loader(cls, cfg: Any, tokenizer: Any = None) -> Any:
+            return DataLoader(TinyDataset(20), batch_size=cls.rows)
+
+    cfg = tiny_config(str(tmp_path), graph=True, train_iter=3)
+    with pytest.raises(ConfigError, match=r"last batch of an epoch has 4 of 8 rows, .* Set drop_last=True, ends='pad'"):
+        built(cfg, kind=Reads)
+    set_mesh(None)
+    built(tiny_config(str(tmp_path), graph=True, train_iter=2), kind=Reads)
+    set_mesh(None)
+    Reads.rows = 24  # Each epoch is one batch of 20 rows.
+    built(tiny_config(str(tmp_path), graph=True, train_iter=3, global_batch_size=24), kind=Reads)
+
+
 class GuidesTrainer(DefaultTrainer):
     """As LiBai's guide shows: a loader of one's own, and `get_batch` with the documented signature."""
 
