@@ -1280,6 +1280,14 @@ def test_a_stream_is_mixed_by_the_seed_as_a_list_is() -> None:
     assert streamed == listed and streamed[0] != streamed[1]
 
 
+def test_one_rank_may_read_a_shuffled_stream_for_all() -> None:
+    [first] = mixed_images(lambda: iter(SAMPLES), shuffle_buffer=1, batch_size=8)[:1]
+    with closing(
+        DataLoader(lambda: iter(SAMPLES), 8, shuffle_buffer=1, readers="rank0", seed=1, mixup_func=Mixup(num_classes=3))
+    ) as loader:
+        assert next(iter(loader.numpy()))["images"].tolist() == first
+
+
 def test_a_batch_is_mixed_in_another_way_in_each_epoch() -> None:
     for first, second in (
         mixed_images(lambda epoch: iter(SAMPLES), batch_size=8),
