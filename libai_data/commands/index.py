@@ -14,7 +14,7 @@ from libai_data.data.sources.opening import open_source
 from libai_data.data.sources.remote import is_remote, without_protocol
 from libai_data.data.sources.shard_counts import AT_ONCE, STREAMED, counted
 from libai_data.data.sources.shard_table import TABLE
-from libai_data.errors import ConfigError
+from libai_data.errors import ConfigError, StorageError
 from libai_data.errors.argument_rules import check, whole
 
 
@@ -54,7 +54,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                 bar.update()
 
             table = counted(folder, asked.format, open_source, asked.at_once, report_progress)
-        table.save(target)
+        try:
+            table.save(target)
+        except (ConfigError, StorageError) as error:
+            remedy = f"to write the table to this machine, add --output FILE, and then copy FILE to {target}"
+            raise type(error)(f"{error}; {remedy}") from error
         yield f"{int(table.samples.sum())} samples in {len(table)} shards of {int(table.sizes.sum())} bytes in all"
         yield f"the table is {target}"
 

@@ -51,6 +51,7 @@ from libai_data.errors import ConfigError, FormatError, SampleError, StorageErro
 from libai_data.loader import BatchLoader
 from libai_data.mesh.parallel_mesh import ParallelMesh
 from tests.data.sources.object_store import BUCKET, SILENT, STALL, ObjectStore
+from tests.data.sources.published_files import WebFolder
 from tests.data.sources.record_files import ENDINGS, WRITERS, same, texts, write
 from tests.deadline import stretched
 from tests.full_disk import small_disk
@@ -535,6 +536,21 @@ def test_a_table_that_cannot_be_written_is_refused_before_counting(
     object_store.gets.clear()
     assert index([FOLDER, "--output", str(tmp_path / output)]) == 1
     assert "it must be a file in a folder that exists" in capsys.readouterr().err and not object_store.gets
+
+
+def test_a_store_that_only_reads_gets_its_table_by_another_way_that_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setenv("LIBAI_DATA_STORAGE_ATTEMPTS", "1")
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    (folder / "0.jsonl").write_text("{}")
+    with closing(WebFolder(folder)) as web:
+        assert index([web.url]) == 1
+        remedy = f"add --output FILE, and then copy FILE to {web.url}/{TABLE}"
+        assert remedy in capsys.readouterr().err
+        assert index([web.url, "--output", str(folder / TABLE)]) == 0
+        assert list(open_source(web.url, streaming=True)) == [{}]
 
 
 @pytest.mark.parametrize("records", ["-4", "1e400", "1" + 30 * "0"])
