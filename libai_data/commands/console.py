@@ -15,7 +15,9 @@ def config_parser(command: str, description: str | None, asks_ranks: bool = Fals
     """Make the parser of a command that reads a config; with `asks_ranks` it has --ranks and --nodes too."""
     arguments = IntermixedParser(prog=f"libai-data {command}", description=description)
     arguments.add_argument("config", help="config file")
-    arguments.add_argument("opts", nargs="*", metavar="key=value", help="changes to the config, as in training")
+    arguments.add_argument(
+        "opts", nargs="*", default=[], metavar="key=value", help="changes to the config, as in training"
+    )
     if asks_ranks:
         arguments.add_argument("--ranks", type=int, metavar="N", help="ranks of the training (default: of train.dist)")
         arguments.add_argument(

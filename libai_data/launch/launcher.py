@@ -150,7 +150,8 @@ def _parser() -> argparse.ArgumentParser:
         help=f"what each rank runs: a script, or a command of libai-data ({', '.join(COMMANDS)}); if a script has the "
         "name of a command, write ./NAME",
     )
-    parser.add_argument("training_script_args", nargs=argparse.REMAINDER, help="its arguments")
+    # argparse names it as missing too if the script is missing.
+    parser.add_argument("training_script_args", nargs=argparse.REMAINDER, help="its arguments").required = False
     return parser
 
 

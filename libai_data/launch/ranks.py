@@ -316,9 +316,12 @@ class Ranks:
             stderr = self._outputs.open(str(local_rank))
             return stderr if self._controlled else self._outputs.open_stdout(), stderr
         folder = _log_folder(self._args, local_rank)
-        folder.mkdir(parents=True, exist_ok=True)
-        # Append, so that the output of an earlier attempt is kept.
-        files = [(folder / name).open("ab") for name in ("stdout", "stderr")]
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            # Append, so that the output of an earlier attempt is kept.
+            files = [(folder / name).open("ab") for name in ("stdout", "stderr")]
+        except OSError as error:
+            raise ConfigError(f"--logdir {self._args.logdir} cannot be written: {error}") from error
         self._files += files
         self._began[local_rank] = files[1].tell()
         return files[0], files[1]

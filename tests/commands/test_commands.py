@@ -66,11 +66,14 @@ def test_the_command_gets_the_arguments_after_its_name(tmp_path: Path) -> None:
         ("convert TEXT --to webdataset --output OUT --workers 0", "workers is 0"),
         ("launch --stop_grace_seconds inf TEXT", "--stop_grace_seconds is inf"),
         ("launch --env NAME TEXT", "--env is for the machines of --hostfile"),
+        ("launch --logdir /proc/no --redirect_stdout_and_stderr TEXT", "--logdir /proc/no cannot be written"),
+        ("launch", "the following arguments are required: training_script\n"),
+        ("plan", "the following arguments are required: config\n"),
         ("launch --ssh rsh TEXT", "--ssh is for the machines of --hostfile"),
     ],
 )
 def test_flags_with_odd_values_or_without_effect_are_refused(
-    arguments: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arguments: str, message: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     files = {"TEXT": tmp_path / "a.jsonl", "JSON": tmp_path / "t.json", "TXT": tmp_path / "t.txt"}
     for file in files.values():
@@ -81,7 +84,7 @@ def test_flags_with_odd_values_or_without_effect_are_refused(
     except SystemExit as error:
         code = int(error.code or 0)
     assert code in (1, 2)
-    assert message in capsys.readouterr().err
+    assert message in capfd.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
