@@ -23,10 +23,13 @@ _MOST_CALLERS = 4096  # ranks of a machine that may connect; nobody accepts, so 
 
 def check_host(name: str, host: str) -> None:
     """Raise a ConfigError if `host`, which the user gave as `name`, cannot be a name or address, such as '10.0..1'."""
+    refused = ConfigError(f"{name} is {host!r}, which is no address and no name of a machine")
+    if len(host.split()) > 1:  # as `hostname -I` prints
+        raise refused
     try:
         host.encode("idna")  # as the functions of `socket` do
     except UnicodeError:
-        raise ConfigError(f"{name} is {host!r}, which is no address and no name of a machine") from None
+        raise refused from None
 
 
 def listen(port: int, backlog: int = 1) -> socket.socket:

@@ -140,6 +140,7 @@ def test_a_command_of_libai_data_runs_on_the_ranks() -> None:
         (["--nnodes", "2", "--node_rank", "2", "-m", "x"], "with --nnodes 2 it must be 0 to 1"),
         (["--master_port", "65536", "-m", "x"], "must be 1 to 65535"),
         (["--master_addr", "10.0.0..1", "-m", "x"], "--master_addr is '10.0.0..1', which is no address and no name"),
+        (["--master_addr", "10.0.0.1 10.0.0.2", "-m", "x"], "is '10.0.0.1 10.0.0.2', which is no address and no name"),
         (["--stop_grace_seconds", "-1", "-m", "x"], "--stop_grace_seconds is -1.0; it must be at least 0"),
         (["-m", "--no_python", "x"], "exclude each other"),
         (["/no/such/script.py"], "there is no script /no/such/script.py"),
