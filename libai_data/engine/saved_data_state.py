@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from libai_data.data.samplers.ledger import MOST_STEPS
 from libai_data.data.samplers.schedule import LeftOut, StepSchedule, left_out_by
 from libai_data.data.samplers.stream_state import StreamState
 from libai_data.engine.checkpoint.directory import MANIFEST, PendingDirectory, verify
@@ -185,7 +186,7 @@ def edited(
         past = tuple(r for r in state.left_out.ranges if r[0] < state.place)
         state = replace(state, left_out=LeftOut(past))
     if position is not None:
-        check({"position": whole(0)}, position=position)
+        check({"position": whole(0, MOST_STEPS)}, position=position)
         state = replace(state, position=position)
     if seed is not None:
         state = replace(state, order=replace(state.order, seed=seed))
@@ -193,8 +194,9 @@ def edited(
         schedule = schedule.begun_at(saved.step, state.position)
     left_out = state.left_out
     for first, last in skips:
-        added = left_out_by([(first, last)], schedule).since(state.place)
-        if not 0 <= first <= last or not added.ranges:
+        is_range = 0 <= first <= last <= MOST_STEPS
+        added = left_out_by([(first, last)], schedule).since(state.place) if is_range else LeftOut()
+        if not added.ranges:
             raise ConfigError(
                 f"steps {first} to {last} cannot be skipped: give the first and last step to skip, after those that "
                 "are done. Count the steps of a run without skips; there, the next sample belongs to step "

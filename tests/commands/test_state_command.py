@@ -141,8 +141,15 @@ def test_a_change_of_nothing_is_refused_and_leaves_no_backup(folder: Path, capsy
     names = sorted(folder.iterdir())
     assert "nothing to change" in said(capsys, "edit", folder, code=1)
     assert "position is -3" in said(capsys, "edit", folder, "--position", "-3", code=1)
-    assert "cannot be skipped" in said(capsys, "edit", folder, "--skip", "9", "8", code=1)
+    assert f"position is {10**20}" in said(capsys, "edit", folder, "--position", 10**20, code=1)
+    for first, last in ((9, 8), (-1, 8), (9, 10**20)):
+        assert f"steps {first} to {last} cannot be" in said(capsys, "edit", folder, "--skip", first, last, code=1)
     assert sorted(folder.iterdir()) == names
+
+
+@pytest.mark.parametrize("step", [-1, 10**20])
+def test_a_step_that_no_training_has_is_refused(step: int, folder: Path, capsys: Any) -> None:
+    assert f"step is {step}; it must be an int, 0 to" in said(capsys, "samples", folder, "--step", step, code=1)
 
 
 def test_a_step_and_a_sample_lead_to_each_other(folder: Path, capsys: Any) -> None:

@@ -10,6 +10,10 @@ import numpy as np
 from libai_data.data.samplers.schedule import StepSchedule
 from libai_data.data.samplers.stream_state import StreamState
 from libai_data.errors import CheckpointError
+from libai_data.errors.argument_rules import check, whole
+
+MOST_STEPS = 1 << 40
+"""Above any training, and small enough that positions are 64-bit numbers."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,7 @@ class Ledger:
             )
 
     def _check(self, step: int) -> None:
+        check({"step": whole(0, MOST_STEPS)}, step=step)
         if step < self.schedule.first_step:
             raise CheckpointError(
                 f"the ledger begins with step {self.schedule.first_step}, where the order of the samples was changed "
