@@ -316,16 +316,18 @@ def _rounds(dataset: Any, ends: str, together: int, **arguments: Any) -> Any:
     Args:
         together: rows that a batch transform needs together.
     """
+    rows: Any = "an unknown number of"
     if attribute_of(dataset, "is_stream_transform", False):
         if "weights" in arguments:
             raise ConfigError("weights is for single samples; give the filter or packer a dataset without weights")
-        return TransformRounds(dataset, ends=ends, **arguments)
-    kind = ShortEndSampler if ends == "short" else SingleRoundSampler
-    sampler = kind(dataset, drop_last=ends == "drop", **arguments)
-    last = -(-(sampler.order.epoch_size % sampler.global_batch_size) // sampler.data_parallel_size)
-    if ends == "short" and last % together:
+        sampler: Any = TransformRounds(dataset, ends=ends, **arguments)
+    else:
+        kind = ShortEndSampler if ends == "short" else SingleRoundSampler
+        sampler = kind(dataset, drop_last=ends == "drop", **arguments)
+        rows = -(-(sampler.order.epoch_size % sampler.global_batch_size) // sampler.data_parallel_size)
+    if ends == "short" and together > 1 and (isinstance(rows, str) or rows % together):
         raise ConfigError(
-            f"the last batch of an epoch has {last} row(s) on each data-parallel rank, but the batch transform needs "
+            f"the last batch of an epoch has {rows} row(s) on each data-parallel rank, but the batch transform needs "
             f"multiples of {together}; set drop_last=True, ends='pad' or ends='cycle'"
         )
     return sampler

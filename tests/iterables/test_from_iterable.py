@@ -29,6 +29,7 @@ from hypothesis import strategies as st
 from tqdm import tqdm
 
 from libai_data import DataLoader
+from libai_data.data.datasets import FilteredDataset
 from libai_data.data.items import array_in, leaves_of
 from libai_data.data.random.global_generators import warn_once
 from libai_data.data.random.sample_random import BatchRandom
@@ -1306,6 +1307,14 @@ def test_a_short_last_batch_of_a_stream_repeats_a_row_if_a_pair_lacks_one(left: 
     if left % 2:
         assert last["images"][left - 1].numpy().tolist() == np.full((2, 2), 3 + left).tolist()
         assert last["labels"][left - 1].numpy().tolist() == np.eye(3)[(3 + left) % 3].tolist()
+
+
+def test_a_filter_whose_last_batch_may_not_be_mixed_is_refused_at_the_start() -> None:
+    dataset, mixup = FilteredDataset([*pictures(9)], [number != 3 for number in range(9)]), Mixup(num_classes=3)
+    with pytest.raises(ConfigError, match=r"an unknown number of row\(s\) .* of 2; set drop_last=True"):
+        from_iterable(dataset, 4, mixup_func=mixup)
+    for ends in ("drop", "pad"):
+        assert len([*from_iterable(dataset, 4, ends=ends, mixup_func=mixup)]) == 2
 
 
 class Unmeasured:
