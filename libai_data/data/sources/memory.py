@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ from libai_data.data.attributes import attribute_of, batch_method_of
 from libai_data.data.datasets.fingerprint import fingerprint_of
 from libai_data.data.datasets.mapped import refuse_outputs_without_indices
 from libai_data.data.files.identity import identity_within, key_of
+from libai_data.data.random.global_generators import GlobalDraws
+from libai_data.data.random.sample_random import reading_samples
 from libai_data.data.sources.node_memory import shared_memory
 from libai_data.data.sources.sharded import Records
 from libai_data.errors import ConfigError, failed_reading
@@ -33,7 +36,8 @@ class InMemorySource(Records):
         source: a source or dataset with a length, whose records can be pickled.
         name: identifies the records, together with the source's class, length, `fingerprint()` and `identity` (or the
             identities of the sources of a dataset). The identity of a source of files is its arguments and the
-            identities of the files; see `libai_data.data.files.identity`.
+            identities of the files; see `libai_data.data.files.identity`. What the records draw at random depends on
+            the name and their indices, and is the same in each epoch, in each run and on each machine.
 
     Attributes:
         identity: identity of the records.
@@ -55,7 +59,7 @@ class InMemorySource(Records):
         own_fingerprint = fingerprint() if callable(fingerprint) else ""
         kind = type(source).__qualname__
         self.identity = key_of(_VERSION, name, kind, len(source), own_fingerprint, identity_within(source))
-        self._source = source
+        self._source, self._seed = source, int(key_of(name), 16) >> 32
         self._attach()
 
     @property
@@ -90,11 +94,11 @@ class InMemorySource(Records):
     def _fill(self, descriptor: int) -> None:
         """Write the end of each record, and the pickled records."""
         count = len(self._source)
-        ends = np.zeros(count + 1, np.int64)
+        ends, draws = np.zeros(count + 1, np.int64), GlobalDraws(type(self._source).__name__)
         with open(descriptor, "wb", closefd=False) as file:
             file.seek(ends.nbytes)
             for first in range(0, count, _READ_AT_ONCE):
-                records = _read(self._source, range(first, min(first + _READ_AT_ONCE, count)))
+                records = self._read(range(first, min(first + _READ_AT_ONCE, count)), draws)
                 for number, record in enumerate(records, first):
                     with _named(self._source, number):
                         content = pickle.dumps(record, protocol=5)
@@ -102,23 +106,29 @@ class InMemorySource(Records):
             file.seek(0)
             file.write(ends.data)
 
+    def _read(self, indices: Sequence[int], draws: GlobalDraws) -> list[Any]:
+        source = self._source
+        read_many = batch_method_of(source, "read_many")
+        if read_many is not None:
+            return read_many(indices)
+
+        def read(key: tuple[int, int, int]) -> Any:
+            with reading_samples((key,)):
+                return source[key[2]]
+
+        records = []
+        for index in indices:
+            with _named(source, index):
+                key = (self._seed, 0, index)
+                records.append(draws.around(partial(read, key), key))
+        return records
+
     def __getstate__(self) -> dict[str, Any]:
-        return {"_source": self._source, "identity": self.identity}
+        return {"_source": self._source, "_seed": self._seed, "identity": self.identity}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._attach()
-
-
-def _read(source: Any, indices: Sequence[int]) -> list[Any]:
-    read_many = batch_method_of(source, "read_many")
-    if read_many is not None:
-        return read_many(indices)
-    records = []
-    for index in indices:
-        with _named(source, index):
-            records.append(source[index])
-    return records
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import random
 import signal
 import socket
 import subprocess
@@ -15,7 +16,7 @@ from typing import Any, Callable
 import numpy as np
 import pytest
 
-from libai_data.data.datasets import BlendedDataset, FilteredDataset, Map
+from libai_data.data.datasets import BlendedDataset, FilteredDataset, Map, RandomMap
 from libai_data.data.samplers import CyclicSampler
 from libai_data.data.sources import InMemorySource, JsonLinesSource
 from libai_data.data.sources.node_memory import shared_memory
@@ -24,6 +25,11 @@ from libai_data.loader.shipping import ship, unship
 from tests.data.sources.record_files import texts, write
 from tests.deadline import printed_by, wait_until
 from tests.forks import a_fork_that_lives_on
+
+
+def with_draws(number: int, generator: np.random.Generator) -> tuple[float, ...]:
+    """A number, and draws from the three generators that a transform may use."""
+    return number, generator.random(), np.random.random(), random.random()
 
 
 class Counted:
@@ -51,6 +57,15 @@ class Counted:
     def times(self) -> int:
         """How often it was read."""
         return len(self.path.read_text().splitlines())
+
+
+def test_what_records_draw_is_the_same_each_time_that_they_are_read_into_memory() -> None:
+    numbers = list(range(300))
+    before = np.random.get_state(legacy=False)["state"]["key"].tolist(), random.getstate()
+    first, second, other = (list(InMemorySource(RandomMap(numbers, with_draws), name)) for name in ("a", "a", "b"))
+    assert first == second != other
+    assert len({draw for record in first for draw in record[1:]}) == 900
+    assert (np.random.get_state(legacy=False)["state"]["key"].tolist(), random.getstate()) == before
 
 
 @pytest.mark.parametrize("as_bytes", [True, False])
