@@ -159,37 +159,40 @@ def fetch(remote: RemoteFile, target: Path, attempts: int, changed: str = _WHILE
         StorageError: The file cannot be fetched completely or has changed, or the disk is full.
     """
     digests: list[str] = []
+    path = Path(os.path.abspath(target))  # fsspec would interpret "~" and "file:"
 
     def copy() -> None:
         store, name = _store_of(remote.url)
-        target.parent.mkdir(parents=True, exist_ok=True)  # the user may have deleted the cache meanwhile
-        path = os.path.abspath(target)  # fsspec would interpret "~" and "file:"
-        try:
-            if _is_http(remote.url):
-                with open(path, "wb", buffering=_BYTES_OF_A_WRITE) as file:
-                    store.get_file(name, file)
-            else:
-                store.get_file(name, path)
-        except FileNotFoundError as error:
-            if error.filename != path:
-                raise
-            raise StorageError(f"{target.parent} was deleted meanwhile") from error
+        path.parent.mkdir(parents=True, exist_ok=True)  # the user may have deleted the cache meanwhile
+        if _is_http(remote.url):
+            with open(path, "wb", buffering=_BYTES_OF_A_WRITE) as file:
+                store.get_file(name, file)
+        else:
+            store.get_file(name, str(path))
         store.invalidate_cache()
         if _described(remote.url, store.info(name)).identity != remote.identity:
             raise _Changed
-        size = target.stat().st_size
+        size = path.stat().st_size
         if remote.size is not None and size != remote.size:
             raise StorageError(f"{size} of {remote.size} bytes arrived")
         if remote.md5 is not None:
-            digests.append(md5_of(target))
+            digests.append(md5_of(path))
             # Tags of encrypted S3 objects only look like MD5. Accept content that arrives equal in two attempts.
             if digests[-1] != remote.md5 and (remote.md5_is_sure or digests.count(digests[-1]) < 2):
                 raise StorageError(
                     f"the bytes that arrived have the md5 sum {digests[-1]}, but the store reports {remote.md5}"
                 )
 
+    def copy_to_a_folder_that_stays() -> None:
+        try:
+            copy()
+        except FileNotFoundError as error:
+            if str(error.filename) != str(path):
+                raise
+            raise StorageError(f"{path.parent} was deleted meanwhile") from error
+
     try:
-        _with_retries(remote.url, "fetched", copy, attempts)
+        _with_retries(remote.url, "fetched", copy_to_a_folder_that_stays, attempts)
     except _Changed:
         raise StorageError(f"{remote.url} has changed {changed}") from None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import signal
 import socket
 import subprocess
@@ -11,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Callable
+from typing import Any, Callable
 
 import pytest
 
@@ -204,6 +205,24 @@ def test_an_object_that_changes_while_it_is_fetched_is_refused(object_store: Obj
     with pytest.raises(StorageError, match=r"s3://bucket/shard\.tar has changed while it was fetched"):
         LocalFile(url)
     assert not kept_files(tmp_path / "cache" / "files")
+
+
+@pytest.mark.parametrize("from_web", [True, False])
+def test_a_cache_that_is_deleted_after_a_download_is_not_taken_for_a_missing_file(
+    from_web: bool, web: str, object_store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"{web}/a.tar" if from_web else object_store.put("a", b"content")
+    described, looks = remote._described, iter(range(100))
+
+    def described_while_the_cache_is_deleted(*arguments: Any) -> Any:
+        if next(looks) == 1:  # after the download
+            shutil.rmtree(tmp_path / "cache")
+        return described(*arguments)
+
+    monkeypatch.setattr(remote, "_described", described_while_the_cache_is_deleted)
+    with LocalFile(url) as file:
+        assert file.path.read_bytes()
+    assert next(looks) == 3, "it was fetched twice"
 
 
 def test_the_least_recently_used_copies_go_and_never_one_in_use(object_store: ObjectStore, tmp_path: Path) -> None:
