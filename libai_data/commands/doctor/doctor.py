@@ -58,6 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser().error("no config is given; write: libai-data doctor CONFIG")
     if not 0 < asked.seconds < inf:
         parser().error(f"--seconds is {asked.seconds}; it must be above 0, and finite")
+    if asked.ranks is not None and not 1 <= asked.ranks <= launcher.MOST_RANKS_PER_NODE:
+        parser().error(f"--ranks is {asked.ranks}; it must be 1 to {launcher.MOST_RANKS_PER_NODE}")
     if asked.ranks is not None and "WORLD_SIZE" not in os.environ:
         started = ["--nproc_per_node", str(asked.ranks), "-m", "libai_data", "doctor", config, *overrides]
         return launcher.main([*started, "--seconds", str(asked.seconds)])
