@@ -13,9 +13,18 @@ from typing import Any, Callable
 
 from libai_data.commands.console import aligned
 from libai_data.errors import ConfigError, ContractError
+from libai_data.errors.argument_rules import FLAG, FUNCTION, check, or_none, several, whole
 from libai_data.testing.recording import Factory, Pass, Step
 
 _SHOWN = 5
+_RULES = {
+    "make_loader": FUNCTION,
+    "samples": whole(1, 1 << 20),
+    "endless": FLAG,
+    "worlds": several(whole(1)),
+    "workers": several(whole(0)),
+    "indices_of": or_none(FUNCTION),
+}
 
 
 def check_conformance(
@@ -49,8 +58,9 @@ def check_conformance(
     Raises:
         ConfigError: The arguments are out of range, or the batches cannot be read.
     """
-    if samples < 1 or not worlds or min(worlds) < 1:
-        raise ConfigError(f"samples is {samples} and worlds {list(worlds)}; both need numbers of at least 1")
+    check(_RULES, **locals())
+    if not len(worlds):
+        raise ConfigError("worlds is empty; give at least one number of ranks")
     factory = Factory(make_loader, samples, endless, indices_of)
     return _Examination(factory, tuple(worlds), tuple(workers) if factory.takes_workers else ()).report(title)
 
@@ -228,23 +238,23 @@ def _not_equal(expected: list[Step], found: list[Step], first: int) -> str:
 
 def _different(expected: list[Step], found: list[Step]) -> str:
     """The first difference at a step after which both streams have used the same number of samples; else ""."""
-    ours, theirs = _taken(expected), _taken(found)
-    for total in sorted(set(ours) & set(theirs)):
-        if ours[total] != theirs[total]:
-            changed = sorted((theirs[total] - ours[total]).elements())
-            lacking = sorted((ours[total] - theirs[total]).elements())
-            return f"the first {total} samples have {_listed(changed)} instead of {_listed(lacking)}"
+    ours, theirs = iter(expected), iter(found)
+    surplus: Counter = Counter()  # how often `found` has used an index more than `expected`
+    total = ahead = 0  # samples that `expected` has used, and how many more than `found`
+    while (step := next(ours if ahead <= 0 else theirs, None)) is not None:
+        indices = [index for each in step for index in each]
+        if ahead <= 0:
+            surplus.subtract(indices)
+            total, ahead = total + len(indices), ahead + len(indices)
+        else:
+            surplus.update(indices)
+            ahead -= len(indices)
+        if ahead == 0:
+            changed, lacking = sorted((+surplus).elements()), sorted((-surplus).elements())
+            if changed:
+                return f"the first {total} samples have {_listed(changed)} instead of {_listed(lacking)}"
+            surplus.clear()
     return ""
-
-
-def _taken(steps: list[Step]) -> dict[int, Counter]:
-    taken: dict[int, Counter] = {}
-    counts: Counter = Counter()
-    for step in steps:
-        for indices in step:
-            counts.update(indices)
-        taken[sum(counts.values())] = counts.copy()
-    return taken
 
 
 def _listed(indices: Sequence[int]) -> str:

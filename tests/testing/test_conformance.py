@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from libai_data import DataLoader
 from libai_data.data.samplers import CyclicSampler, SingleRoundSampler
 from libai_data.errors import ConfigError, ContractError
 from libai_data.testing import CHECKS, Report, check_conformance
+from libai_data.testing.conformance import _different
 from tests.properties import examples, slowly
 from tests.testing import faulty_loaders as faulty
 
@@ -162,3 +164,32 @@ def test_a_loader_that_yields_less_with_workers_is_found(steps: int) -> None:
 
     report = check_conformance(lambda rank, world, state, workers: Ending(rank, world, state, workers), SAMPLES)
     assert ("workers" if steps else "once") in report.broken
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"samples": "3"}, "samples is '3'; it must be an int, 1 to"),
+        ({"samples": 10**12}, "samples is 1000000000000; it must be an int, 1 to"),  # its count would fill the memory
+        ({"worlds": 2}, "worlds is 2; it must be a list"),
+        ({"worlds": ()}, "worlds is empty"),
+        ({"workers": [-1]}, r"workers is \[-1\]; it must be a list"),
+        ({"make_loader": [[0, 1, 2]]}, "make_loader is .*; it must be a function"),
+    ],
+)
+def test_arguments_that_cannot_be_are_named(wrong: dict[str, Any], message: str) -> None:
+    arguments: dict[str, Any] = {"make_loader": lambda rank, world, state: [[0, 1, 2]], "samples": 3, **wrong}
+    with pytest.raises(ConfigError, match=message):
+        check_conformance(**arguments)
+
+
+def test_streams_are_compared_in_memory_that_does_not_grow_with_their_steps() -> None:
+    size = 2000
+    steps = [[[index]] for index in range(size)]
+    tracemalloc.start()
+    try:
+        assert not _different(steps, [[[index, index + 1]] for index in range(0, size, 2)])
+        assert "the first 2000 samples have [7] instead of [1999]" in _different(steps, [*steps[:-1], [[7]]])
+        assert tracemalloc.get_traced_memory()[1] < 10e6  # bytes; a count after each step would need 100 MB
+    finally:
+        tracemalloc.stop()
