@@ -24,7 +24,7 @@ NODE="${NODE:-1}"
 NODE_RANK="${NODE_RANK:-0}"
 ADDR="${ADDR:-127.0.0.1}"
 # On a single machine, the launcher finds a free port.
-if ((NODE > 1)); then
+if [[ "$NODE" != 1 ]]; then
     PORT="${PORT:-12345}"
 fi
 

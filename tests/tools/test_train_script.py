@@ -47,6 +47,8 @@ def test_the_variables_of_libai_describe_the_machines_and_the_port_which_one_mac
     assert "--master_port 4321" in " ".join(arguments(checkout, "f.py", "c.py", "1", PORT="4321"))
     line = " ".join(arguments(checkout, "f.py", "c.py", "8", NODE="2", NODE_RANK="1", ADDR="10.0.0.1"))
     assert "--nnodes 2 --node_rank 1 --nproc_per_node 8 --master_addr 10.0.0.1 --master_port 12345 f.py" in line
+    # The launcher names the mistake: bash would only say that a variable is not set.
+    assert arguments(checkout, "f.py", "c.py", "1", NODE="node1")[2:4] == ["--nnodes", "node1"]
 
 
 def test_the_package_is_found_from_every_folder(checkout: Path) -> None:
