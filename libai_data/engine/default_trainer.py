@@ -129,8 +129,8 @@ class DefaultTrainer(RunsStages, TrainerBase):
                 check_step(stream_state_of(self.train_loader), self.start_iter, "the checkpoint")
         self.auto_scale_hyperparams(cfg, self.train_loader)
         self._has_warned, self._use = False, ""  # that other code reads the train loader; `Taken.use` of the last call
-        self.max_iter = cfg.train.train_iter
-        self.global_batch_size = cfg.train.global_batch_size
+        self.max_iter, self.global_batch_size = cfg.train.train_iter, cfg.train.global_batch_size
+        self.ended_at = self.start_iter if self._resumed_from.endswith("_final") else -1
 
         synchronize()
         self.model = built_by(self, "build_model", cfg)
@@ -174,7 +174,7 @@ class DefaultTrainer(RunsStages, TrainerBase):
         end = self.max_iter if max_iter is None else max_iter
         self._last_eval_results: dict[str, Any] = {}
         try:
-            if start >= end:
+            if start > end or start == end == self.ended_at:
                 logger.info("All %d steps are done already; to continue, set train.train_iter or max_iter higher.", end)
                 return {}
             self._use = take_output_folder(self.cfg.train.output_dir, resume=True, last_use=self._use).use

@@ -73,6 +73,7 @@ class TrainerBase:
             number of micro-batches in it. After a complete training, `iter` equals `max_iter`.
         start_iter: index of the first step.
         max_iter: index of the last step, plus one.
+        ended_at: `iter` when a training last ended with all that follows its steps, such as the last evaluation.
         storage: the scalars measured during `train`.
         losses: losses that were not read from their devices yet.
     """
@@ -82,6 +83,7 @@ class TrainerBase:
         self.iter = 0
         self.start_iter = 0
         self.max_iter = 0
+        self.ended_at = -1
         self.storage: EventStorage = EventStorage()
         self.losses = LossBuffer()
 
@@ -115,7 +117,9 @@ class TrainerBase:
                 # So the error names the end of a rank on which alone a hook has changed `max_iter`.
                 begin_collective(f"the end of the training (trainer.max_iter = {self.max_iter})")
                 self.losses.read_into(self.storage)
+                self.storage.iter = self.iter - 1  # also if there was no step
                 self.after_train()
+                self.ended_at = self.iter
             except TrainingStopped:
                 self.losses.read_into(self.storage)
                 for hook in self._hooks:

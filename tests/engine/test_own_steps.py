@@ -11,10 +11,11 @@ import pytest
 
 from libai_data.config import LazyCall
 from libai_data.engine import DefaultTrainer, HookBase
+from libai_data.engine.checkpoint.folder import read_state
 from libai_data.errors import CheckpointError, ConfigError, SampleError
 from libai_data.iterables import DataLoader
 from libai_data.mesh import set_mesh
-from tests.engine.data_runs import metric
+from tests.engine.data_runs import Stopped, metric
 from tests.engine.test_default_trainer import built
 from tests.engine.test_odd_parts import BATCH
 from tests.engine.tiny import TinyDataset, assert_equal_weights, tiny_config, weights
@@ -317,6 +318,33 @@ def test_a_second_call_after_another_training_in_the_folder_is_refused(tmp_path:
     message = r"another training \(on .*, process \d+, since 2.*\) has used train.output_dir .* train.resume=True"
     with pytest.raises(ConfigError, match=message):
         first.train(max_iter=4)
+
+
+class StopsAtTheEnd(HookBase):
+    def after_train(self) -> None:
+        raise Stopped
+
+
+class StoppedAtTheEnd(DefaultTrainer):
+    def build_hooks(self) -> list[HookBase | None]:
+        return [StopsAtTheEnd(), *super().build_hooks()]
+
+
+def test_a_run_that_was_stopped_between_its_last_step_and_its_end_is_completed(tmp_path: Path) -> None:
+    cfg = tiny_config(str(tmp_path / "whole"), train_iter=5)
+    results = built(cfg).train()
+    cfg.train.output_dir = str(tmp_path / "cut")
+    set_mesh(None)
+    with pytest.raises(Stopped):
+        built(cfg, kind=StoppedAtTheEnd).train()
+    assert not (tmp_path / "cut" / "model_final").exists()
+    cfg.train.resume = True
+    for expected in (results, {}):
+        set_mesh(None)
+        assert built(cfg).train() == expected
+    for name in ("model_final", "model_best"):
+        assert read_state(tmp_path / "cut" / name)["iteration"] == 4
+    assert metric(tmp_path / "cut", "Acc@1") == metric(tmp_path / "whole", "Acc@1")
 
 
 def test_a_checkpoint_that_a_user_saves_without_a_step_continues_after_the_last_one(tmp_path: Path) -> None:

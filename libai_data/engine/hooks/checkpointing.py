@@ -71,8 +71,11 @@ class PeriodicCheckpointer(HookBase):
             self._save(iteration)
 
     def after_train(self) -> None:
-        if self.trainer.iter > self.trainer.start_iter:
-            self._checkpointer.save(f"{self._prefix}_final", iteration=self.trainer.iter - 1)
+        name, iteration = f"{self._prefix}_final", self.trainer.iter - 1
+        path = os.path.join(self._checkpointer.save_dir, name)
+        # Without a step, an earlier run may have been killed before it wrote the checkpoint.
+        if self.trainer.iter > self.trainer.start_iter or self._checkpointer.peek(path).get("iteration") != iteration:
+            self._checkpointer.save(name, iteration=iteration)
 
     def _name(self, iteration: int) -> str:
         return f"{self._prefix}_{iteration:07d}"
