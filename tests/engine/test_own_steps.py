@@ -339,7 +339,8 @@ def test_a_run_that_was_stopped_between_its_last_step_and_its_end_is_completed(t
         built(cfg, kind=StoppedAtTheEnd).train()
     assert not (tmp_path / "cut" / "model_final").exists()
     cfg.train.resume = True
-    for expected in (results, {}):
+    expectations: list[dict[str, Any]] = [results, {}]
+    for expected in expectations:
         set_mesh(None)
         assert built(cfg).train() == expected
     for name in ("model_final", "model_best"):
