@@ -11,6 +11,7 @@ from typing import Any
 import oneflow as flow
 from oneflow import nn
 
+from libai_data.data.nesting import taken_apart
 from libai_data.engine.batches import part_inputs
 from libai_data.engine.losses import total_loss
 from libai_data.errors import ConfigError, SchemaError
@@ -90,7 +91,9 @@ class GraphBase(nn.Graph):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the graph; the first call compiles it, and starts the threads that will run it."""
-        for name, value in kwargs.items():
+        leaves: dict[str, Any] = {}
+        taken_apart(kwargs, leaves)
+        for name, value in leaves.items():
             shape = getattr(value, "shape", None)
             if shape != self._shapes.setdefault(name, shape):
                 raise SchemaError(

@@ -52,11 +52,18 @@ def test_a_graph_accumulates_the_gradients_that_eager_mode_accumulates() -> None
         np.testing.assert_allclose(graph[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
-def test_a_smaller_last_batch_is_refused_with_the_remedy() -> None:
-    graph = GraphBase(on_one_rank(TinyModel(ballast=GRAPH_BALLAST)), is_train=False)
-    rows = [to_global({"points": np.ones((size, FEATURES), np.float32)}, device_type="cpu") for size in (4, 2)]
+class OfSeveralLoaders(TinyModel):
+    def forward(self, points: Any, labels: Any = None) -> Any:
+        return TinyModel.forward(self, points["a"], labels)  # In a graph, `self` is a proxy, which `super` refuses.
+
+
+@pytest.mark.parametrize(("kind", "name"), [(TinyModel, "points"), (OfSeveralLoaders, "points.a")])
+def test_a_smaller_last_batch_is_refused_with_the_remedy(kind: type[TinyModel], name: str) -> None:
+    graph = GraphBase(on_one_rank(kind(ballast=GRAPH_BALLAST)), is_train=False)
+    sizes = [np.ones((size, FEATURES), np.float32) for size in (4, 2)]
+    rows = [to_global({"points": each if kind is TinyModel else {"a": each}}, device_type="cpu") for each in sizes]
     graph(**rows[0])
-    with pytest.raises(SchemaError, match=r"'points' has the shape \(2, 6\), but .* for \(4, 6\).*drop_last=True"):
+    with pytest.raises(SchemaError, match=rf"'{name}' has the shape \(2, 6\), but .* for \(4, 6\).*drop_last=True"):
         graph(**rows[1])
 
 
