@@ -12,6 +12,7 @@ from libai_data.data.attributes import attribute_of
 from libai_data.data.items import array_in, named, rows_in
 from libai_data.data.nesting import is_named_tuple, put_together
 from libai_data.errors import SchemaError
+from libai_data.loader.collate import PadCollator
 from libai_data.loader.default_collate import default_collate
 from libai_data.mesh.arrays import is_flow_tensor
 from libai_data.structures import DistTensorData, Instance
@@ -35,10 +36,9 @@ class PieceCollator:
 
     def __init__(self, names: Sequence[str] | None, collate_fn: Any | None = None) -> None:
         self.names = names
-        self._collate_fn = collate_fn
-        self.is_own = collate_fn is None
-        made_by = collate_fn or default_collate
-        self.__name__ = attribute_of(made_by, "__name__", type(made_by).__name__)  # for error messages
+        self._collate_fn = collate_fn or default_collate
+        self.is_own = self._collate_fn is default_collate or type(collate_fn) is PadCollator
+        self.__name__ = attribute_of(self._collate_fn, "__name__", type(collate_fn).__name__)  # for error messages
 
     def __call__(self, pieces: Sequence[Any]) -> dict[str, Any]:
         """Make a batch, name -> value, nested like the samples.
@@ -51,11 +51,10 @@ class PieceCollator:
             joined = _joined(pieces)
             batch: dict[str, Any] = put_together(first.skeleton, lambda leaf: joined[leaf.path])
             return batch
-        if self._collate_fn is not None:
-            # Copies: a collator that draws is called again, a last row is repeated, and a collator may change samples.
-            return named(self._collate_fn([_copied(piece) for piece in pieces]), self.names)
-        collated: dict[str, Any] = default_collate([named(piece, self.names) for piece in pieces])
-        return collated
+        if self.is_own:
+            return named(self._collate_fn([named(piece, self.names) for piece in pieces]))
+        # Copies: a collator that draws is called again, a last row is repeated, and a collator may change samples.
+        return named(self._collate_fn([_copied(piece) for piece in pieces]), self.names)
 
 
 def _copied(value: Any) -> Any:

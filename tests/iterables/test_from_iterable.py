@@ -41,6 +41,7 @@ from libai_data.engine.evaluation.inference import inference_on_dataset
 from libai_data.errors import CheckpointError, ConfigError, PassError, SampleError, SchemaError
 from libai_data.iterables import FilteredStream, default_collate, from_iterable
 from libai_data.iterables.prefetcher import Flag, Prefetcher
+from libai_data.loader import PadCollator
 from libai_data.structures import DistTensorData, Instance, batch_info
 from tests.deadline import stretched, wait_until
 from tests.iterables.rows import flat, numbers, resumed, rows_of, sample, taken
@@ -1151,6 +1152,14 @@ def test_a_collator_over_a_stream_gets_tensors_that_were_computed_with_gradients
         collate_fn=lambda samples: {"x": torch.stack([each["x"] for each in samples]).detach()},
     )
     assert [batch["x"].tolist() for batch in loader.numpy()] == [[[0], [1]], [[2], [3]]]
+
+
+def test_tuples_of_a_stream_are_padded_by_the_names_that_fields_gives() -> None:
+    samples = [(np.arange(1 + number), number) for number in range(4)]
+    padded = PadCollator({"x": {"value": -1}})
+    for source in (samples, lambda: iter(samples)):
+        [(x, y)] = from_iterable(source, 4, fields=["x", "y"], collate_fn=padded).numpy()
+        assert x.shape == (4, 4) and x[1].tolist() == [0, 1, -1, -1] and y.tolist() == [0, 1, 2, 3]
 
 
 def test_a_collator_may_remove_fields_of_samples_that_a_list_keeps() -> None:
