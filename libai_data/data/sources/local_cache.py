@@ -32,6 +32,8 @@ _NAME = re.compile(r"(?P<key>[0-9a-f]{24})(?:\.(?:lock|part|room)|-.*)")
 _INDEX = re.compile(r".*-[0-9a-f]{24}\.(?:npy|lock|unfinished)")  # see `record_index`
 _FLOCK = struct.Struct("hhqqi0q")
 _IN_USE = "in_use"
+_MOST_DELETIONS = 5
+"""After so many deletions of the folder, no copy is made any more."""
 _DIGITS = 15  # The first digits of a key are the offset of its byte; an offset has 63 bits.
 NO_ROOM = "finds no room"
 """Words in the error of a full cache, by which callers recognize it."""
@@ -87,10 +89,12 @@ class LocalCache:
 
         Raises:
             ConfigError: The folder cannot be written to.
-            StorageError: There is no room, or the process that was making the copy has failed.
+            StorageError: There is no room, the process that was making the copy has failed, or something deletes the
+                files of the cache again and again.
         """
         copy = self.directory / f"{key}-{name}"
         first: Failures | None = None
+        deletions = 0
         while True:
             lock = self._open_lock(f"{key}.lock")
             try:
@@ -104,6 +108,13 @@ class LocalCache:
                     self._make(key, copy, size, make, lock, first)
                 os.utime(lock)
                 return copy, use(self.directory, key)
+            except FileNotFoundError as error:
+                # Another process may make the copy now, so this process must wait for the new lock.
+                deletions += 1
+                if deletions == _MOST_DELETIONS:
+                    raise StorageError(
+                        f"{copy.name} cannot be kept in {self.directory}: something deletes files there"
+                    ) from error
             finally:
                 os.close(lock)
 
@@ -129,6 +140,8 @@ class LocalCache:
                 make(part)
                 if size is None:
                     self._make_room(key, part.stat().st_size)
+        except FileNotFoundError:  # The caller tries again.
+            raise
         except Exception as error:
             with contextlib.suppress(OSError):  # The disk is full; then `error` already says so.
                 note_failure(lock, error)

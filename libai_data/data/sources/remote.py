@@ -157,6 +157,7 @@ def fetch(remote: RemoteFile, target: Path, attempts: int, changed: str = _WHILE
     Raises:
         ConfigError: The file does not exist any more, or access is denied.
         StorageError: The file cannot be fetched completely or has changed, or the disk is full.
+        FileNotFoundError: The copy, or its folder, was deleted meanwhile.
     """
     digests: list[str] = []
     path = Path(os.path.abspath(target))  # fsspec would interpret "~" and "file:"
@@ -164,14 +165,15 @@ def fetch(remote: RemoteFile, target: Path, attempts: int, changed: str = _WHILE
     def copy() -> None:
         store, name = _store_of(remote.url)
         path.parent.mkdir(parents=True, exist_ok=True)  # the user may have deleted the cache meanwhile
-        if _is_http(remote.url):
-            with open(path, "wb", buffering=_BYTES_OF_A_WRITE) as file:
-                store.get_file(name, file)
-        else:
-            store.get_file(name, str(path))
-        store.invalidate_cache()
-        if _described(remote.url, store.info(name)).identity != remote.identity:
-            raise _Changed
+        with open(path, "wb", buffering=_BYTES_OF_A_WRITE) as file:
+            store.get_file(name, file if _is_http(remote.url) else str(path))
+            file.flush()
+            store.invalidate_cache()
+            if _described(remote.url, store.info(name)).identity != remote.identity:
+                raise _Changed
+            # After a deletion, another process may write to this path.
+            if not os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                raise FileNotFoundError(errno.ENOENT, "it was deleted", str(path))
         size = path.stat().st_size
         if remote.size is not None and size != remote.size:
             raise StorageError(f"{size} of {remote.size} bytes arrived")
@@ -183,16 +185,19 @@ def fetch(remote: RemoteFile, target: Path, attempts: int, changed: str = _WHILE
                     f"the bytes that arrived have the md5 sum {digests[-1]}, but the store reports {remote.md5}"
                 )
 
-    def copy_to_a_folder_that_stays() -> None:
+    def copy_unless_deleted() -> FileNotFoundError | None:
         try:
             copy()
         except FileNotFoundError as error:
             if str(error.filename) != str(path):
                 raise
-            raise StorageError(f"{path.parent} was deleted meanwhile") from error
+            return error
+        return None
 
     try:
-        _with_retries(remote.url, "fetched", copy_to_a_folder_that_stays, attempts)
+        deleted = _with_retries(remote.url, "fetched", copy_unless_deleted, attempts)
+        if deleted is not None:
+            raise deleted
     except _Changed:
         raise StorageError(f"{remote.url} has changed {changed}") from None
 

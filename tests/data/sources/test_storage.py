@@ -212,17 +212,24 @@ def test_a_cache_that_is_deleted_after_a_download_is_not_taken_for_a_missing_fil
     from_web: bool, web: str, object_store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = f"{web}/a.tar" if from_web else object_store.put("a", b"content")
-    described, looks = remote._described, iter(range(100))
+    cache = tmp_path / "cache" / "files"
+    described, looks, others = remote._described, iter(range(100)), []
 
     def described_while_the_cache_is_deleted(*arguments: Any) -> Any:
         if next(looks) == 1:  # after the download
+            (part,) = cache.glob("*.part")
             shutil.rmtree(tmp_path / "cache")
+            cache.mkdir(parents=True)
+            others.append(part.open("wb+", 0))  # as another process that makes the copy
+            others[0].write(b"begun")
         return described(*arguments)
 
     monkeypatch.setattr(remote, "_described", described_while_the_cache_is_deleted)
     with LocalFile(url) as file:
-        assert file.path.read_bytes()
+        assert file.path.read_bytes() == (b"a.tar" if from_web else b"content")
     assert next(looks) == 3, "it was fetched twice"
+    assert os.pread(others[0].fileno(), 100, 0) == b"begun", "the other process alone writes to its file"
+    others[0].close()
 
 
 def test_the_least_recently_used_copies_go_and_never_one_in_use(object_store: ObjectStore, tmp_path: Path) -> None:
