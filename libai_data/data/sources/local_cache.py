@@ -14,6 +14,7 @@ import os
 import re
 import struct
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -268,14 +269,17 @@ class _Uses:
 
     def __init__(self, folder: Path) -> None:
         self.descriptor = _opened(folder)
+        # Not closed by the last `remove`, which the garbage collector may call within `use`.
+        weakref.finalize(self, os.close, self.descriptor).atexit = False
         self._counts: Counter[str] = Counter()
         self.is_shared = False
         """Whether a forked process has the description too, so that bytes must stay locked after this process's use."""
 
     def add(self, key: str) -> None:
-        if not self._counts[key] and not _lock(self.descriptor, key, fcntl.F_RDLCK):
-            raise BlockingIOError(f"the copy {key} is being removed")
         self._counts[key] += 1
+        if self._counts[key] == 1 and not _lock(self.descriptor, key, fcntl.F_RDLCK):
+            del self._counts[key]
+            raise BlockingIOError(f"the copy {key} is being removed")
 
     def is_current(self, folder: Path) -> bool:
         """Whether other processes use the same file; False after the folder was deleted."""
@@ -291,10 +295,8 @@ class _Uses:
                 del self._counts[key]
                 if not self.is_shared:
                     _lock(self.descriptor, key, fcntl.F_UNLCK)
-            if not self._counts:
-                if _current.get(folder) is self:
-                    del _current[folder]
-                os.close(self.descriptor)
+            if not self._counts and _current.get(folder) is self:
+                del _current[folder]
 
 
 def use(folder: Path, key: str) -> Callable[[], None]:

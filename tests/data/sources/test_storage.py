@@ -16,8 +16,8 @@ from typing import Any, Callable
 
 import pytest
 
-from libai_data.data.sources import remote
-from libai_data.data.sources.local_cache import LocalCache
+from libai_data.data.sources import local_cache, remote
+from libai_data.data.sources.local_cache import LocalCache, is_used, use
 from libai_data.data.sources.remote import fetch, look_up
 from libai_data.data.sources.storage import LocalFile, Storage, listed, local_path
 from libai_data.errors import ConfigError, StorageError
@@ -434,6 +434,24 @@ def test_the_cache_is_a_folder_of_this_machine_however_it_is_named(
     fetch(look_up(f"file://{folder}/a.tar", 1), Storage.from_environment().directory / "a.tar", 1)
     copy = tmp_path / ("~/cache" if named.startswith("~") else "cache") / "files" / "a.tar"
     assert copy.read_bytes() == b"a.tar"
+
+
+def test_a_use_that_the_garbage_collector_ends_while_another_begins_does_not_end_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = "1" * 24, "2" * 24
+    ends, lock = [use(tmp_path, first)], local_cache._lock
+
+    def lock_after_a_collection(*arguments: Any) -> bool:
+        while ends:
+            ends.pop()()
+        return lock(*arguments)
+
+    monkeypatch.setattr(local_cache, "_lock", lock_after_a_collection)
+    end = use(tmp_path, second)
+    assert is_used(tmp_path, second) and not is_used(tmp_path, first)
+    end()
+    assert not is_used(tmp_path, second)
 
 
 def test_any_number_of_copies_in_use_needs_one_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
