@@ -80,7 +80,7 @@ def mistyped_variables(environment: Mapping[str, str] = os.environ) -> list[str]
 
 
 def seconds_from_environment(variable: str, default: float) -> float:
-    """The seconds that an environment variable sets, or `default`.
+    """The seconds that an environment variable sets, or `default`; at most three years, as locks wait no longer.
 
     Raises:
         ConfigError: The value is no number above 0.
@@ -92,4 +92,4 @@ def seconds_from_environment(variable: str, default: float) -> float:
         seconds = 0.0
     if not seconds > 0:
         raise ConfigError(f"{variable} is {value!r}; it must be a number of seconds above 0")
-    return seconds
+    return min(seconds, 1e8)

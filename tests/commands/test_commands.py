@@ -56,6 +56,7 @@ def test_the_command_gets_the_arguments_after_its_name(tmp_path: Path) -> None:
         ("plan CONFIG train.seed=1 --nodes 0 train.seed=2", "--nodes is 0"),
         ("train train.seed=1 --resume", "no config is given"),
         ("doctor --config-file CONFIG --seconds nan", "--seconds is nan"),
+        ("doctor --config-file CONFIG --seconds 1e12", "it must be above 0, and below 1e9"),
         ("doctor CONFIG --ranks 0", "doctor: error: --ranks is 0"),
         ("train-tokenizer --input TEXT --output OUT --min-frequency -1", "min_frequency is -1"),
         ("train-tokenizer --input TEXT --output OUT --extra-ids -1", "extra_ids is -1"),

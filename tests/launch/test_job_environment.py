@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import threading
 from pathlib import Path
 
+import pytest
+
 import libai_data
-from libai_data.launch.job_environment import VARIABLES, mistyped_variables
+from libai_data.launch.job_environment import VARIABLES, mistyped_variables, seconds_from_environment
 
 
 def test_all_variables_that_the_package_reads_are_known() -> None:
@@ -22,3 +25,8 @@ def test_a_mistyped_variable_is_named_with_the_nearest() -> None:
     assert mistyped_variables({"LIBAI_DATA_CACHE_SZIE": "1GB"}) == [
         "The environment has LIBAI_DATA_CACHE_SZIE, which nothing reads. Did you mean 'LIBAI_DATA_CACHE_SIZE'?"
     ]
+
+
+def test_seconds_may_be_infinite_and_are_a_time_that_a_lock_can_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LIBAI_DATA_SECONDS_TO_JOIN", "inf")
+    assert threading.Lock().acquire(timeout=seconds_from_environment("LIBAI_DATA_SECONDS_TO_JOIN", 600.0))

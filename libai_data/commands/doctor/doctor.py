@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from math import inf
 from typing import Callable, NamedTuple
 
 from libai_data.commands.console import print_lines
@@ -56,8 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     config, *overrides = ([asked.config_file] if asked.config_file else []) + asked.words or [""]
     if not config:
         parser().error("no config is given; write: libai-data doctor CONFIG")
-    if not 0 < asked.seconds < inf:
-        parser().error(f"--seconds is {asked.seconds}; it must be above 0, and finite")
+    if not 0 < asked.seconds < 1e9:
+        parser().error(f"--seconds is {asked.seconds}; it must be above 0, and below 1e9")
     if asked.ranks is not None and not 1 <= asked.ranks <= launcher.MOST_RANKS_PER_NODE:
         parser().error(f"--ranks is {asked.ranks}; it must be 1 to {launcher.MOST_RANKS_PER_NODE}")
     if asked.ranks is not None and "WORLD_SIZE" not in os.environ:
