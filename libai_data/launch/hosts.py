@@ -44,7 +44,7 @@ def read_hostfile(path: str, ranks_per_node: int) -> list[str]:
         ConfigError: The file cannot be read or names no machine, or a line (named) is malformed or repeats a machine.
     """
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--hostfile {path} cannot be read: {error}") from error
     hosts: list[str] = []

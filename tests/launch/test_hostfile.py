@@ -16,7 +16,8 @@ def test_machines_come_in_their_order_without_comments_and_empty_lines_and_a_mis
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "hosts"
-    path.write_text("# ours\nnode-a\n\nme@10.0.0.2 slots=8  # the new one\n")
+    # As an editor of Windows writes it.
+    path.write_text("\ufeffnode-a\r\n# ours\r\n\r\nme@10.0.0.2 slots=8  # the new one\r\n", encoding="utf-8")
     assert read_hostfile(str(path), 8) == ["node-a", "me@10.0.0.2"]
     with pytest.raises(ConfigError, match="absent cannot be read"):
         read_hostfile(str(tmp_path / "absent"), 1)
