@@ -138,9 +138,9 @@ class Source:
         """
         alone = Alone()
         with alone.running():
+            alone.use_again(self._uses, self.name)
             rows, save = self._opened(self._made(epoch, shard, num_shards, alone), epoch, state)
-            for place in places_within(rows):
-                alone.use(place, f"{type(place).__name__} within {self.name}")
+            alone.use_places(self._uses, self.name, places_within(rows))
         return alone.reading(rows, save)
 
     def _opened(self, thing: Any, epoch: int, state: str | None) -> Opened:

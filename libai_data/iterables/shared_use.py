@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from threading import get_ident
@@ -29,6 +29,7 @@ class Uses:
         has_begun: whether a loader has begun to read the iterable.
         is_broken_off: whether an epoch was begun, but not read to its end.
         newest: weak reference to the rows that a loader began to read last.
+        places: weak references to files and iterators that the newest epoch reads; later epochs may read them too.
     """
 
     fresh_state: str | None = None
@@ -37,6 +38,7 @@ class Uses:
 
     def __init__(self) -> None:
         self.newest: Callable[[], Alone | None] = lambda: None
+        self.places: list[Callable[[], Any]] = []
 
 
 _uses: weakref.WeakValueDictionary[int, Uses] = weakref.WeakValueDictionary()
@@ -71,6 +73,26 @@ class Alone:
         self._used.append((uses, name, thing))
         while before is not None and before._thread not in (0, get_ident()):
             time.sleep(_POLL_SECONDS)
+
+    def use_again(self, uses: Uses, name: str) -> None:
+        """Use the places of the newest epoch, before the iterable goes back to their beginning: the reader before would
+        read on from there."""
+        for reference in uses.places:
+            place = reference()
+            if place is not None:
+                self._use_place(place, name)
+
+    def use_places(self, uses: Uses, name: str, places: Iterable[Any]) -> None:
+        """Use what an epoch reads, and note it for later epochs."""
+        uses.places = []
+        for place in places:
+            if uses_of(place).newest() is not self:
+                self._use_place(place, name)
+            with suppress(TypeError):  # What supports no weak references is made anew for each epoch.
+                uses.places.append(weakref.ref(place))
+
+    def _use_place(self, place: Any, name: str) -> None:
+        self.use(place, f"{type(place).__name__} within {name}")
 
     @contextmanager
     def running(self) -> Iterator[None]:

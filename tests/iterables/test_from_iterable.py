@@ -767,6 +767,37 @@ def test_what_one_loader_reads_at_a_time_is_read_by_two_in_turn(source: Any) -> 
         loader.close()
 
 
+def test_a_loader_that_reads_ahead_takes_no_row_of_a_file_that_another_loader_begins_again() -> None:
+    lines = io.StringIO("".join(f"{number}\n" for number in range(24)))
+    is_at_3, reads_on, has_read_on = (threading.Event() for _ in range(3))
+    threads: list[threading.Thread] = []
+
+    def slow(line: str) -> Any:
+        if reads_on.is_set() and threading.current_thread() is threads[0]:
+            has_read_on.set()
+        elif int(line) == 3 and not is_at_3.is_set():
+            is_at_3.set()
+            reads_on.wait(10)
+        return sample(int(line))
+
+    def rows() -> Iterator[Any]:
+        threads.append(threading.current_thread())
+        lines.seek(0)
+        if len(threads) == 2:
+            reads_on.set()
+            has_read_on.wait(0.3)  # in vain
+        return map(slow, lines)
+
+    loaders = [from_iterable(rows, 2, prefetch=1) for _ in range(2)]
+    next(iter(loaders[0]))
+    assert is_at_3.wait(10)
+    threading.Timer(0.2, reads_on.set).start()
+    assert len(list(loaders[1])) == 12
+    assert not has_read_on.is_set()
+    for loader in loaders:
+        loader.close()
+
+
 @pytest.mark.parametrize(
     ("source", "options", "message"),
     [
