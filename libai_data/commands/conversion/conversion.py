@@ -272,11 +272,14 @@ class WriteShard:
         path = Path(job.path)
         with written_whole(path, Path(self._folder) / f"{path.name}.{os.getpid()}.unfinished") as unfinished:
             written = self._write(unfinished, job)
-            read = self._digest_of_file(unfinished)
+            try:
+                read, why = self._digest_of_file(unfinished), ""
+            except FormatError as error:
+                read, why = "", f" ({error})"
             if read != written:
                 raise FormatError(
-                    f"{path}: the shard of records {job.first} to {job.stop} does not read back as it was written; "
-                    "check the disk and the memory of this machine"
+                    f"{path}: the shard of records {job.first} to {job.stop} does not read back as it was "
+                    f"written{why}; check the disk and the memory of this machine"
                 )
         return ShardReport(job.stop - job.first, path.stat().st_size, written, job.input), False
 
