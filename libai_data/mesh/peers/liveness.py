@@ -22,7 +22,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from functools import partial
 from typing import Any, Callable, NoReturn
 
-from libai_data.errors import MeshError
+from libai_data.errors import ConfigError, MeshError
 from libai_data.launch.job_environment import rank_numbers, seconds_from_environment
 from libai_data.launch.joining_pipe import FAILED, JOINED, WAITS, tell_launcher
 from libai_data.launch.ports import reserve_port
@@ -75,10 +75,18 @@ def _rank_of_several() -> tuple[int, int, int] | None:
     """Rank, world size and port, if the environment says that this process is one of several ranks.
 
     Raises:
-        ConfigError: A variable of the job is no number, or outside its range.
+        ConfigError: A variable of the job is no number, outside its range, or missing.
     """
     # Without all of these, OneFlow starts a job of one rank. It sets RANK=-1 then, which later processes inherit.
-    if not all(name in os.environ for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")):
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK") if name not in os.environ]
+    world_size = os.environ.get("WORLD_SIZE", "1")
+    if missing and world_size.isdecimal() and int(world_size) > 1:
+        raise ConfigError(
+            f"WORLD_SIZE is {world_size}, but the environment has no {' and no '.join(missing)}, so each process would "
+            "run alone, on all the data; start the ranks by libai-data launch, or set the variables. For one process, "
+            "unset WORLD_SIZE"
+        )
+    if missing:
         return None
     optional = {"LOCAL_RANK": "0", **os.environ}
     if os.environ["WORLD_SIZE"] == "1" and os.environ["RANK"] == "-1":

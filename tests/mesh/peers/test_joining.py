@@ -86,6 +86,19 @@ def test_a_variable_of_the_job_that_oneflow_cannot_use_is_named_before_it_joins(
         raise AssertionError("it joined")
 
 
+@pytest.mark.parametrize("names", [["MASTER_ADDR"], ["MASTER_PORT"], ["RANK"], ["MASTER_ADDR", "MASTER_PORT"]])
+def test_ranks_of_a_job_do_not_each_run_alone_because_a_variable_is_missing(
+    names: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in alone_of_two(0, "1").items():
+        monkeypatch.setenv(name, value)
+    for name in names:
+        monkeypatch.delenv(name)
+    message = f"WORLD_SIZE is 2, but the environment has no {' and no '.join(names)},"
+    with pytest.raises(ConfigError, match=message), liveness.joining():
+        raise AssertionError("it runs alone")
+
+
 def test_a_process_that_inherits_the_variables_of_one_that_was_no_rank_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     inherited = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "WORLD_SIZE": "1", "RANK": "-1", "LOCAL_RANK": "0"}
     for name, value in inherited.items():
