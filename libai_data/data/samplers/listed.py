@@ -195,11 +195,13 @@ class ListedBatches(EpochPositions):
     def _refuse(self, epoch: int, position: int) -> None:
         before = f"before position {position} of" if position else "of"
         instead = "remove it and set weights=" if "Weighted" in self._name else "use CyclicSampler"
+        is_dealt = self._argument == "sampler"
+        same = "global batch size of the checkpoint, on any mesh" if is_dealt else "checkpoint's number of data ranks"
         raise CheckpointError(
             f"the {self._argument} ({self._name}) does not replay: its lists {before} epoch {epoch} differ from the "
-            "lists before the checkpoint, so the samples would be others. Use the global batch size of the "
-            f"checkpoint, on any mesh. Seed it (`generator` of a torch sampler), {instead}, or continue with other "
-            f"samples on purpose: {allowing('seed')}"
+            f"lists before the checkpoint, so the samples would be others. Use the {same}. Seed it "
+            f"(`generator` of a torch sampler), {instead}, or continue with other samples on purpose: "
+            f"{allowing('seed')}"
         )
 
     def order_words(self) -> dict[str, Any]:
