@@ -33,6 +33,7 @@ from libai_data.engine.datamodule.data_stages import DataStages
 from libai_data.engine.default_hooks import default_hooks
 from libai_data.engine.evaluation import inference_on_dataset, print_csv_format
 from libai_data.engine.evaluation.inference import Evaluators
+from libai_data.engine.hooks import LRScheduler
 from libai_data.engine.loaders import build_configured_test_loaders, build_configured_train_loader, scale_to_epochs
 from libai_data.engine.logging_setup import setup_logger
 from libai_data.engine.losses import samples_in_words
@@ -191,15 +192,17 @@ class DefaultTrainer(RunsStages, TrainerBase):
         return self._last_eval_results
 
     def register_hooks(self, hooks: Iterable[HookBase | None]) -> None:
-        """Add hooks. Checkpoints store the state of hooks with `state_dict` and `load_state_dict`, under their class.
+        """Add hooks. `LRScheduler` hooks are called first, so that any other hook can save a checkpoint.
 
-        On as many ranks as before, each rank restores its own state, otherwise that of rank 0.
+        Checkpoints store the state of hooks with `state_dict` and `load_state_dict`, under their class. On as many
+        ranks as before, each rank restores its own state, otherwise that of rank 0.
 
         Raises:
             TypeError: An item is not a hook, or a checkpoint cannot store its state.
         """
         hooks = list(hooks)
         super().register_hooks(hooks)
+        self._hooks.sort(key=lambda hook: not isinstance(hook, LRScheduler))
         for hook in filter(has_state, hooks):
             name = _new_name(f"hook {type(hook).__name__}", self.checkpointer.stateful)
             state = PlainState(hook)

@@ -184,11 +184,22 @@ class InterruptedInTheFirstHook(DefaultTrainer):
         return [InterruptsOnce(1), *super().build_hooks()]
 
 
-def test_an_interrupted_hook_does_not_delay_the_schedule(tmp_path: Path) -> None:
+class InterruptedBeforeItsHooks(DefaultTrainer):
+    after = 1
+
+    def _call_hooks(self, method: str) -> None:
+        if (method, self.iter) == ("after_step", self.after):
+            self.after = -1
+            raise KeyboardInterrupt
+        super()._call_hooks(method)
+
+
+@pytest.mark.parametrize("kind", [InterruptedInTheFirstHook, InterruptedBeforeItsHooks])
+def test_an_interrupted_hook_does_not_delay_the_schedule(tmp_path: Path, kind: Any) -> None:
     keys = {"train_iter": 4, "evaluation": {"enabled": False}}
     built(tiny_config(str(tmp_path / "whole"), **keys)).train()
     set_mesh(None)
-    parts = built(tiny_config(str(tmp_path / "parts"), **keys), kind=InterruptedInTheFirstHook)
+    parts = built(tiny_config(str(tmp_path / "parts"), **keys), kind=kind)
     with pytest.raises(KeyboardInterrupt):
         parts.train()
     parts.checkpointer.save("mine")
@@ -198,6 +209,24 @@ def test_an_interrupted_hook_does_not_delay_the_schedule(tmp_path: Path) -> None
     state = parts.checkpointer.read(str(tmp_path / "parts" / "mine"))
     assert (state["iteration"], state["stateful"]["lr_scheduler"]["last_step"]) == (1, 2)
     assert {*state["stateful"]["lr_scheduler"]["lr"]} == {whole[2]}
+
+
+class SavesAfterEachStep(HookBase):
+    def after_step(self) -> None:
+        self.trainer.checkpointer.save(f"mine_{self.trainer.iter}")
+
+
+class SavesInTheFirstHook(DefaultTrainer):
+    def build_hooks(self) -> list[HookBase | None]:
+        return [SavesAfterEachStep(), *super().build_hooks()]
+
+
+def test_the_checkpoint_of_a_hook_before_the_others_has_the_rate_of_the_next_step(tmp_path: Path) -> None:
+    keys = {"train_iter": 4, "evaluation": {"enabled": False}}
+    built(tiny_config(str(tmp_path), **keys), kind=SavesInTheFirstHook).train()
+    for step, rate in list(metric(tmp_path, "lr").items())[1:]:
+        saved = read_state(tmp_path / f"mine_{step - 1}")["stateful"]["lr_scheduler"]
+        assert (saved["last_step"], {*saved["lr"]}) == (step, {rate})
 
 
 class InterruptedInAStep(ReadsList):
