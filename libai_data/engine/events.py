@@ -46,12 +46,13 @@ class EventStorage:
     """Scalars put by trainers and hooks, for writers to read.
 
     Attributes:
+        start_iter: the first iteration.
         iter: the iteration to which `put_scalar` assigns a value by default.
         samples: samples consumed so far, over all ranks and since the training's first step.
     """
 
     def __init__(self, start_iter: int = 0) -> None:
-        self.iter = start_iter
+        self.start_iter = self.iter = start_iter
         self.samples = 0
         self._histories: dict[str, ScalarHistory] = {}
 

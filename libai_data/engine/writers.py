@@ -65,6 +65,14 @@ class _FileWriter(EventWriter):
         self._file = AppendFile(path)
         self._start_iter = start_iter
         self._new = NewScalars()
+        self._begun: EventStorage | None = None  # of the training whose first step the file has
+
+    def _new_start(self) -> int | None:
+        """The first step of a training that the file does not have yet; None if the file has it."""
+        storage = get_event_storage()
+        if storage is self._begun:
+            return None
+        return self._start_iter if self._begun is None else storage.start_iter
 
     def close(self) -> None:
         self._file.close()
@@ -77,28 +85,26 @@ class JSONWriter(_FileWriter):
 
     Args:
         json_file: path. Lines of iterations from `start_iter` on, and an incomplete last line, are removed first: a
-            resumed training repeats these steps, and a new training begins a new file.
+            resumed training repeats these steps, and a new training begins a new file. Each later call of `train`
+            removes the lines from its first step on.
     """
 
     def __init__(self, json_file: str, start_iter: int = 0) -> None:
         check({"json_file": OUTPUT_FILE}, json_file=json_file)
         super().__init__(json_file, start_iter)
-        self._has_begun = False
 
     def write(self) -> None:
         lines: dict[int, dict[str, object]] = {}
         for name, (value, iteration) in self._new.take(get_event_storage()).items():
             finite = value == value and abs(value) != float("inf")
             lines.setdefault(iteration, {"iteration": iteration})[name] = value if finite else None
-        if not self._has_begun:
-            self._begin()
+        start = self._new_start()
+        if start is not None:
+            path = self._file.path
+            with written_whole(path) as unfinished:
+                unfinished.write_bytes(b"".join(_lines_before(path, start)))
+            self._begun = get_event_storage()
         self._file.append("".join(json.dumps(line) + "\n" for _, line in sorted(lines.items())).encode())
-
-    def _begin(self) -> None:
-        path = self._file.path
-        with written_whole(path) as unfinished:
-            unfinished.write_bytes(b"".join(_lines_before(path, self._start_iter)))
-        self._has_begun = True
 
 
 def _lines_before(path: str, start_iter: int) -> list[bytes]:
@@ -117,7 +123,11 @@ def _lines_before(path: str, start_iter: int) -> list[bytes]:
 
 
 class TensorboardXWriter(_FileWriter):
-    """Writes TensorBoard events of all scalars. TensorBoard hides what an earlier run wrote from `start_iter` on."""
+    """Writes TensorBoard events of all scalars.
+
+    TensorBoard hides what an earlier run wrote from `start_iter` on, and an earlier call of `train` from the first step
+    of a later call on.
+    """
 
     def __init__(self, log_dir: str, start_iter: int = 0) -> None:
         check({"log_dir": OUTPUT}, log_dir=log_dir)
@@ -133,17 +143,18 @@ class TensorboardXWriter(_FileWriter):
         from tensorboardX.summary import scalar
 
         now = time.time()
-        start = SessionLog(status=SessionLog.START)
-        header = (
-            Event(wall_time=now, file_version="brain.Event:2"),
-            Event(wall_time=now, step=self._start_iter, session_log=start),
-        )
         events = [
             Event(wall_time=now, step=iteration, summary=scalar(name, value))
             for name, (value, iteration) in self._new.take(get_event_storage()).items()
         ]
-        if events:
-            self._file.append(b"".join(map(_record, events)), b"".join(map(_record, header)))
+        if not events:
+            return
+        start = self._new_start()
+        if start is not None:
+            events.insert(0, Event(wall_time=now, step=start, session_log=SessionLog(status=SessionLog.START)))
+        version = Event(wall_time=now, file_version="brain.Event:2")
+        self._file.append(b"".join(map(_record, events)), _record(version))
+        self._begun = get_event_storage()
 
 
 def _record(event: Any) -> bytes:

@@ -176,6 +176,7 @@ def test_a_training_in_parts_is_that_in_one(tmp_path: Path, kind: Any) -> None:
     parts.train(max_iter=9)
     assert parts.train() == {}  # Nothing is left to do.
     assert metric(tmp_path / "parts") == metric(tmp_path / "whole")
+    assert (tmp_path / "parts" / "metrics.json").read_text().count("total_loss") == 9
     assert "has read its" not in (tmp_path / "parts" / "log.txt").read_text()
 
 

@@ -74,6 +74,24 @@ def test_a_resumed_run_replaces_the_lines_of_the_steps_it_takes_again(tmp_path: 
         assert lines_of(path) == kept
 
 
+def test_a_later_training_replaces_what_an_earlier_one_wrote_of_its_steps(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    writers = [JSONWriter(str(tmp_path / "metrics.json")), TensorboardXWriter(str(tmp_path))]
+    for start, end in ((0, 4), (4, 5), (2, 4)):
+        with EventStorage(start) as storage:
+            for storage.iter in range(start, end):
+                storage.put_scalar("total_loss", 10 * start + storage.iter)
+                for writer in writers:
+                    writer.write()
+    for writer in writers:
+        writer.close()
+    expected = [(0, 0.0), (1, 1.0), (2, 22.0), (3, 23.0)]
+    assert [(line["iteration"], line["total_loss"]) for line in lines_of(tmp_path / "metrics.json")] == expected
+    events = EventAccumulator(str(tmp_path)).Reload().Scalars("total_loss")
+    assert [(event.step, event.value) for event in events] == expected
+
+
 def test_lines_that_are_no_metrics_do_not_stop_the_writing(tmp_path: Path) -> None:
     path = tmp_path / "metrics.json"
     path.write_bytes(b'{"iteration": 1, "a": 1}\n\xff\xfe\n{"iteration": "1"}\n[]\n{"iteration": null}\n')
