@@ -117,7 +117,8 @@ def from_iterable(
         seed: decides this order, and what random transforms draw.
         num_workers: processes that read the samples, or the shards of a stream. With 0, a thread reads a stream ahead.
         readers: which ranks read: "every_rank", "node" or "rank0"; see `ReadPlan`.
-        collate_fn: makes a batch of a list of samples; by default `default_collate`.
+        collate_fn: makes a batch of a list of samples; by default `default_collate`. With `fields` and a `Mixup`,
+            tuples arrive as dicts of these names.
         layouts: field name -> {"sbp_list": [...], "placement_idx": int}; nested fields are named `outer.inner`.
         mixup_func: applied to each batch by the trainer, or its config.
         prefetch: batches to read ahead.
@@ -348,9 +349,7 @@ def _stream(
     size = None if micro_batch_size is None else micro_batch_size * mesh.data_parallel_size
     made: dict[str, Any] = {}
     # By default the collator names the values of tuples.
-    are_named = _prepares_samples(options["mixup_func"]) and not (
-        collate_fn or isinstance(reading.names, ArgumentNames)
-    )
+    are_named = _prepares_samples(options["mixup_func"]) and not isinstance(reading.names, ArgumentNames)
     open_rows = partial(TakenRows, source, reading)  # Only ranks that read call this.
 
     def make_stream(dataset: Any, shards: tuple[int, ...]) -> IterableStream:

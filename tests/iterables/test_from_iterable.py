@@ -1299,6 +1299,22 @@ def test_a_stream_of_tuples_is_mixed_by_the_names_that_fields_gives() -> None:
         assert np.array_equal(images, other["images"])
 
 
+def test_tuples_that_are_mixed_reach_the_collator_by_their_names() -> None:
+    pairs = [(each["images"], each["labels"]) for each in pictures(4)]
+
+    def collate(samples: Any) -> Any:
+        return {name: np.stack([sample[name] for sample in samples]) for name in ("images", "labels")}
+
+    names, mixup = ("images", "labels"), Mixup(num_classes=3)
+    of_list, of_stream = (
+        next(iter(from_iterable(source, 4, fields=names, mixup_func=mixup, collate_fn=collate).numpy()))
+        for source in (pairs, lambda epoch: iter(pairs))
+    )
+    assert all(np.array_equal(of_list[name], of_stream[name]) for name in names)
+    with pytest.raises(SampleError, match=r"need a field 'labels'; they have \['0', '1'\].*fields=\['images'"):
+        next(iter(from_iterable(pairs, 4, mixup_func=mixup)))
+
+
 def test_a_short_last_batch_that_cannot_be_mixed_is_refused_at_the_start() -> None:
     samples, mixup = [*pictures(9)], Mixup(num_classes=3)
     with pytest.raises(ConfigError, match=r"last batch of an epoch has 1 row\(s\) .* of 2; set drop_last=True"):

@@ -217,7 +217,10 @@ class SoftLabels:
     def _softened(self, sample: Any) -> Any:
         fields = named(sample)
         if LABELS not in fields:
-            raise SchemaError(f"to mix images, samples need a field '{LABELS}'; they have {list(fields)}")
+            raise SchemaError(
+                f"to mix images, samples need a field '{LABELS}'; they have {list(fields)}. Rename theirs, or name the "
+                f"values of tuples with fields=['{IMAGES}', '{LABELS}']"
+            )
         value = fields[LABELS]
         numbers = as_array(array_in(value), LABELS)
         if numbers.shape != () or numbers.dtype.kind not in "iu":
