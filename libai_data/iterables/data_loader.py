@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABCMeta
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from libai_data.data.attributes import attribute_of, has_attribute
@@ -11,7 +12,7 @@ from libai_data.data.random.global_generators import warn_once
 from libai_data.data.samplers.dealt import DealtIndices
 from libai_data.data.samplers.listed import known_length
 from libai_data.data.samplers.sampler import StreamSampler
-from libai_data.data.transforms.batch import rows_together
+from libai_data.data.transforms.batch import EVEN_LISTS, check_rows_together, rows_together
 from libai_data.delivery.shared_loader import SharedLoader
 from libai_data.errors import ConfigError
 from libai_data.errors.argument_rules import BATCH_SIZE, FLAG, Rule, check, or_none, with_python_numbers
@@ -192,6 +193,11 @@ class DataLoader(_Made, metaclass=ABCMeta):
                         f"{name} names samples by their index, but {dataset_name(dataset)} is a stream without an "
                         f"index; remove {name}"
                     )
+        together = rows_together(options.get("mixup_func"), options.get("batch_transform"))
+        if together > 1 and attribute_of(batch_sampler, "drop_last") is False:  # a BatchSampler of torch
+            with suppress(AttributeError, TypeError, NotImplementedError):  # its sampler may be of any kind
+                left = len(batch_sampler.sampler) % batch_sampler.batch_size
+                check_rows_together(together, left, "the last batch of the batch_sampler", EVEN_LISTS)
         if sampler is not None:
             if batch_size is None:
                 raise ConfigError(
@@ -204,7 +210,6 @@ class DataLoader(_Made, metaclass=ABCMeta):
                     "again; weights=sampler.weights needs neither, and works with every read mode"
                 )
             place = get_data_parallel_rank(), get_data_parallel_size()
-            together = rows_together(options.get("mixup_func"), options.get("batch_transform"))
             if together > 1 and not drop_last:
                 _refuse_short_batch(sampler, batch_size * place[1])
             batch_sampler = DealtIndices(sampler, batch_size, *place, drop_last, known_length(dataset))

@@ -144,7 +144,8 @@ class BatchLoader(ResumableLoader):
         self._shards = attribute_of(self.stream, "data_parallel_size") or get_data_parallel_size()
         if self.global_batch_size is not None:
             together = rows_together(batch_transform)
-            check_rows_together(together, self.global_batch_size // self._shards, "a batch")
+            remedy = f"make the micro batch (train.train_micro_batch_size) a multiple of {together}"
+            check_rows_together(together, self.global_batch_size // self._shards, "a batch", remedy)
         named = dataset if batch_transform is None or fields is None else NamedSamples(dataset, fields)
         self._payload = Payload(
             named if batch_transform is None else batch_transform.prepared(named),

@@ -14,7 +14,7 @@ from libai_data.data.datasets.stream_transform import place_and_offset
 from libai_data.data.nesting import Skeleton, put_together
 from libai_data.data.random.global_generators import warn_once
 from libai_data.data.samplers.sampler import IndexBatch
-from libai_data.data.transforms.batch import BatchTransform, check_rows_together, rows_together
+from libai_data.data.transforms.batch import EVEN_LISTS, BatchTransform, check_rows_together, rows_together
 from libai_data.errors import ConfigError, SchemaError, nearest
 from libai_data.loader.executor import Collated, Executor, InProcessExecutor, Task, TaskResult
 from libai_data.loader.failures import FailureLog, SkippedSample
@@ -135,7 +135,8 @@ class BatchReader:
             ConfigError: The number of rows per rank is no multiple of what the batch transform needs.
         """
         if self._together > 1:
-            check_rows_together(self._together, index_batch.size // self._shards, f"batch {index_batch.step}")
+            rows = index_batch.size // self._shards
+            check_rows_together(self._together, rows, f"batch {index_batch.step}", EVEN_LISTS)
         pending = PendingBatch(index_batch)
         if self._collates:
             self._send_whole(pending)

@@ -1387,6 +1387,18 @@ def test_a_sampler_with_a_short_last_batch_is_refused_at_the_start_if_rows_are_m
     assert len([*DataLoader(samples, 4, sampler=range(8), mixup_func=mixup)]) == 2
 
 
+def test_a_batch_sampler_with_an_odd_list_is_named_if_rows_are_mixed() -> None:
+    samples, mixup = [*pictures(7)], Mixup(num_classes=3)
+    with pytest.raises(ConfigError, match=r"batch 1 has 3 rows .* of 2; let the batch_sampler"):
+        [*DataLoader(samples, batch_sampler=[[0, 1], [2, 3, 4]], mixup_func=mixup)]
+    data = pytest.importorskip("torch.utils.data")
+    pairs = data.BatchSampler(data.SequentialSampler(samples), 2, False)
+    with pytest.raises(ConfigError, match=r"last batch of the batch_sampler has 1 rows .* of 2; let the batch_sampler"):
+        DataLoader(samples, batch_sampler=pairs, mixup_func=mixup)
+    pairs.drop_last = True
+    assert len([*DataLoader(samples, batch_sampler=pairs, mixup_func=mixup)]) == 3
+
+
 def test_a_transform_that_prepares_samples_is_refused_for_batches() -> None:
     batches = [default_collate([*pictures(4)])]
     with pytest.raises(ConfigError, match="Mixup prepares samples, but list yields batches; load its samples instead"):

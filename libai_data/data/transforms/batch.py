@@ -13,6 +13,9 @@ import numpy as np
 from libai_data.data.random.sample_random import BatchRandom
 from libai_data.errors import ConfigError
 
+EVEN_LISTS = "let the batch_sampler, or the schedule of batch sizes, give each rank such a number of samples"
+"""The remedy if batches have different sizes."""
+
 
 class BatchTransform:
     """Base of the transforms of batches; a loader accepts one as `batch_transform` (or as LiBai's `mixup_func`).
@@ -45,10 +48,10 @@ def rows_together(*transforms: Any) -> int:
     return max([each.rows_together for each in transforms if isinstance(each, BatchTransform)], default=1)
 
 
-def check_rows_together(together: int, rows: int, whose: str) -> None:
+def check_rows_together(together: int, rows: int, whose: str, remedy: str) -> None:
     """Raise an error if `rows` is no multiple of `together`; the message names the owner of the rows, `whose`."""
     if rows % together:
         raise ConfigError(
             f"{whose} has {rows} rows on each data-parallel rank, but the batch transform needs multiples of "
-            f"{together}; make the micro batch (train.train_micro_batch_size) a multiple of {together}"
+            f"{together}; {remedy}"
         )
