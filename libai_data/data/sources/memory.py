@@ -110,7 +110,16 @@ class InMemorySource(Records):
         source = self._source
         read_many = batch_method_of(source, "read_many")
         if read_many is not None:
-            return read_many(indices)
+
+            def read_together() -> list[Any] | None:
+                if draws.found:  # Then each record needs a reading of its own.
+                    return None
+                with reading_samples([(self._seed, 0, index) for index in indices]):
+                    return list(read_many(indices))
+
+            together = draws.around(read_together)
+            if together is not None:
+                return together
 
         def read(key: tuple[int, int, int]) -> Any:
             with reading_samples((key,)):

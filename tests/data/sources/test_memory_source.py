@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Callable
 
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 
 from libai_data.data.datasets import BlendedDataset, FilteredDataset, Map, RandomMap
+from libai_data.data.random.sample_random import sample_generator
 from libai_data.data.samplers import CyclicSampler
 from libai_data.data.sources import InMemorySource, JsonLinesSource
 from libai_data.data.sources.node_memory import shared_memory
@@ -66,6 +68,25 @@ def test_what_records_draw_is_the_same_each_time_that_they_are_read_into_memory(
     assert first == second != other
     assert len({draw for record in first for draw in record[1:]}) == 900
     assert (np.random.get_state(legacy=False)["state"]["key"].tolist(), random.getstate()) == before
+
+
+class ReadTogether:
+    """Records that draw, and can be read together."""
+
+    def __len__(self) -> int:
+        return 300
+
+    def __getitem__(self, index: int) -> tuple[float, ...]:
+        return with_draws(index, sample_generator())
+
+    def read_many(self, indices: Sequence[int]) -> list[tuple[float, ...]]:
+        return [self[index] for index in indices]
+
+
+def test_what_records_draw_that_are_read_together_is_the_same_each_time() -> None:
+    first, second, other = (list(InMemorySource(ReadTogether(), name)) for name in ("a", "a", "b"))
+    assert first == second != other
+    assert len({draw for record in first for draw in record[1:]}) == 900
 
 
 @pytest.mark.parametrize("as_bytes", [True, False])
