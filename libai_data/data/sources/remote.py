@@ -169,8 +169,10 @@ def fetch(remote: RemoteFile, target: Path, attempts: int, changed: str = _WHILE
             store.get_file(name, file if _is_http(remote.url) else str(path))
             file.flush()
             store.invalidate_cache()
-            if _described(remote.url, store.info(name)).identity != remote.identity:
-                raise _Changed
+            now = _described(remote.url, store.info(name))
+            if now.identity != remote.identity:
+                same = f"{now.size} bytes as before, but another version (by ETag, or time of change)"
+                raise _Changed(same if now.size == remote.size else f"{now.size} bytes instead of {remote.size}")
             # After a deletion, another process may write to this path.
             if not os.path.samestat(os.fstat(file.fileno()), path.stat()):
                 raise FileNotFoundError(errno.ENOENT, "it was deleted", str(path))
@@ -198,8 +200,8 @@ def fetch(remote: RemoteFile, target: Path, attempts: int, changed: str = _WHILE
         deleted = _with_retries(remote.url, "fetched", copy_unless_deleted, attempts)
         if deleted is not None:
             raise deleted
-    except _Changed:
-        raise StorageError(f"{remote.url} has changed {changed}") from None
+    except _Changed as found:
+        raise StorageError(f"{remote.url} has changed {changed}. The store reports: {found}") from None
 
 
 def write_file(url: str, content: bytes, attempts: int) -> None:

@@ -211,7 +211,10 @@ class Copy(LocalFile):
 
     def __init__(self, remote: RemoteFile, storage: Storage, folder: str, on_fetch: Callable[[], None]) -> None:
         self.source, self.identity = remote.url, remote.identity
-        changed = f"since its samples were counted; run 'libai-data index {folder}' again"
+        changed = (
+            f"since its samples were counted; open the data again, or, if the folder has a {TABLE}, run 'libai-data "
+            f"index {folder}' again"
+        )
 
         def make(part: Path) -> None:
             fetch(remote, part, storage.attempts, changed)

@@ -202,7 +202,11 @@ def test_a_changed_object_is_fetched_anew_and_refused_to_who_knew_the_old_one(ob
 def test_an_object_that_changes_while_it_is_fetched_is_refused(object_store: ObjectStore, tmp_path: Path) -> None:
     url = object_store.put("shard.tar", b"before")
     object_store.before_get = lambda _: object_store.put("shard.tar", b"after!")
-    with pytest.raises(StorageError, match=r"s3://bucket/shard\.tar has changed while it was fetched"):
+    with pytest.raises(StorageError, match=r"shard\.tar has changed while it .*: 6 bytes as before, but another"):
+        LocalFile(url)
+    object_store.before_get = lambda _: object_store.put("shard.tar", b"longer")
+    object_store.put("shard.tar", b"short")
+    with pytest.raises(StorageError, match=r"shard\.tar has changed while it .*reports: 6 bytes instead of 5"):
         LocalFile(url)
     assert not kept_files(tmp_path / "cache" / "files")
 
