@@ -25,6 +25,7 @@ LEAVING = [
     ("launcher", 2, "break:1", "iterable"),
     slowly("by hand", 2, "break in a step:0", "every_rank"),
     slowly("launcher", 3, "break in a step:1", "node"),
+    slowly("launcher", 2, "break, but a thread goes on:1", "every_rank"),
     slowly("by hand", 2, "exit:1", "rank0"),
     slowly("by hand", 3, "exit, and the others know:1", "iterable"),
     slowly("by hand", 3, "exit before the loop:2", "iterable"),
@@ -41,6 +42,8 @@ def test_a_rank_that_leaves_early_ends_all_and_is_named(
     others = set(map(str, range(nproc))) - {rank}
     told = set(re.findall(rf"^rank (\d) ends: rank {rank} has left the job after \d+ collectives", ended.output, re.M))
     assert told & others, ended.output
+    if "a thread goes on" in case:
+        assert f"rank {rank} has ended its program, but its threads go on: my own\n" in ended.output
     if case.startswith("exit, and the others know"):
         assert told == set(map(str, range(nproc))), ended.output
 

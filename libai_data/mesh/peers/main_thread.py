@@ -62,7 +62,7 @@ class MainThread:
     def seconds_to_wait(self, has_left: bool) -> float:
         """Seconds for which the main thread must continue to wait to count as hanging; 0 if it does not wait.
 
-        If `has_left`, the program has ended, and the main thread waits in OneFlow's shutdown.
+        If `has_left`, the program has ended, and the main thread waits in OneFlow's shutdown, or for threads.
         """
         switches, used, now = self._context_switches(), resource.getrusage(resource.RUSAGE_SELF)[:2], time.monotonic()
         still = bool(switches) and switches == self._switches
@@ -72,6 +72,8 @@ class MainThread:
         self._switches, self._used, self._at = switches, used, now
         self.is_idle = idle or yields
         self.is_in_oneflow = still and self._sleeps_on_a_lock() and self._was_called_by_oneflow()
+        if self.waits_for_threads():
+            return SECONDS_IDLE if idle and not self._has_gpus else _SECONDS_INCOMPLETE
         if not self.is_in_oneflow:
             return 0.0
         # OneFlow calls switch_to_shutting_down after all work that this process has begun is complete.
@@ -80,6 +82,13 @@ class MainThread:
         if incomplete or self._has_gpus:
             return _SECONDS_INCOMPLETE
         return SECONDS_IDLE if idle else _SECONDS_BUSY
+
+    def waits_for_threads(self) -> bool:
+        """Whether the program has ended, but threads that are no daemons keep its process alive."""
+        frame = sys._current_frames().get(self._ident)
+        while frame is not None and frame.f_back is not None:
+            frame = frame.f_back
+        return frame is not None and frame.f_code is threading._shutdown.__code__  # type: ignore[attr-defined]
 
     def _context_switches(self) -> str:
         try:

@@ -62,6 +62,8 @@ _SECONDS_LATER_THAN_FOLLOWERS = 0.3
 
 _SECONDS_TO_FLUSH = 2.0
 _SECONDS_BETWEEN_LOOKS = 1.0
+_SECONDS_FOR_THREADS = 10.0
+"""After its program has ended, a rank that threads keep alive counts as gone. Python calls `atexit` functions later."""
 
 _LEFT, _WAITS, _PLACE, _AT, _RELEASE, _END = "left ", "waits ", "stands ", "at ", "go ", "end: "
 
@@ -85,6 +87,7 @@ class Liveness:
         self._main = MainThread(has_gpus)
         self._place = OwnPlace()
         self._report_at = 0.0
+        self._kept_since = float("inf")  # when threads began to keep this process alive
         self._standstill = Standstill(world_size, num_nodes, has_gpus)
         self._last_batch: BatchPlace | None = None
         if world_size > 1:
@@ -233,10 +236,24 @@ class Liveness:
                     self._links.accept(listener)
                 elif not self._handle(descriptor):
                     events.unregister(descriptor)
+            self._leave_if_kept_by_threads()
             if self._leaving.after:
                 self._report_wait()
             else:
                 self._report_place()
+
+    def _leave_if_kept_by_threads(self) -> None:
+        """Say farewell if the program has ended, but its threads go on: other ranks may wait for this rank."""
+        if self._rank in self._leaving.after or not self._main.waits_for_threads():
+            return
+        self._kept_since = min(self._kept_since, time.monotonic())
+        if time.monotonic() - self._kept_since > _SECONDS_FOR_THREADS:
+            kept_by = [each for each in threading.enumerate() if not each.daemon]
+            threads = [each.name for each in kept_by if each is not threading.main_thread()]
+            words = f"rank {self._rank} has ended its program, but its threads go on: {', '.join(threads)}\n"
+            with suppress(OSError):
+                os.write(2, words.encode())
+            self.farewell()
 
     def _handle(self, descriptor: int) -> bool:
         """Handle a word; returns False if no more words will arrive over this connection."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,7 @@ class Samples:
         return {"x": np.full(8, index, np.float32)}
 
 
-if CASE == "break":
+if CASE in ("break", "break, but a thread goes on"):
     main_thread._SECONDS_BUSY = main_thread.SECONDS_IDLE  # The other rank waits in a busy loop.
 loader: Any = None
 if is_time_for("exit before the loop"):
@@ -68,6 +69,9 @@ for step, batch in zip(range(STEPS), batches):
         if is_time_for("take one more"):
             batch = next(batches)
         if is_time_for("break"):
+            break
+        if is_time_for("break, but a thread goes on"):
+            threading.Thread(target=time.sleep, args=(1000,), name="my own").start()
             break
         if is_time_for("exit") or is_time_for("exit, and the others know"):
             sys.exit(0)
