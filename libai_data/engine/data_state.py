@@ -98,8 +98,8 @@ class DataState:
         if self.inputs is not None and self.inputs.taken:
             raise CheckpointError(
                 f"step {last_step + 1} has read {self.inputs.taken} batch(es) and has not ended, so they would be left "
-                "out. Make a new trainer with train.resume=True, which continues from the last checkpoint; or leave "
-                f"these batches out, with train(start_iter={last_step + 1})"
+                "out. Make a new trainer, with train.resume=True to continue from the last checkpoint, or without if "
+                f"there is none yet; or leave these batches out, with train(start_iter={last_step + 1})"
             )
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:

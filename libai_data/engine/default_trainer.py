@@ -32,7 +32,7 @@ from libai_data.engine.data_state import (
 from libai_data.engine.datamodule.data_stages import DataStages
 from libai_data.engine.default_hooks import default_hooks
 from libai_data.engine.evaluation import inference_on_dataset, print_csv_format
-from libai_data.engine.evaluation.inference import Evaluators
+from libai_data.engine.evaluation.inference import Evaluators, module_of
 from libai_data.engine.hooks import LRScheduler
 from libai_data.engine.loaders import build_configured_test_loaders, build_configured_train_loader, scale_to_epochs
 from libai_data.engine.logging_setup import setup_logger
@@ -176,7 +176,11 @@ class DefaultTrainer(RunsStages, TrainerBase):
         self._last_eval_results: dict[str, Any] = {}
         try:
             if start > end or start == end == self.ended_at:
-                logger.info("All %d steps are done already; to continue, set train.train_iter or max_iter higher.", end)
+                logger.info(
+                    "All %d steps are done already. To continue, set train.train_iter or max_iter higher. To repeat "
+                    "the last evaluation, use --eval-only --resume.",
+                    end,
+                )
                 return {}
             self._use = take_output_folder(self.cfg.train.output_dir, resume=True, last_use=self._use).use
             self._data_state.begin()
@@ -194,8 +198,8 @@ class DefaultTrainer(RunsStages, TrainerBase):
     def register_hooks(self, hooks: Iterable[HookBase | None]) -> None:
         """Add hooks. `LRScheduler` hooks are called first, so that any other hook can save a checkpoint.
 
-        Checkpoints store the state of hooks with `state_dict` and `load_state_dict`, under their class. On as many
-        ranks as before, each rank restores its own state, otherwise that of rank 0.
+        Checkpoints store the state of hooks with `state_dict` and `load_state_dict`, under their class: that of each
+        rank if there are as many ranks as before, otherwise that of rank 0.
 
         Raises:
             TypeError: An item is not a hook, or a checkpoint cannot store its state.
@@ -327,9 +331,8 @@ class DefaultTrainer(RunsStages, TrainerBase):
         """
         if next(iter(inspect.signature(cls.get_batch).parameters), "") == "self":
             raise ConfigError(f"evaluations call {cls.__name__}.get_batch on the class; write @classmethod before it")
-        if evaluator is None:
-            evaluator = built_evaluator(cls, cfg)
-        forward = _module_of(model).forward
+        evaluator = built_evaluator(cls, cfg) if evaluator is None else evaluator
+        forward = module_of(model).forward
         results: dict[str, Any] = OrderedDict()
         for number, loader in enumerate(test_loaders):
             loader_name = getattr(loader, "dataset_name", None) or type(getattr(loader, "dataset", loader)).__name__
@@ -387,12 +390,6 @@ class DefaultTrainer(RunsStages, TrainerBase):
             stateful["datamodule"] = PlainState(self.data)
         folder = self.cfg.train.output_dir
         return Checkpointer(self.model, folder, optimizer=self.optimizer, graph=self.graph_train, **stateful)
-
-
-def _module_of(model: Any) -> Any:
-    import oneflow as flow
-
-    return model.model.to(flow.nn.Module) if isinstance(model, flow.nn.Graph) else model
 
 
 def _new_name(name: str, taken: Iterable[str]) -> str:

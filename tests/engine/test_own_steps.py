@@ -145,6 +145,12 @@ class ReadsEpochs(DefaultTrainer):
         return DataLoader(TinyDataset(40), global_batch_size=8, shuffle=True, readers=cls.readers)
 
 
+class ReadsInOrder(ReadsEpochs):
+    @classmethod
+    def build_train_loader(cls, cfg: Any, tokenizer: Any = None) -> Any:
+        return DataLoader(TinyDataset(48), global_batch_size=8)
+
+
 class ReadsByNode(ReadsEpochs):
     readers = "node"
 
@@ -295,10 +301,11 @@ def test_a_batch_that_a_foreign_loader_has_lost_by_an_error_is_not_left_out(tmp_
 class FailsOnce(TinyDataset):
     """Sample 17 cannot be read the first time."""
 
+    fails = 17
     has_failed = False
 
     def __getitem__(self, index: int) -> Any:
-        if index == 17 and not self.has_failed:
+        if index == self.fails and not self.has_failed:
             self.has_failed = True
             raise OSError("disk")
         return super().__getitem__(index)
@@ -322,6 +329,29 @@ def test_after_a_sample_that_could_not_be_read_the_next_call_reads_it_again(
         losses.append(metric(tmp_path / dataset.__name__))
     assert losses[0] == losses[1]
     assert sorted(losses[0]) == [*range(6)]
+
+
+class FailsLater(FailsOnce):
+    fails = 25
+
+
+def test_after_a_failed_second_micro_batch_both_remedies_of_the_error_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = {"train_iter": 3, "global_batch_size": 16, "train_micro_batch_size": 8, "evaluation": {"enabled": False}}
+    cfg = tiny_config(str(tmp_path), **keys)
+    monkeypatch.setattr(f"{__name__}.TinyDataset", FailsLater)
+    trainer = built(cfg, kind=ReadsInOrder)
+    with pytest.raises(SampleError, match="sample 25"):
+        trainer.train()
+    message = r"step 1 has read 1 batch\(es\) .* or without if there is none yet; .* train\(start_iter=1\)"
+    with pytest.raises(CheckpointError, match=message):
+        trainer.train()
+    trainer.train(start_iter=1)
+    assert sorted(metric(tmp_path)) == [0, 1, 2]
+    set_mesh(None)
+    monkeypatch.undo()
+    built(cfg, kind=ReadsInOrder).train()
 
 
 class LeavesGradients(HookBase):

@@ -128,14 +128,19 @@ def inference_on_dataset(
     return broadcast_py_object(evaluated(evaluator))
 
 
+def module_of(model: Any) -> Any:
+    """The module in a graph; any other model itself."""
+    import oneflow as flow
+
+    return model.model.to(flow.nn.Module) if isinstance(model, flow.nn.Graph) else model
+
+
 @contextmanager
 def inference_context(model: Any) -> Iterator[None]:
     """Put a module, or the module in a graph, into eval mode in the block; other callables are not changed."""
     import oneflow as flow
 
-    module = model
-    if isinstance(model, flow.nn.Graph):
-        module = model.model.to(flow.nn.Module)
+    module = module_of(model)
     if not isinstance(module, flow.nn.Module):
         yield
         return
