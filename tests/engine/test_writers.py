@@ -19,7 +19,7 @@ from libai_data.atomic_files import AppendFile
 from libai_data.config import default_argument_parser
 from libai_data.engine import DefaultTrainer, default_setup
 from libai_data.engine.events import EventStorage
-from libai_data.engine.hooks import PeriodicWriter, ProgressBar
+from libai_data.engine.hooks import EvalHook, PeriodicWriter, ProgressBar
 from libai_data.engine.logging_setup import ON_BAR, set_bar, setup_logger
 from libai_data.engine.train_loop import HookBase, TrainerBase
 from libai_data.engine.writers import CommonMetricPrinter, EventWriter, JSONWriter, TensorboardXWriter
@@ -90,6 +90,19 @@ def test_a_later_training_replaces_what_an_earlier_one_wrote_of_its_steps(tmp_pa
     assert [(line["iteration"], line["total_loss"]) for line in lines_of(tmp_path / "metrics.json")] == expected
     events = EventAccumulator(str(tmp_path)).Reload().Scalars("total_loss")
     assert [(event.step, event.value) for event in events] == expected
+
+
+def test_evaluations_that_run_more_often_than_the_log_lines_are_all_written(tmp_path: Path) -> None:
+    class Trainer(TrainerBase):
+        def run_step(self) -> None:
+            self.storage.put_scalar("total_loss", self.iter)
+
+    trainer, path = Trainer(), tmp_path / "metrics.json"
+    evaluations = EvalHook(2, lambda: {"Acc@1": 10 * trainer.iter})
+    trainer.register_hooks([evaluations, PeriodicWriter([JSONWriter(str(path))], period=5)])
+    trainer.train(0, 7)
+    found = [(line["iteration"], line.get("Acc@1"), line.get("total_loss")) for line in lines_of(path)]
+    assert found == [(1, 10, 0.5), (3, 30, 2.5), (4, None, 4), (5, 50, 5), (6, None, 6), (6, 70, None)]
 
 
 def test_lines_that_are_no_metrics_do_not_stop_the_writing(tmp_path: Path) -> None:

@@ -164,6 +164,7 @@ class EvalHook(_OnEvaluations):
         self._names.update(names)
         for name, value in zip(names, results.values()):
             storage.put_scalar(name, value, smoothing_hint=False)
+        storage.is_due = True
         synchronize()
 
 

@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 class PeriodicWriter(HookBase):
-    """Calls its writers every `period` steps, after the last step, and once more after the last evaluation.
+    """Calls its writers every `period` steps, after each evaluation, and after the last step.
 
     Register it last, so that the numbers of the other hooks are written. A writer that fails (on a full disk, say) is
     named in the log, and the training continues without its output.
@@ -35,7 +35,7 @@ class PeriodicWriter(HookBase):
         self._failing: set[int] = set()  # places in `writers`
 
     def after_step(self) -> None:
-        if self.trainer.ends_period(self._period):
+        if self.trainer.ends_period(self._period) or self.trainer.storage.is_due:
             self._write()
 
     def after_train(self) -> None:
@@ -52,6 +52,7 @@ class PeriodicWriter(HookBase):
                 logger.exception("%s.close() failed.", type(writer).__name__)
 
     def _write(self) -> None:
+        self.trainer.storage.is_due = False
         for place, writer in enumerate(self._writers):
             try:
                 writer.write()
