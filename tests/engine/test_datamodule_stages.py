@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
+from libai_data import DataLoader
 from libai_data.commands.train import evaluate
 from libai_data.config import LazyCall
 from libai_data.delivery.build import build_image_test_loader, build_image_train_loader
@@ -92,6 +93,23 @@ def test_a_training_in_parts_has_its_module_until_the_end(tmp_path: Path) -> Non
         metrics.append(metric(tmp_path / f"{len(parts)}"))
         set_mesh(None)
     assert metrics[0] == metrics[1]
+
+
+class EvaluatedByNode(TinyModule):
+    def val_dataloader(self) -> Any:
+        return DataLoader(TinyDataset(21, seed=1), 4, ends="pad", readers="node")
+
+
+def test_an_evaluation_between_the_parts_of_a_training_leaves_its_loaders_open(tmp_path: Path) -> None:
+    cfg, module = config(tmp_path, train_iter=4, evaluation={"eval_period": 1}), EvaluatedByNode()
+    default_setup(cfg)
+    trainer = DefaultTrainer(cfg, datamodule=module)
+    trainer.train(max_iter=2)
+    between = trainer.evaluate("validate")["Acc@1"]
+    trainer.train(max_iter=4)
+    after = trainer.evaluate("validate")["Acc@1"]
+    found = metric(tmp_path, "Acc@1")
+    assert (found[1], found[3], sorted(found)) == (between, after, [0, 1, 2, 3])
 
 
 def test_a_module_of_the_config_trains_and_resumes_bit_for_bit(tmp_path: Path) -> None:

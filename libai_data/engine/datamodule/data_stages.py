@@ -124,11 +124,12 @@ class DataStages:
             )
 
     def leave(self, stage: str) -> None:
-        """Close the loaders of the stage, and call the module's `teardown`."""
+        """Close the loaders of the stage that no other stage uses, and call the module's `teardown`."""
         if stage not in self._entered:
             return
         self._entered.discard(stage)
-        for kind in {"fit": ("train", "val"), "validate": ("val",)}.get(stage, (stage,)):
+        kinds = {"fit": ("train", "val"), "validate": () if "fit" in self._entered else ("val",)}
+        for kind in kinds.get(stage, (stage,)):
             for loader in self._loaders.pop(kind, []):
                 call_if_there(loader, "close")
         self.datamodule.teardown(stage=stage)
