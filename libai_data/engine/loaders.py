@@ -159,7 +159,7 @@ def _scale_period(cfg: Any, period_key: str, epochs_key: str, per_epoch: float) 
     if not epochs:
         return
     _require_epochs(per_epoch, epochs_key, period_key)
-    set_key(cfg, period_key, max(1, int(per_epoch * epochs)))
+    set_key(cfg, period_key, max(1, int(per_epoch * epochs + 1e-6)))  # 2.3 * 50 is less than 115 for floats
     logger.info("%s is %d steps, for every %g epoch(s).", period_key, try_get_key(cfg, period_key), epochs)
 
 

@@ -66,7 +66,7 @@ def get_default_optimizer_params(
         "clip_grad_norm_type": clip_grad_norm_type,
     }
     defaults: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    groups: dict[tuple[Any, ...], list[Any]] = {}
+    groups: dict[str, dict[str, Any]] = {}
     seen = set()
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
@@ -77,10 +77,10 @@ def get_default_optimizer_params(
             if weight_decay_norm is not None and is_normalization(module):
                 options["weight_decay"] = weight_decay_norm
             options.update(special.get(name, {}))
-            groups.setdefault(tuple(options.items()), []).append(parameter)
+            groups.setdefault(repr(options), {**options, "params": []})["params"].append(parameter)
     if not groups:
         raise ConfigError("the model has no parameter that is trained; is everything frozen?")
-    return [{**dict(options), "params": parameters} for options, parameters in groups.items()]
+    return [*groups.values()]
 
 
 def is_normalization(module: Any) -> bool:

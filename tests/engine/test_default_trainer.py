@@ -268,6 +268,14 @@ def test_epochs_become_steps_over_the_whole_dataset(tmp_path: Path) -> None:
     assert cfg.train.num_accumulation_steps == 4
 
 
+def test_a_period_of_whole_steps_is_not_a_step_short_by_rounding(tmp_path: Path) -> None:
+    cfg = tiny_config(str(tmp_path), train_iter=1, global_batch_size=10)
+    cfg.dataloader.train.dataset.length = 23
+    cfg.train.evaluation.eval_after_n_epoch = 50
+    built(cfg)
+    assert cfg.train.evaluation.eval_period == 115  # 2.3 * 50 is 114.99999999999999 for floats
+
+
 @pytest.mark.parametrize(("drop_last", "batches"), [(False, 3), (True, 2)])
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_epochs_of_a_loader_that_ends_are_whole(tmp_path: Path, drop_last: bool, batches: int, accumulate: int) -> None:

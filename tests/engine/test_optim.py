@@ -49,6 +49,17 @@ def test_parameters_are_grouped_by_how_they_are_optimized(model: Any) -> None:
     assert len(groups) == 4
 
 
+def test_an_override_may_be_a_list_as_betas_in_json_are(model: Any) -> None:
+    groups = get_default_optimizer_params(model, overrides={"bias": {"betas": [0.8, 0.9]}})
+    betas = names_by_option(model, groups, "betas")
+    assert (len(groups), betas["linear.bias"], betas["batch_norm.bias"], betas["linear.weight"]) == (
+        2,
+        [0.8, 0.9],
+        [0.8, 0.9],
+        None,
+    )
+
+
 def test_every_group_clips_if_a_norm_is_given(model: Any) -> None:
     groups = get_default_optimizer_params(model, clip_grad_max_norm=1.0, clip_grad_norm_type=2.0, weight_decay_bias=0.0)
     assert {group["clip_grad_max_norm"] for group in groups} == {1.0}
