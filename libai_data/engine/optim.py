@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from math import inf
 from typing import Any
@@ -9,18 +10,35 @@ from typing import Any
 from libai_data.config import instantiate, try_get_key
 from libai_data.config.keys import join_path, path_of
 from libai_data.config.signatures import check_is_call
-from libai_data.errors import ConfigError
+from libai_data.errors import ConfigError, nearest
 from libai_data.errors.argument_rules import check, or_none, real
 
+logger = logging.getLogger(__name__)
+
 _RULES = dict.fromkeys(("base_lr", "weight_decay", "weight_decay_norm", "weight_decay_bias"), or_none(real(0, 1e9)))
-_RULES.update(dict.fromkeys(("clip_grad_max_norm", "clip_grad_norm_type"), or_none(real(0, inf))))
+_CLIPS = ("clip_grad_max_norm", "clip_grad_norm_type")
+_RULES.update(dict.fromkeys(_CLIPS, or_none(real(0, inf))))
 
 
 def build_optimizer(cfg: Any, model: Any) -> Any:
-    """Build the optimizer that `cfg.optim` describes; its `params` is called with the model."""
+    """Build the optimizer that `cfg.optim` describes; its `params` is called with the model.
+
+    The log warns of options of groups that the optimizer does not have.
+    """
     params = try_get_key(cfg, "params")
     check_is_call(params, join_path(path_of(cfg), "params"))
-    return instantiate(cfg, params=instantiate(params, model=model))
+    optimizer = instantiate(cfg, params=instantiate(params, model=model))
+    known = {**getattr(optimizer, "_default_options", {}), **dict.fromkeys(_CLIPS)}
+    options = {name for group in getattr(optimizer, "param_groups", ()) for name in group.options}
+    for name in sorted(options - known.keys()):
+        logger.warning(
+            "A group of parameters has the option %r, which %s does not read.%s It has an effect only if other code "
+            "reads it.",
+            name,
+            type(optimizer).__name__,
+            nearest(name, known),
+        )
+    return optimizer
 
 
 def get_default_optimizer_params(
@@ -46,10 +64,17 @@ def get_default_optimizer_params(
             ``{"pos_embed": {"weight_decay": 0.0}}``.
 
     Raises:
-        ConfigError: An argument is out of range, biases are overridden twice, or no parameter is trainable.
+        ConfigError: An argument is out of range, biases are overridden twice, no parameter has the name of an override,
+            or no parameter is trainable.
     """
     check(_RULES, **locals())
     special = {name: dict(options) for name, options in (overrides or {}).items()}
+    names = {name.rpartition(".")[2] for name, _ in model.named_parameters()}
+    for name in special.keys() - names:
+        raise ConfigError(
+            f"optim.params.overrides has {name!r}, but no parameter of the model has this own name, which is the last "
+            f"part of the whole name.{nearest(name.rpartition('.')[2], names)} The names are {sorted(names)}"
+        )
     if weight_decay_bias is not None:
         if "bias" in special:
             raise ConfigError("optim.params sets weight_decay_bias, and overrides 'bias' too; use one of them")

@@ -60,6 +60,27 @@ def test_an_override_may_be_a_list_as_betas_in_json_are(model: Any) -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["pos_embd", "encoder.pos_embed"])
+def test_an_override_of_no_parameter_is_refused_with_the_nearest(model: Any, name: str) -> None:
+    with pytest.raises(ConfigError, match=f"overrides has '{name}', but no parameter .* Did you mean 'pos_embed'"):
+        get_default_optimizer_params(model, overrides={name: {"weight_decay": 0.0}})
+
+
+def test_an_option_that_the_optimizer_does_not_read_is_warned_of(model: Any, caplog: pytest.LogCaptureFixture) -> None:
+    def built(option: str) -> Any:
+        params = LazyCall(get_default_optimizer_params)(
+            overrides={"pos_embed": {option: 0.5}}, clip_grad_max_norm=1.0, clip_grad_norm_type=2.0
+        )
+        return build_optimizer(LazyCall(flow.optim.AdamW)(params=params, lr=0.1), model)
+
+    built("weight_decay")
+    assert not caplog.records
+    built("weigth_decay")
+    assert (
+        "'weigth_decay', which AdamW does not read. Did you mean 'weight_decay'? It has an effect only" in caplog.text
+    )
+
+
 def test_every_group_clips_if_a_norm_is_given(model: Any) -> None:
     groups = get_default_optimizer_params(model, clip_grad_max_norm=1.0, clip_grad_norm_type=2.0, weight_decay_bias=0.0)
     assert {group["clip_grad_max_norm"] for group in groups} == {1.0}
