@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import copy
 import inspect
+import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Callable
 
 import numpy as np
 
 from libai_data.data.items import array_in, laid_out_like
 from libai_data.data.nesting import put_together, taken_apart
+from libai_data.delivery.gather import digest_of, gather_words
 from libai_data.errors import ConfigError, SchemaError
-from libai_data.structures import DistTensorData, Instance, Origin, RowIndices, origin_of
+from libai_data.mesh.current import get_data_parallel_rank, get_data_parallel_size
+from libai_data.structures import DistTensorData, Instance, Origin, RowIndices, batch_info, origin_of
+
+logger = logging.getLogger(__name__)
 
 
 class StepInputs:
@@ -34,6 +39,7 @@ class StepInputs:
         self.taken = 0
         self.has_failed = False
         self._batches: Iterator[Any] | None = None
+        self._is_first = True
 
     def next(self) -> Any:
         """The next batch."""
@@ -72,8 +78,44 @@ class StepInputs:
             inputs = call_get_batch(get_batch, join_micro_batches(batches), device, mixup_func)
         else:
             inputs = join_inputs([call_get_batch(get_batch, batch, device, mixup_func) for batch in batches])
+        if self._is_first and batch_info(batches[0]) is None:
+            warn_of_copies(inputs, f"train loader ({type(getattr(self.loader, 'counted', self.loader)).__name__})")
+        self._is_first = False
         self.seconds += time.perf_counter() - start
         return inputs
+
+
+def warn_of_copies(inputs: Mapping[str, Any], loader: str) -> None:
+    """Warn if data-parallel ranks have the same rows, because each reads the whole of a user's own loader. Collective.
+
+    Args:
+        inputs: the model's inputs of a batch.
+        loader: which loader they are of.
+    """
+    if get_data_parallel_size() == 1:
+        return
+    import oneflow as flow
+
+    leaves: dict[str, Any] = {}
+    taken_apart(inputs, leaves)
+    divided = [
+        each for each in leaves.values() if getattr(each, "is_global", False) and each.sbp[0] == flow.sbp.split(0)
+    ]
+    own = b"".join(each.to_local().numpy().tobytes() for each in divided)
+    digests: dict[int, set[int]] = {}
+    for data_rank, size, digest in gather_words(
+        np.array([get_data_parallel_rank(), len(own), digest_of(own)])
+    ).tolist():
+        digests.setdefault(data_rank, set()).update([digest] if size else [])
+    if digests[0] and all(each == digests[0] for each in digests.values()):
+        logger.warning(
+            "All %d data-parallel ranks got the same rows in the first batch of the %s. If each rank reads the whole "
+            "loader, each sample counts %d times: divide the loader by libai_data.from_iterable, or give each rank its "
+            "own samples.",
+            len(digests),
+            loader,
+            len(digests),
+        )
 
 
 def call_get_batch(

@@ -102,3 +102,25 @@ def test_a_part_of_a_field_stays_a_part_when_it_changes_or_is_joined() -> None:
     for changed in (batch, join_micro_batches([batch, batch])):
         assert changed.x._is_part and changed.x.sbp_list == ["split_0", "split_1"] and changed.x.placement_idx == -1
     assert not Instance.stack([Instance(x=DistTensorData(1))]).x._is_part
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_ranks_that_read_the_same_rows_are_warned_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, same: bool
+) -> None:
+    """As on two data-parallel ranks; on each of them, a rank of another pipeline stage has no part of the inputs."""
+
+    def told(own: np.ndarray) -> np.ndarray:
+        return np.array([own, [0, 0, 7], own + [1, 0, 0 if same else 1], [1, 0, 7]])
+
+    monkeypatch.setattr("libai_data.engine.batches.get_data_parallel_size", lambda: 2)
+    monkeypatch.setattr("libai_data.engine.batches.gather_words", told)
+    layouts = (flow.sbp.split(0), flow.sbp.broadcast)
+    rows, shared = ({"x": flow.ones(2, 3).to_global(flow.placement("cpu", [0]), [sbp])} for sbp in layouts)
+    inputs = StepInputs([None, None])
+    inputs.joined(1, lambda data: {"rows": rows, **shared}, "cpu")
+    message = "All 2 data-parallel ranks got the same rows in the first batch of the train loader (list)"
+    assert (message in caplog.text) is same
+    caplog.clear()
+    inputs.joined(1, lambda data: {"rows": rows}, "cpu")
+    assert not caplog.records

@@ -20,7 +20,7 @@ from libai_data.data.nesting import is_texts, taken_apart, with_leaves
 from libai_data.data.samplers.sampler import StreamSampler
 from libai_data.delivery.gather import gather_words
 from libai_data.delivery.shared_loader import SharedLoader
-from libai_data.engine.batches import call_get_batch
+from libai_data.engine.batches import call_get_batch, warn_of_copies
 from libai_data.engine.evaluation.evaluator import (
     DatasetEvaluator,
     DatasetEvaluators,
@@ -99,6 +99,8 @@ def inference_on_dataset(
             inputs = call_get_batch(get_batch, batch, input_placement_device)
             if check_inputs is not None and step == 0:
                 check_inputs(inputs)
+            if step == 0 and batch_info(batch) is None:
+                warn_of_copies(inputs, f"test loader ({type(data_loader).__name__})")
             outputs = model(**inputs)
             if not isinstance(outputs, Mapping):
                 raise SchemaError(f"the model returned a {type(outputs).__name__}; it must return a dict of tensors")
