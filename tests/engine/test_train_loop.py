@@ -177,3 +177,16 @@ def test_a_metric_that_may_be_missing_is_missed_once(
     trainer.register_hooks([hooks.EvalHook(period, lambda: {"loss": 1.0}), best])
     trainer.train(0, 4)
     assert caplog.text.count(f"train.evaluation.eval_metric is '{metric}'") == 1
+
+
+def test_a_later_training_that_ends_at_an_evaluation_of_an_earlier_one_has_its_own() -> None:
+    trainer, evaluated = CountingTrainer([]), []
+
+    def evaluate() -> dict[str, Any]:
+        evaluated.append(trainer.iter)
+        return {}
+
+    trainer.register_hooks([hooks.EvalHook(3, evaluate)])
+    trainer.train(0, 4)
+    trainer.train(0, 3)
+    assert evaluated == [2, 4, 3]

@@ -109,6 +109,7 @@ class _OnEvaluations(HookBase):
     def after_step(self) -> None:
         """Act if the period ends with this step; after the last step, `after_train` acts."""
         done = self.trainer.iter + 1
+        self._acted_after = -1
         if self._period > 0 and done % self._period == 0 and done != self.trainer.max_iter:
             # Read the losses first: if one stops the training, no best checkpoint is written.
             self.trainer.losses.read_into(self.trainer.storage)
