@@ -62,7 +62,7 @@ class ImageFolderSource:
 
     Raises:
         ConfigError: The folder does not exist, has no image in any class or images in nested folders, or has a folder
-            that cannot be listed.
+            that cannot be listed, or a link to no folder.
     """
 
     def __init__(
@@ -191,7 +191,19 @@ class ImageFolderSource:
 def classes_in(root: Path) -> list[str]:
     """The names of the folders in a folder, in order; a class for each."""
     with _listing_errors(root), os.scandir(root) as entries:
-        return sorted(each.name for each in entries if not each.name.startswith(".") and each.is_dir())
+        names = []
+        for each in entries:
+            if each.name.startswith("."):
+                continue
+            if each.is_dir():
+                names.append(each.name)
+            elif not os.path.exists(each.path) and not each.name.lower().endswith(IMAGE_SUFFIXES):
+                # Without this folder, the classes after it would have other numbers.
+                raise ConfigError(
+                    f"{each.path} is a link whose target {os.readlink(each.path)} does not exist; restore the target, "
+                    "or remove the link"
+                )
+        return sorted(names)
 
 
 def _listing(root: Path, classes: Sequence[str], at_most: int | None = None) -> list[np.ndarray] | None:

@@ -154,6 +154,13 @@ def test_a_folder_that_cannot_be_listed_is_named() -> None:
             os.chmod(f"{root}/b/secret", 0o755)
 
 
+def test_a_class_whose_link_leads_nowhere_is_named_and_does_not_change_the_numbers_of_others(tmp_path: Path) -> None:
+    root = fill(tmp_path, ["dog/1.png"])
+    os.symlink("/not/mounted", root / "cat")
+    with pytest.raises(ConfigError, match=r"/cat is a link whose target /not/mounted does not exist"):
+        ImageFolderSource(root)
+
+
 def test_a_link_that_leads_to_itself_is_named(tmp_path: Path) -> None:
     os.symlink("self", fill(tmp_path, ["a/1.png"]) / "a" / "self")
     with pytest.raises(ConfigError, match=r"/a/self cannot be listed \(Too many levels of symbolic links\)"):
