@@ -20,6 +20,7 @@ from libai_data.structures import DistTensorData, Instance
 
 IMAGES = "images"
 LABELS = "labels"
+_MOST_CHANNELS = 4
 _RULES = {
     "mode": one_of("batch", "pair", "elem"),
     "prob": real(0, 1),
@@ -103,7 +104,11 @@ class Mixup(BatchTransform):
         if IMAGES not in fields:
             raise SchemaError(f"to mix images, samples need a field '{IMAGES}'; they have {list(fields)}")
         images, labels = fields[IMAGES], fields[LABELS]
-        if (images.dtype, images.ndim) not in ((np.float32, 4), (np.uint8, 3), (np.uint8, 4)):
+        ends = images.shape[1::2] if images.ndim == 4 else (1, 1)
+        channels, side = ends if images.dtype.kind == "f" else ends[::-1]
+        # CutMix would cut its box out of the channels of uint8 [3, H, W], as torchvision reads images.
+        is_turned = side <= _MOST_CHANNELS < channels
+        if is_turned or (images.dtype, images.ndim) not in ((np.float32, 4), (np.uint8, 3), (np.uint8, 4)):
             raise SchemaError(
                 f"field '{IMAGES}' is {images.dtype} {list(images.shape[1:])}; to be mixed, images must be float32 "
                 "[C, H, W] or uint8 [H, W, C]"

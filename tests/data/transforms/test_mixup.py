@@ -199,6 +199,8 @@ def test_what_cannot_be_mixed_is_refused_with_what_it_is() -> None:
         ({"labels": 1}, "samples need a field 'images'"),
         ({"images": np.zeros((2, 2), np.float32), "labels": 1}, r"field 'images' is float32 \[2, 2\]"),
         ({"images": np.zeros((2, 2, 3), np.float64), "labels": 1}, r"field 'images' is float64 \[2, 2, 3\]"),
+        ({"images": np.zeros((3, 8, 8), np.uint8), "labels": 1}, r"field 'images' is uint8 \[3, 8, 8\]; to be mixed"),
+        ({"images": np.zeros((8, 8, 3), np.float32), "labels": 1}, r"field 'images' is float32 \[8, 8, 3\]; to be"),
         ({"images": image_of(0, "uint8")}, "samples need a field 'labels'"),
         ({"images": image_of(0, "uint8"), "labels": 0.5}, r"field 'labels' is float32 \[\]"),
     ]
