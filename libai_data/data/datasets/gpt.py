@@ -49,7 +49,8 @@ class GPTDataset:
         seed: decides the random orders.
         reset_position_ids: return `position_ids`, which restart at 0 with each document.
         reset_attention_mask: return `attention_mask`; a token attends to earlier tokens of its own document only.
-        eod_mask_loss: return `loss_mask`, which is 0 for the label after the last token of a document.
+        eod_mask_loss: return `loss_mask`, which is 0 for the label after the last token of a document; with `packing`,
+            no sample has such a label.
         packing: pack whole documents into samples by best fit, instead of cutting the stream. Samples have
             `position_ids`, `loss_mask` and `cu_seqlens`. Documents longer than a sample are cut; documents of a single
             token are left out.
@@ -108,7 +109,7 @@ class GPTDataset:
             attention_mask=reset_attention_mask,
             loss_mask=eod_mask_loss or packing or pad_last,
             cu_seqlens=cu_seqlens or packing,
-            masks_ends=eod_mask_loss,
+            masks_ends=eod_mask_loss and not packing,  # With packing, no label is of another document.
             pad_id=pad_id,
         )
         self.read_source(source)

@@ -118,13 +118,14 @@ def test_resets_at_the_ends_of_documents_are_what_they_are_defined_as(
 
 
 @SOME
-@given(documents=corpora(10, 14), length=st.integers(1, 9), epochs=st.integers(1, 2), shuffled=st.booleans())
+@given(corpora(10, 14), st.integers(1, 9), st.integers(1, 2), st.booleans(), st.booleans())
 def test_packed_samples_hold_whole_documents_and_cu_seqlens_says_where(
-    tmp_path: Path, documents: Documents, length: int, epochs: int, shuffled: bool
+    tmp_path: Path, documents: Documents, length: int, epochs: int, shuffled: bool, masks_ends: bool
 ) -> None:
     assume(any(len(document) > 1 for document in documents))
     prefix = write(tmp_path / "a", documents)
-    dataset = GPTDataset(prefix, length, packing=True, num_epochs=epochs, shuffle_documents=shuffled, pad_id=9)
+    options: dict[str, Any] = {"num_epochs": epochs, "shuffle_documents": shuffled, "eod_mask_loss": masks_ends}
+    dataset = GPTDataset(prefix, length, packing=True, pad_id=9, **options)
     pieces: list[int] = []
     inputs: list[int] = []
     labels: list[int] = []
