@@ -71,6 +71,10 @@ class LossBuffer:
         """Keep the losses of a step, scalar tensors, global or local."""
         self._unread.append((iteration, {name: value.detach() for name, value in losses.items()}))
 
+    def forget_from(self, iteration: int) -> None:
+        """Drop the losses of steps from `iteration` on, which a training repeats."""
+        self._unread = [(step, losses) for step, losses in self._unread if step < iteration]
+
     def read_into(self, storage: EventStorage, prefix: str = "") -> None:
         """Wait for the losses; rank 0 puts each step's losses, and their sum "total_loss", into `storage`. Collective.
 

@@ -106,6 +106,7 @@ class TrainerBase:
         logger.info("Training from iteration %d to %d.", start_iter, max_iter)
         self.iter = self.start_iter = start_iter
         self.max_iter = max_iter
+        self.losses.forget_from(start_iter)
         with EventStorage(start_iter) as self.storage:
             try:
                 self.before_train()

@@ -186,6 +186,20 @@ def test_a_training_in_parts_is_that_in_one(tmp_path: Path, kind: Any) -> None:
     assert "has read its" not in (tmp_path / "parts" / "log.txt").read_text()
 
 
+def test_a_step_that_is_repeated_counts_once_in_the_next_line(tmp_path: Path) -> None:
+    cfg = tiny_config(str(tmp_path / "whole"), train_iter=6, evaluation={"enabled": False})
+    built(cfg).train()
+    set_mesh(None)
+    cfg.train.output_dir, cfg.train.log_period, cfg.train.checkpointer.period = str(tmp_path / "parts"), 6, 4
+    parts = built(cfg, InterruptsOnce(4))
+    with pytest.raises(KeyboardInterrupt):
+        parts.train()
+    parts.checkpointer.load(str(tmp_path / "parts" / "model_0000003"))
+    parts.train()
+    whole = metric(tmp_path / "whole")
+    assert metric(tmp_path / "parts") == {5: pytest.approx((whole[4] + whole[5]) / 2)}
+
+
 class InterruptedInTheFirstHook(DefaultTrainer):
     def build_hooks(self) -> list[HookBase | None]:
         return [InterruptsOnce(1), *super().build_hooks()]

@@ -50,7 +50,7 @@ class IterationTimer(HookBase):
 
     def before_train(self) -> None:
         self._train_start = time.perf_counter()
-        self._last_put = self.trainer.start_iter - 1
+        self._steps, self._seconds, self._last_put = 0, 0.0, self.trainer.start_iter - 1
 
     def before_step(self) -> None:
         self._step_start = time.perf_counter()
