@@ -107,6 +107,13 @@ def threads_that_fetch_ahead() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name.startswith("reads shards ahead")}
 
 
+def wait_for_fetches(loader: BatchLoader) -> None:
+    """Which copy is removed depends on what has arrived. On a busy machine, a read overtakes what is fetched ahead."""
+    ahead = None if loader._streamed is None else loader._streamed._ahead
+    if ahead is not None:
+        wait_until(lambda: all(fetched.done() for _, fetched in ahead._held), "end of the fetches")
+
+
 def read(shards: Shards, size: int, ranks: int, micro: int, blended: bool, **order: Any) -> tuple[int, int]:
     """Read some epochs on the ranks of one node, in turns; returns the number of steps, and of times of use."""
     shards.forget()
@@ -125,8 +132,9 @@ def read(shards: Shards, size: int, ranks: int, micro: int, blended: bool, **ord
         passes = [iter(loader) for loader in loaders]
         steps = EPOCHS * len(dataset) // (micro * ranks)
         for _ in range(steps):
-            for batches in passes:
+            for loader, batches in zip(loaders, passes):
                 next(batches)
+                wait_for_fetches(loader)
     whole_order: Any = sampler.order
     uses = whole_order.shard_uses(range(micro * ranks), micro * ranks)
     return steps, sum(1 for _ in takewhile(lambda use: use.first < steps, uses))
