@@ -23,9 +23,16 @@ _ONE_RANK = ParallelMesh(1, 1, 1)
 def set_mesh(mesh: ParallelMesh | None) -> None:
     """Makes `mesh` the mesh of this job; None removes the mesh.
 
-    A job sets its mesh once, by `setup_dist_util`. This function replaces the mesh without a check, as tests need.
+    A job sets its mesh once, by `setup_dist_util`. This function replaces the mesh, as tests need.
+
+    Raises:
+        MeshError: The mesh has all ranks of the job, but its `rank` is not this process.
     """
     global _MESH
+    if mesh is not None and mesh.world_size > 1 and os.environ.get("WORLD_SIZE") == str(mesh.world_size):
+        rank = os.environ.get("RANK", str(mesh.rank))
+        if rank != str(mesh.rank):
+            raise MeshError(f"the mesh has rank={mesh.rank}, but this is rank {rank}; init() finds the rank by itself")
     _MESH = mesh
 
 

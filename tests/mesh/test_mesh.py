@@ -332,6 +332,14 @@ def test_a_process_whose_world_size_is_no_number_reads_alone() -> None:
     assert ended.stdout == "1\n", ended
 
 
+def test_a_mesh_of_another_rank_is_refused(no_mesh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(MeshError, match="the mesh has rank=0, but this is rank 1"):
+        set_mesh(ParallelMesh(2, 1, 1))
+    set_mesh(ParallelMesh(2, 1, 1, rank=1))
+
+
 def test_an_error_of_init_shows_its_arguments(no_mesh: None) -> None:
     with pytest.raises(MeshError, match=r"^init\(data=1, tensor=None, pipeline=2, layers=None\): train.dist has "):
         init(data=1, pipeline=2)
