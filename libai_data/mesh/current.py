@@ -29,10 +29,9 @@ def set_mesh(mesh: ParallelMesh | None) -> None:
         MeshError: The mesh has all ranks of the job, but its `rank` is not this process.
     """
     global _MESH
-    if mesh is not None and mesh.world_size > 1 and os.environ.get("WORLD_SIZE") == str(mesh.world_size):
-        rank = os.environ.get("RANK", str(mesh.rank))
-        if rank != str(mesh.rank):
-            raise MeshError(f"the mesh has rank={mesh.rank}, but this is rank {rank}; init() finds the rank by itself")
+    size, rank = os.environ.get("WORLD_SIZE"), os.environ.get("RANK")
+    if mesh is not None and size == str(mesh.world_size) != "1" and rank not in (None, str(mesh.rank)):
+        raise MeshError(f"the mesh has rank={mesh.rank}, but this is rank {rank}; init() finds the rank by itself")
     _MESH = mesh
 
 
