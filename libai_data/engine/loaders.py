@@ -179,14 +179,12 @@ def _batches_per_epoch(data_loader: Any) -> int:
 def _check_last_batch(data_loader: Any) -> None:
     """Raise ConfigError if the last batch of an epoch has fewer rows, because a graph is compiled for one shape."""
     stream = attribute_of(data_loader, "stream")
-    if isinstance(stream, ShortEndSampler):
-        rest, ranks = stream.order.epoch_size % stream.global_batch_size, stream.data_parallel_size
-        is_smaller = 0 < -(-rest // ranks) < stream.global_batch_size // ranks
-        if is_smaller and len(data_loader) > 1:
-            raise ConfigError(
-                f"the last batch of an epoch has {rest} of {stream.global_batch_size} rows, but a graph is compiled "
-                "for batches of one size. Set drop_last=True, ends='pad' or ends='cycle'; or graph.enabled=False"
-            )
+    if isinstance(stream, ShortEndSampler) and stream.last_rows and len(data_loader) > 1:
+        rest = stream.order.epoch_size % stream.global_batch_size
+        raise ConfigError(
+            f"the last batch of an epoch has {rest} of {stream.global_batch_size} rows, but a graph is compiled for "
+            "batches of one size. Set drop_last=True, ends='pad' or ends='cycle'; or graph.enabled=False"
+        )
 
 
 def _samples_per_epoch(data_loader: Any) -> int:

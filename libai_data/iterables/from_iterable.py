@@ -325,7 +325,7 @@ def _rounds(dataset: Any, ends: str, together: int, **arguments: Any) -> Any:
     else:
         kind = ShortEndSampler if ends == "short" else SingleRoundSampler
         sampler = kind(dataset, drop_last=ends == "drop", **arguments)
-        rows = -(-(sampler.order.epoch_size % sampler.global_batch_size) // sampler.data_parallel_size)
+        rows = sampler.last_rows if ends == "short" else 0
     if ends == "short" and together > 1 and (isinstance(rows, str) or rows % together):
         raise ConfigError(
             f"the last batch of an epoch has {rows} row(s) on each data-parallel rank, but the batch transform needs "

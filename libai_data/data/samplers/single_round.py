@@ -131,5 +131,11 @@ class ShortEndSampler(SingleRoundSampler):
     All data-parallel ranks get equally many rows, so at most `data_parallel_size - 1` rows repeat the last sample.
     """
 
+    @property
+    def last_rows(self) -> int:
+        """Rows of an epoch's last batch on each data-parallel rank; 0 if that batch is as large as the others."""
+        rows = self._rows_for(self.order.epoch_size % self.global_batch_size)
+        return rows % self.global_batch_size // self.data_parallel_size
+
     def _rows_for(self, valid: int) -> int:
         return -(-valid // self.data_parallel_size) * self.data_parallel_size
