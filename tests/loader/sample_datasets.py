@@ -36,6 +36,19 @@ class Numbers:
         return Instance(index=DistTensorData(np.array(index)), values=DistTensorData(values, placement_idx=-1))
 
 
+class OneByOne:
+    """A user's wrapper of a dataset, which reads single samples only."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[index]
+
+
 class NumberDicts(Numbers):
     """The same as bare dicts, which have default layouts."""
 

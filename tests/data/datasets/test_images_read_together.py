@@ -25,24 +25,12 @@ from libai_data.data.transforms import (
 from libai_data.errors import SampleError
 from libai_data.structures import DistTensorData, Instance
 from tests.data.transforms.pictures import encoded, photograph
+from tests.loader.sample_datasets import OneByOne
 from tests.loader.streams import WORKER_NAMES, WORKERS, stream
 from tests.properties import slowly
 
 FLOATS = Compose([RandomResizedCrop(24), RandomFlip(), ImageToFloat([0.5], [0.25]), RandomErasing()])
 BYTES = Compose([RandomResizedCrop(24), RandAugment(), ColorJitter(0.4, 0.4, 0.4, 0.1)])
-
-
-class OneByOne:
-    """The dataset without `read_batch`."""
-
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.dataset[index]
 
 
 @pytest.fixture(scope="module")

@@ -30,6 +30,7 @@ from libai_data.data.samplers import BlendOrder, CyclicSampler, Order, SingleRou
 from libai_data.data.samplers.blend_turns import phases_of, turns_of
 from libai_data.data.sources import InMemorySource
 from libai_data.errors import CheckpointError, ConfigError
+from tests.loader.sample_datasets import OneByOne
 from tests.properties import examples
 
 LENGTH = 300
@@ -292,19 +293,6 @@ def test_a_map_of_a_blend_keeps_its_weights() -> None:
         assert (order.locate(np.arange(40))[1] >= 40).sum() == 10
 
 
-class Wrapper:
-    """A wrapper of a user, or torch's `Subset`."""
-
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.dataset[index]
-
-
 @pytest.mark.parametrize(
     "make",
     [
@@ -315,7 +303,7 @@ class Wrapper:
         lambda blend: FilteredDataset(Subset(blend, [1, 2]), bool),
         lambda blend: Map(OneRound(FilteredDataset(blend, [True] * 80)), dict),
         lambda blend: InMemorySource(ConcatDataset([blend, Numbers(3)]), "a blend within"),
-        lambda blend: Map(Wrapper(blend), dict),
+        lambda blend: Map(OneByOne(blend), dict),
         lambda blend: LabelledImages(blend),
     ],
 )
