@@ -109,12 +109,9 @@ def warn_of_copies(inputs: Mapping[str, Any], loader: str) -> None:
         digests.setdefault(data_rank, set()).update([digest] if size else [])
     if digests[0] and all(each == digests[0] for each in digests.values()):
         logger.warning(
-            "All %d data-parallel ranks got the same rows in the first batch of the %s. If each rank reads the whole "
-            "loader, each sample counts %d times: divide the loader by libai_data.from_iterable, or give each rank its "
-            "own samples.",
-            len(digests),
-            loader,
-            len(digests),
+            f"All {len(digests)} data-parallel ranks got the same rows in the first batch of the {loader}. If each "
+            f"rank reads the whole loader, each sample counts {len(digests)} times: divide the loader by "
+            "libai_data.from_iterable, or give each rank its own samples."
         )
 
 

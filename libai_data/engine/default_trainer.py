@@ -177,9 +177,8 @@ class DefaultTrainer(RunsStages, TrainerBase):
         try:
             if start > end or start == end == self.ended_at:
                 logger.info(
-                    "All %d steps are done already. To continue, set train.train_iter or max_iter higher. To repeat "
-                    "the last evaluation, use --eval-only --resume.",
-                    end,
+                    f"All {end} steps are done already. To continue, set train.train_iter or max_iter higher. To "
+                    "repeat the last evaluation, use --eval-only --resume."
                 )
                 return {}
             self._use = take_output_folder(self.cfg.train.output_dir, resume=True, last_use=self._use).use

@@ -32,11 +32,8 @@ def build_optimizer(cfg: Any, model: Any) -> Any:
     options = {name for group in getattr(optimizer, "param_groups", ()) for name in group.options}
     for name in sorted(options - known.keys()):
         logger.warning(
-            "A group of parameters has the option %r, which %s does not read.%s It has an effect only if other code "
-            "reads it.",
-            name,
-            type(optimizer).__name__,
-            nearest(name, known),
+            f"A group of parameters has the option {name!r}, which {type(optimizer).__name__} does not "
+            f"read.{nearest(name, known)} It has an effect only if other code reads it."
         )
     return optimizer
 

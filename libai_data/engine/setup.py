@@ -89,11 +89,8 @@ def default_setup(cfg: Any, args: Any = None) -> None:
         sizes = plan.sizes[size]
         since = f"From step {step} on, a" if len(plan.schedule.sizes) > 1 else "A"
         logger.info(
-            "%s step uses %d sample(s): %d on each data-parallel rank, %d time(s).",
-            since,
-            size,
-            sizes.micro_batch_size,
-            sizes.num_accumulation_steps,
+            f"{since} step uses {size} sample(s): {sizes.micro_batch_size} on each data-parallel rank, "
+            f"{sizes.num_accumulation_steps} time(s)."
         )
     if writes and is_main_process():
         path = os.path.join(output_dir, CONFIG)

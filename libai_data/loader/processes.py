@@ -296,13 +296,8 @@ class ProcessExecutor(Executor):
         """Kill a worker that takes too long, after it has printed its stacks."""
         process = self._pool.processes[number]
         logger.error(
-            "Worker %d (process %d) has been %s of %s for %.0f s (timeout %g s): its stacks follow, and it is ended.",
-            number,
-            process.pid,
-            what,
-            self._dataset_name,
-            seconds,
-            self._timeout,
+            f"Worker {number} (process {process.pid}) has been {what} of {self._dataset_name} for {seconds:.0f} s "
+            f"(timeout {self._timeout:g} s): its stacks follow, and it is ended."
         )
         process.send(signal.SIGUSR1)
         time.sleep(_SECONDS_TO_PRINT_STACKS)

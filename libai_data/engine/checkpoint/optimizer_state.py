@@ -141,10 +141,8 @@ class ChangedAttributes:
                 self._restored.add(name)
             else:
                 logger.warning(
-                    "%s had changed %r to %s in the training; this is not restored, because it has no such part now.",
-                    self._owner,
-                    name,
-                    text,
+                    f"{self._owner} had changed {name!r} to {text} in the training; this is not restored, because it "
+                    "has no such part now."
                 )
 
 

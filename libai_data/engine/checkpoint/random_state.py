@@ -55,10 +55,8 @@ class RandomStates:
             raise CheckpointError(f"{path} is {states!r:.200}; it must be a list with the state of each rank")
         if len(states) != get_world_size():
             logger.info(
-                "The checkpoint was written by %d ranks, but %d run now: the random generators of the ranks start "
-                "again from the seed.",
-                len(states),
-                get_world_size(),
+                f"The checkpoint was written by {len(states)} ranks, but {get_world_size()} run now: the random "
+                "generators of the ranks start again from the seed."
             )
             return
         try:

@@ -121,11 +121,8 @@ def inference_on_dataset(
     synchronize()
     seconds = time.perf_counter() - start
     logger.info(
-        "Evaluated %d samples in batches of %d, in %.2f s (%.1f samples/s).",
-        samples,
-        batch_size,
-        seconds,
-        samples / max(seconds, 1e-9),
+        f"Evaluated {samples} samples in batches of {batch_size}, in {seconds:.2f} s "
+        f"({samples / max(seconds, 1e-9):.1f} samples/s)."
     )
     return broadcast_py_object(evaluated(evaluator))
 
@@ -237,13 +234,9 @@ class _WithoutPadding:
             if name not in self._warned:
                 self._warned.add(name)
                 logger.warning(
-                    "'%s' has as many rows as the batch (%d), of which %d count, but its last rows do not repeat the "
-                    "last sample, as padding does. They are left out. If all samples share '%s', give it another first "
-                    "dim, such as [1, ...].",
-                    name,
-                    rows,
-                    valid,
-                    name,
+                    f"'{name}' has as many rows as the batch ({rows}), of which {valid} count, but its last rows do "
+                    f"not repeat the last sample, as padding does. They are left out. If all samples share '{name}', "
+                    "give it another first dim, such as [1, ...]."
                 )
         return tensor[:valid]
 

@@ -158,9 +158,8 @@ class EvalHook(_OnEvaluations):
         taken = sorted({*names} & storage.latest().keys() - self._names)
         if taken:
             logger.warning(
-                "The evaluation has results with the names of other numbers of the training: %s. Rename them: in the "
-                "log and in metrics.json, each replaces the other.",
-                taken,
+                f"The evaluation has results with the names of other numbers of the training: {taken}. Rename them: "
+                "in the log and in metrics.json, each replaces the other."
             )
         self._names.update(names)
         for name, value in zip(names, results.values()):
@@ -327,9 +326,6 @@ class EarlyStopping(_OnEvaluations):
     def _log(self, what: str) -> None:
         best = "no finite value" if self.best is None else f"{self.best:.4f} after iteration {self.best_iter}"
         logger.info(
-            "%s: %s has not improved for %d evaluations (train.early_stopping.patience); the best is %s.",
-            what,
-            self._metric,
-            self.evaluations_since_best,
-            best,
+            f"{what}: {self._metric} has not improved for {self.evaluations_since_best} evaluations "
+            f"(train.early_stopping.patience); the best is {best}."
         )

@@ -72,10 +72,8 @@ class IterationTimer(HookBase):
         if self._all_steps:
             per_step = self._all_seconds / self._all_steps
             logger.info(
-                "Trained at %.4f s/step, %.1f samples/s (the first %d steps left out).",
-                per_step,
-                self._all_samples / self._all_seconds,
-                self._warmup_iter,
+                f"Trained at {per_step:.4f} s/step, {self._all_samples / self._all_seconds:.1f} samples/s (the first "
+                f"{self._warmup_iter} steps left out)."
             )
         logger.info("Training took %s, evaluation and checkpoints included.", datetime.timedelta(seconds=round(total)))
 
