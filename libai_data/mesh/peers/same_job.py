@@ -84,11 +84,7 @@ class Rank0Answers:
 
 
 def refuse_rank0_of_another_job(rank: int, port: int) -> None:
-    """Before this process joins the job, ask the rank 0 at the job's port about its job, if one answers.
-
-    Raises:
-        ConfigError: That rank 0 belongs to another job, or has met all its ranks; or MASTER_ADDR is no address.
-    """
+    """Before this process joins: a ConfigError if rank 0 of another job, or with all its ranks, has the port."""
     host = os.environ.get("MASTER_ADDR", "")
     check_host("MASTER_ADDR", host)
     deadline = time.monotonic() + _SECONDS_FOR_PREDECESSOR
@@ -132,11 +128,7 @@ def _answer_to(client: socket.socket) -> dict[str, Any] | None:
 
 
 def wait_for_own_rank0(rank: int, port: int) -> None:
-    """If rank 0 is on this machine, wait until it has reserved the port. Call this before OneFlow is imported.
-
-    Raises:
-        ConfigError: The rank 0 at this port belongs to another job, or has met all its ranks.
-    """
+    """Before OneFlow is imported: wait until rank 0, if on this machine, has reserved the port; or ConfigError."""
     refuse_rank0_of_another_job(rank, port)
     if not is_this_machine(os.environ.get("MASTER_ADDR", "")):
         return
@@ -151,22 +143,6 @@ def wait_for_own_rank0(rank: int, port: int) -> None:
         )
 
 
-def warn_of_another_program(own: dict[str, Any], theirs: dict[str, Any], rank: int) -> None:
-    """Log a warning if this rank may be of another job than rank 0: they run other programs, and no secret tells."""
-    if own["program"] != theirs["program"] and not os.environ.get(SECRET_VARIABLE):
-        ours, its = (" ".join(each["program"]) for each in (own, theirs))
-        logger.warning(
-            "Rank %d was started as '%s', but rank 0 as '%s'. If they belong to two jobs that use %s, port %s: give "
-            "each job its own --master_port, or a secret of its own in %s.",
-            rank,
-            ours,
-            its,
-            os.environ.get("MASTER_ADDR"),
-            os.environ.get("MASTER_PORT"),
-            SECRET_VARIABLE,
-        )
-
-
 def hash_of_text() -> int:
     """The hash of a text, which is the same in processes with the same hash seed."""
     return hash("libai_data")
@@ -176,10 +152,9 @@ def warn_of_hash_seeds(ranks: Sequence[int]) -> None:
     """Log a warning if there are ranks that have another `hash_of_text` than rank 0."""
     if ranks:
         logger.warning(
-            "Rank %s has another hash seed than rank 0, so a set of texts has another order there. If such a set "
-            "decides samples or labels, the ranks train on different data. Start the ranks by libai-data launch, or "
-            "set PYTHONHASHSEED=0 for all of them.",
-            numbers_in_words(ranks),
+            f"Rank {numbers_in_words(ranks)} has another hash seed than rank 0, so a set of texts has another order "
+            "there. If such a set decides samples or labels, the ranks train on different data. Start the ranks by "
+            "libai-data launch, or set PYTHONHASHSEED=0 for all of them."
         )
 
 
@@ -270,5 +245,10 @@ def check_same_job(own: dict[str, Any], theirs: dict[str, Any], rank: int, world
             f"{per_node} rank(s) at {where}. Two nodes need two machines, each with an "
             "address of its own: OneFlow computes wrong sums when both run on one"
         )
-    warn_of_another_program(own, theirs, rank)
+    if own["program"] != theirs["program"] and not os.environ.get(SECRET_VARIABLE):
+        ours, its = (" ".join(each["program"]) for each in (own, theirs))
+        logger.warning(
+            f"Rank {rank} was started as '{ours}', but rank 0 as '{its}'. If they belong to two jobs that use {where}: "
+            f"give each job its own --master_port, or a secret of its own in {SECRET_VARIABLE}."
+        )
     warn_of_hash_seeds([rank] if own["hash"] != theirs["hash"] else [])

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from libai_data.launch.job_environment import SECRET_VARIABLE, job_id
-from libai_data.mesh.peers.same_job import warn_of_another_program
+from libai_data.mesh.peers.same_job import check_same_job
 
 BY_HAND = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "12345", "WORLD_SIZE": "4"}
 
@@ -36,13 +36,16 @@ def test_a_rank_that_runs_another_program_than_rank_0_is_named_unless_a_secret_s
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delenv(SECRET_VARIABLE, raising=False)
-    own, theirs = {"program": ["train.py", "b.py"]}, {"program": ["train.py", "a.py"]}
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    own, theirs = (
+        {"job": "one", "machine": "here", "hash": 0, "program": ["train.py", file]} for file in ("b.py", "a.py")
+    )
     with caplog.at_level(logging.WARNING, logger="libai_data"):
-        warn_of_another_program(theirs, theirs, 1)
+        check_same_job(theirs, theirs, 1, 2, 1)
         assert not caplog.messages
-        warn_of_another_program(own, theirs, 1)
+        check_same_job(own, theirs, 1, 2, 1)
         (told,) = caplog.messages
         assert told.startswith("Rank 1 was started as 'train.py b.py', but rank 0 as 'train.py a.py'. If they belong")
         monkeypatch.setenv(SECRET_VARIABLE, "words")
-        warn_of_another_program(own, theirs, 1)
+        check_same_job(own, theirs, 1, 2, 1)
     assert caplog.messages == [told]
