@@ -23,6 +23,7 @@ from libai_data.engine.running_stages import stages_of
 from libai_data.engine.setup import default_setup, seed_all, set_key
 from libai_data.errors import ConfigError
 from libai_data.iterables.iterable_loader import indexed_dataset_of
+from libai_data.loader.arena import open_standard_descriptors
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ def main(argv: Sequence[str] | None = None, trainer_class: type[DefaultTrainer] 
     Returns:
         Results of the last evaluation.
     """
-    _open_standard_descriptors()
+    open_standard_descriptors()  # Otherwise the next files would get their numbers, and what OneFlow prints.
     parser = default_argument_parser()
     args = parser.parse_args(argv)
     if not args.config_file:
@@ -60,15 +61,6 @@ def main(argv: Sequence[str] | None = None, trainer_class: type[DefaultTrainer] 
     with end_job_on_failure(place["RANK"], place["WORLD_SIZE"]):
         importlib.import_module("oneflow")  # where the ranks find each other
         return run(args, trainer_class)
-
-
-def _open_standard_descriptors() -> None:
-    """Open those of the descriptors 0 to 2 that are closed: else the next files get them, and what OneFlow prints."""
-    for descriptor in range(3):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # It gets the lowest free descriptor.
 
 
 def run(args: Any, trainer_class: type[DefaultTrainer] = DefaultTrainer) -> dict[str, Any]:

@@ -36,7 +36,7 @@ class Arena:
         self._mapped: dict[tuple[int, int], Any] = {}
         self._lock = ForkLock()
         _shared.add(self)
-        _open_standard_descriptors()
+        open_standard_descriptors()
         # Frees the memory if nobody closes the loader. In one line, so that no interrupt can leak the descriptor.
         self._close_descriptor = weakref.finalize(self, os.close, descriptor if descriptor >= 0 else _memory())
         self.descriptor: int = self._close_descriptor.peek()[2][0]  # type: ignore[index]
@@ -145,7 +145,7 @@ def _map(descriptor: int, offset: int, size: int, kind: int = mmap.MAP_SHARED) -
     return map_descriptor(descriptor, offset, size, mmap.PROT_READ | mmap.PROT_WRITE, kind, ctypes.c_ubyte)
 
 
-def _open_standard_descriptors() -> None:
+def open_standard_descriptors() -> None:
     """Open descriptors 0, 1 and 2 if they are closed, so that no descriptor that workers inherit has these numbers."""
     for standard in range(3):
         try:
