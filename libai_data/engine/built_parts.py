@@ -3,35 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from libai_data.config import try_get_key
 from libai_data.data.attributes import has_attribute
 from libai_data.engine.writers import EventWriter
 from libai_data.errors import ConfigError, refusing_exit
-from libai_data.errors.argument_rules import Rule
+from libai_data.errors.argument_rules import Rule, list_of
 from libai_data.mesh.current import get_world_size
 from libai_data.structures import DistTensorData, Instance
 
 
-def _is_module(value: Any) -> bool:
+def _is_of_flow(kind: str, value: Any) -> bool:
     import oneflow as flow
 
-    return isinstance(value, flow.nn.Module)
-
-
-def _is_graph(value: Any) -> bool:
-    import oneflow as flow
-
-    return isinstance(value, flow.nn.Graph)
-
-
-def _are_writers(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and all(isinstance(each, EventWriter) for each in value)
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, Iterable) and not isinstance(value, (str, Mapping))
+    return isinstance(value, getattr(flow.nn, kind))
 
 
 def _object_with(words: str, *names: str) -> Rule:
@@ -41,28 +28,25 @@ def _object_with(words: str, *names: str) -> Rule:
 _OPTIMIZER = ("param_groups", "step", "zero_grad", "clip_grad", "_state")
 _SCHEDULE = ("get_last_lr", "step", "last_step", "state_dict", "load_state_dict")
 _RULES = {
-    "build_model": Rule("the model, an oneflow.nn.Module", _is_module),
-    "build_graph": Rule("the graph, an oneflow.nn.Graph", _is_graph),
+    "build_model": Rule("the model, an oneflow.nn.Module", partial(_is_of_flow, "Module")),
+    "build_graph": Rule("the graph, an oneflow.nn.Graph", partial(_is_of_flow, "Graph")),
     "build_optimizer": _object_with("an optimizer of OneFlow", *_OPTIMIZER),
     "build_lr_scheduler": _object_with(
         f"an object with {', '.join(_SCHEDULE)}, as most schedules of oneflow.optim.lr_scheduler are", *_SCHEDULE
     ),
-    "build_hooks": Rule("a list of hooks", _is_list),
-    "build_writers": Rule("a list of EventWriters ([] for none)", _are_writers),
+    "build_hooks": Rule(
+        "a list of hooks", lambda value: isinstance(value, Iterable) and not isinstance(value, (str, Mapping))
+    ),
+    "build_writers": list_of(EventWriter, "EventWriters ([] for none)"),
     "test": Rule("a dict of results ({} for none)", lambda value: isinstance(value, Mapping)),
 }
 _SECTIONS = {"build_model": "model", "build_optimizer": "optim", "build_lr_scheduler": "train.scheduler"}
 
 
 def built_by(owner: Any, method: str, *arguments: Any, **named: Any) -> Any:
-    """Call a method that builds a part of a trainer; returns the part.
+    """Call a method of a trainer or its class that builds a part; returns the part.
 
-    Args:
-        owner: the trainer or its class.
-        method: name of the method.
-
-    Raises:
-        ConfigError: The method returned something else, or called `sys.exit`.
+    Raises ConfigError if the method returned something else, or called `sys.exit`.
     """
     with refusing_exit(f"{method} of {getattr(owner, '__name__', type(owner).__name__)}"):
         part = getattr(owner, method)(*arguments, **named)
@@ -112,11 +96,7 @@ def check_fit(model: Any, optimizer: Any, schedule: Any) -> None:
 
 
 def as_three_loaders(built: Any) -> tuple[Any, Any, Any]:
-    """The result of `build_train_loader` as (train, validation, test); None if it returned only a train loader.
-
-    Raises:
-        ConfigError: It returned a tuple of another length, no train loader, or what may be three loaders or batches.
-    """
+    """The result of `build_train_loader` as (train, validation, test); a ConfigError if it may be anything else."""
     is_three = isinstance(built, (tuple, list)) and len(built) == 3
     if isinstance(built, tuple) and not is_three:
         raise ConfigError(
