@@ -45,11 +45,7 @@ class Corpus:
 
 
 def examine(source: IndexedSource, tokenizer: TextTokenizer | None = None) -> Corpus:
-    """Read a corpus once, with 24 bytes of memory for each document.
-
-    Raises:
-        ConfigError: The corpus has a token that is not in the tokenizer's vocabulary.
-    """
+    """Read a corpus once, with 24 bytes of memory a document; a ConfigError if it does not fit the tokenizer."""
     offsets = source.document_offsets()
     lengths = np.diff(offsets)
     digests = np.fromiter(_digests(source, offsets), np.uint64, len(lengths))

@@ -96,12 +96,7 @@ def _built(cfg: Any, split: str, tokenizer: Any | None) -> list[Any]:
 
 
 def mesh_of(cfg: Any, ranks: int | None = None, nodes: int = 1) -> ParallelMesh:
-    """The mesh of `train.dist`; by default with the fewest ranks that its sizes allow.
-
-    Raises:
-        ConfigError: The config has no `train` section, or it has an unknown key or an impossible value.
-        MeshError: The sizes do not fit the ranks.
-    """
+    """The mesh of `train.dist`; by default with the fewest ranks that its sizes allow. Checks the config first."""
     if ranks is not None and ranks < 1:
         raise ConfigError(f"--ranks is {ranks}; it must be at least 1")
     check_values(cfg)

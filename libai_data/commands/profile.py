@@ -111,9 +111,6 @@ def measure(
     Args:
         workers: workers of the loader. If it has none, the trainer reads the samples; this is not a fixed cost.
         busy: returns the processor time of the trainer's thread, in seconds.
-
-    Raises:
-        ConfigError: The loader has no `stats()`, or yields no batch.
     """
     if not callable(attribute_of(loader, "stats")):
         raise ConfigError(f"the train loader is a {type(loader).__name__}, which has no stats(), so it is not measured")

@@ -35,14 +35,9 @@ _NO_USERS = ("libai_data", "omegaconf", "importlib")
 
 
 def run_config_file(path: str) -> dict[str, Any]:
-    """Runs a config file and everything that it imports relatively.
+    """Runs a config file and everything that it imports relatively; returns the names that it defines or imports.
 
-    Returns:
-        The names that the file defines or imports.
-
-    Raises:
-        ConfigError: the file, or one that it imports, is not valid Python or raises an error (the message names file
-            and line), or a relative import finds no file or is circular.
+    A ConfigError names the file and line that is not valid, raises an error, or imports what is not there.
     """
     try:
         return _run(os.path.abspath(path), ()).__dict__

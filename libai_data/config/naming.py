@@ -16,11 +16,7 @@ CONFIG_MODULE_PREFIX = "_libai_data_config_file_"
 
 
 def locate(name: str) -> Any:
-    """The object of a dotted name such as "oneflow.optim.AdamW"; its module is imported if needed.
-
-    Raises:
-        ConfigError: There is no such object, or its module cannot be imported.
-    """
+    """The object of a name such as "oneflow.optim.AdamW", whose module is imported if needed; or a ConfigError."""
     parts = name.split(".")
     if not all(parts):
         raise ConfigError(f"{name!r} is not a dotted name of the form package.module.attribute.")

@@ -145,11 +145,7 @@ def given(cfg: Any, key: str) -> Any:
 
 
 def require(cfg: Any, key: str, value: Any, source: str, default: Any = None) -> None:
-    """Set a key that only the trainer may set; a config may have None, `default` or the same value.
-
-    Raises:
-        ConfigError: The config has another value.
-    """
+    """Set a key that only the trainer sets; a ConfigError if a config has a value besides None and `default`."""
     users = given(cfg, key)
     if users not in (None, default, value):
         raise ConfigError(f"{key} is {users!r}, but the trainer sets it to {value!r}, from {source}. Delete {key}.")

@@ -55,11 +55,7 @@ def to_yaml(cfg: Any) -> str:
 
 
 def from_yaml(text: str, origin: str) -> Any:
-    """The plain dicts, lists and values of a YAML text; `origin` is the file's name for messages.
-
-    Raises:
-        ConfigError: The text is not valid YAML, or a name in it cannot be imported.
-    """
+    """The plain dicts, lists and values of a YAML text of the file `origin`; a ConfigError if it is not valid."""
     try:
         return yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:

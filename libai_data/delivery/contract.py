@@ -57,10 +57,9 @@ def check_contract(fields: Mapping[str, Any], origin: Origin) -> None:
 
 
 def check_places(fields: Mapping[str, Any], origin: Origin) -> np.ndarray:
-    """Compare fields, shapes and position of this batch, but not its contents. Collective, like `check_contract`.
+    """Compare fields, shapes and position of this batch, not its contents. Collective, like `check_contract`.
 
-    Returns:
-        The compared numbers of each rank, int64 [world size, words]; see `_head`.
+    Returns the compared numbers of each rank, int64 [world size, words]; see `_head`.
     """
     signature = signature_of(fields)
     heads = gather_words(_head(signature, origin))

@@ -86,11 +86,7 @@ def hash_of_values(values: Mapping[str, str]) -> str:
 
 
 def check_same_start(cfg: Any) -> None:
-    """Compare versions and config between all ranks. Collective.
-
-    Raises:
-        ConfigError: Versions or config differ between ranks.
-    """
+    """Compare versions and config between all ranks; a ConfigError names the differences. Collective."""
     world_size = get_mesh().world_size
     if world_size > 1:
         own = {"version": needed_versions(), "config": config_values(cfg)}

@@ -88,9 +88,7 @@ class StepInputs:
 def warn_of_copies(inputs: Mapping[str, Any], loader: str) -> None:
     """Warn if data-parallel ranks have the same rows, because each reads the whole of a user's own loader. Collective.
 
-    Args:
-        inputs: the model's inputs of a batch.
-        loader: which loader they are of.
+    `inputs` are the model's inputs of a batch of `loader`.
     """
     if get_data_parallel_size() == 1:
         return

@@ -103,16 +103,7 @@ class DataState:
             )
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Restore the loader, unless it already has this state.
-
-        Args:
-            state: None if the checkpoint has no state of the loader.
-
-        Raises:
-            CheckpointError: The checkpoint has no state.
-            ConfigError: An override is set, but the loader's `load_state_dict` does not accept it; or the data must
-                restart, but the loader follows the steps of the training.
-        """
+        """Restore the loader, unless it already has this state; None if the checkpoint has no state of the loader."""
         self.is_restored = True
         self._kept = None
         call_if_there(self.inputs, "restart")
@@ -165,14 +156,7 @@ def check_step(stream: StreamState | None, step: int, whose: str) -> None:
 
 
 def warn_of_other_reads(loader: Any, step: int) -> bool:
-    """Warn if the state of a train loader is not that at which `step` begins, because other code reads its batches.
-
-    Args:
-        loader: `DataState.loader`.
-
-    Returns:
-        Whether there was a warning.
-    """
+    """Warn if `DataState.loader` is not where `step` begins, as other code reads its batches; whether it warns."""
     stream = stream_state_of(loader)
     if isinstance(loader, CountedLoader) and not loader.is_read:
         logger.warning(
@@ -250,11 +234,7 @@ class PlainState:
 
 
 def of_all_ranks(states: Mapping[str, Any]) -> dict[str, Any]:
-    """States with those of all ranks where they differ, for `PlainState.load_state_dict`. Collective.
-
-    Args:
-        states: this rank's results of `PlainState.state_dict`. Names that rank 0 does not have are left out.
-    """
+    """States of `PlainState.state_dict`; those of all ranks where they differ, by the names of rank 0. Collective."""
     digests = {name: digest_of(json.dumps(state, sort_keys=True).encode()) for name, state in states.items()}
     first = broadcast_py_object(digests)
     if not first:
@@ -335,13 +315,9 @@ class CountedLoader:
         return {"round": self._round, "batches": self._batches, "digest": self._digest, "rank": get_rank()}
 
     def load_state_dict(self, state: Mapping[str, Any], override: Collection[str] = ()) -> None:
-        """Continue where `state` was saved; takes effect with the next iterator.
+        """Continue where `state` was saved, with the next iterator.
 
-        If `override` has "seed", the batches that are read again may differ from those before the checkpoint.
-
-        Raises:
-            ConfigError: `override` has an unknown name.
-            CheckpointError: `state` is not a state of this class.
+        With the override "seed", the batches that are read again may differ from those before the checkpoint.
         """
         check_overrides(override)
         check_state(state, Keys({}, _STATE, others=True), "the trainer")

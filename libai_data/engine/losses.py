@@ -21,11 +21,7 @@ _MOST_SAMPLES = 256
 
 
 def total_loss(outputs: Any) -> Any:
-    """Sum the outputs of a model whose names contain "loss", without those that are None.
-
-    Raises:
-        SchemaError: `outputs` is not a dict, has no loss, or has a loss with more than one number.
-    """
+    """Sum the outputs of a model whose names contain "loss", without those that are None; or a SchemaError."""
     if not isinstance(outputs, Mapping):
         raise SchemaError(
             f"model.forward returned a {type(outputs).__name__}; in training it must return a dict of losses, such as "
@@ -49,10 +45,8 @@ def total_loss(outputs: Any) -> Any:
 class LossBuffer:
     """The losses of the steps since they were last read.
 
-    Args:
-        period: number of steps after which the losses are read.
-
     Attributes:
+        period: number of steps after which the losses are read.
         stop_on_nonfinite: raise an error when a loss that is read is NaN or infinite.
         samples_of: function from a step to a description of its samples, for the error.
     """
@@ -78,8 +72,7 @@ class LossBuffer:
     def read_into(self, storage: EventStorage, prefix: str = "") -> None:
         """Wait for the losses; rank 0 puts each step's losses, and their sum "total_loss", into `storage`. Collective.
 
-        Raises:
-            NonFiniteLossError: A loss is NaN or infinite, and `stop_on_nonfinite` is True.
+        Raises NonFiniteLossError if a loss is NaN or infinite, and `stop_on_nonfinite` is True.
         """
         if not self._unread:
             return

@@ -75,13 +75,9 @@ def take_output_folder(
     Args:
         folder: `train.output_dir`; created if needed.
         resume: the user wants to continue from a checkpoint in the folder.
-        weights: checkpoint whose weights the run starts with, if any.
+        weights: checkpoint whose weights the run starts with, if any; it may not be in a folder to be moved.
         is_trial: delete the results in the folder; for `--fast-dev-run`.
         last_use: `Taken.use` when this trainer has trained here last; "" if it has not.
-
-    Raises:
-        ConfigError: Another training uses the folder, or has used it since `last_use`; it cannot be written, or
-            `weights` is in a folder to be moved.
     """
     found: tuple[str, Any] = ("", None)
     if is_main_process():
@@ -107,11 +103,9 @@ def release_output_folder(folder: str) -> None:
 
 
 def save_config(folder: str, cfg: Any) -> str:
-    """Write `config.yaml`. If the earlier config differs, rename it to `config.1.yaml`, or the first free number,
-    because a user who cannot resume with other values needs the old values.
+    """Write `config.yaml`; returns the new path of an earlier config that differs, "" if there is none.
 
-    Returns:
-        The new path of the earlier config; "" if it is the same, or there is none.
+    It becomes `config.1.yaml`, or the first free number: a user who cannot resume with other values needs the old ones.
     """
     path, kept = Path(folder, CONFIG), ""
     if path.exists() and path.read_bytes() != to_yaml(cfg).encode():

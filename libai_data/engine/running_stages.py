@@ -25,8 +25,7 @@ GetBatch = Callable[..., dict[str, Any]]
 def stages_of(cfg: Any, datamodule: Any = None) -> DataStages | None:
     """The stages of a data module, by default `cfg.datamodule`, with the batch sizes and the model of a config.
 
-    None if there is no data module. Raises ConfigError if `datamodule` is not a data module, or `cfg` has both
-    `datamodule` and `dataloader`.
+    None if there is no data module; ConfigError if `cfg` has both `datamodule` and `dataloader`.
     """
     if datamodule is None and try_get_key(cfg, "datamodule") is not None:
         for key in ("dataloader.train", "dataloader.test"):
@@ -96,11 +95,7 @@ class RunsStages:
         return results
 
     def evaluate(self, stage: str = "validate") -> dict[str, Any]:
-        """Evaluate on the validation or test loaders of the data module; returns the results of `test`.
-
-        Raises:
-            ConfigError: There is no data module, no such stage, or no loader for it.
-        """
+        """Evaluate on the loaders of the stage "validate" or "test"; returns the results of `test`."""
         kinds = {"validate": "val", "test": "test"}
         check({"stage": one_of(*kinds)}, stage=stage)
         with self._running(stage):

@@ -32,11 +32,7 @@ class SavedState:
 
     @staticmethod
     def read(path: str) -> SavedState:
-        """Read an intact checkpoint from its directory, or the last checkpoint of a run's output folder.
-
-        Raises:
-            CheckpointError: It is missing or damaged, or has no data state of this package's endless stream.
-        """
+        """Read an intact checkpoint from its directory, or the last one of an output folder; or CheckpointError."""
         directory = Path(path)
         if (directory / LAST).is_file():
             directory = directory / read_last(directory)
@@ -170,11 +166,8 @@ def edited(
     Args:
         position: samples used so far; the stream continues there.
         seed: seed of the order from the next sample on.
-        skips: (first step, last step), both included, whose samples are also left out.
+        skips: (first step, last step), both included, to come, whose samples are also left out.
         forget_skips: remove the skips that are still to come.
-
-    Raises:
-        ConfigError: The state cannot be edited in this way, or `skips` names steps that do not exist or are done.
     """
     state, schedule = saved.stream, saved.schedule
     if state.start is not None and (skips or seed is not None or position is not None):

@@ -59,11 +59,7 @@ class StepPlan:
             )
 
     def followed_by(self, loader: Any) -> bool:
-        """Let a train loader follow the plan; False if it is of another kind, or has other batch sizes.
-
-        Raises:
-            ConfigError: The loader cannot follow, and the plan has several sizes or skips.
-        """
+        """Let a train loader follow the plan; False, or a ConfigError if the plan is not plain, if it cannot."""
         stream = attribute_of(loader, "stream")
         rows = self.first.micro_batch_size * get_data_parallel_size()
         problem = ""
@@ -80,12 +76,9 @@ class StepPlan:
 
 
 def step_plan(cfg: Any, data_parallel_size: int | None = None) -> StepPlan:
-    """Read the plan from a config, in which batch sizes may be missing.
+    """Read the plan from a config, in which batch sizes may be missing; a ConfigError if they contradict each other.
 
     If the config sets the micro-batch size or the accumulation steps, all steps use it, and the other one is computed.
-
-    Raises:
-        ConfigError: The sizes contradict each other, or a graph is used with several global batch sizes.
     """
     ranks = get_data_parallel_size() if data_parallel_size is None else data_parallel_size
     micro, accumulation = (
@@ -120,11 +113,7 @@ def complete_batch_sizes(
     num_accumulation_steps: int | None,
     data_parallel_size: int,
 ) -> BatchSizes:
-    """Compute the missing sizes: global = micro x accumulation x data-parallel size.
-
-    Raises:
-        ConfigError: A size is no whole number of at least 1, the sizes contradict each other, or too many are missing.
-    """
+    """Compute the missing sizes: global = micro x accumulation x data-parallel size; or raise ConfigError."""
     for key, value in (
         ("train_micro_batch_size", micro_batch_size),
         ("global_batch_size", global_batch_size),

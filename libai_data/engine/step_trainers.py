@@ -15,7 +15,13 @@ from libai_data.errors.argument_rules import check, whole
 class _StepTrainer(TrainerBase):
     """The common part of both trainers.
 
-    They call `on_inputs` with the model's inputs, and the number of micro-batches that are joined in these inputs.
+    Args:
+        data_loader: any iterable of batches.
+        grad_acc_steps: batches in a step.
+        check_inputs: called once with the first inputs, before the model or graph sees them.
+
+    Attributes:
+        on_inputs: called with the model's inputs, and the number of micro-batches that are joined in these inputs.
     """
 
     def __init__(
@@ -61,10 +67,7 @@ class EagerTrainer(_StepTrainer):
 
     Args:
         model: a `oneflow.nn.Module` with a batch's fields as keyword arguments, which returns a dict of losses.
-        data_loader: any iterable of batches.
         optimizer: a `oneflow.optim.Optimizer`.
-        grad_acc_steps: batches in a step.
-        check_inputs: called once with the first batch's inputs, before the model sees them.
     """
 
     def __init__(
@@ -109,9 +112,6 @@ class GraphTrainer(_StepTrainer):
 
     Args:
         graph: a `oneflow.nn.Graph` with an attribute `model`.
-        data_loader: any iterable of batches.
-        grad_acc_steps: batches in a step.
-        check_inputs: called once with the first step's inputs, before the graph sees them.
     """
 
     def __init__(

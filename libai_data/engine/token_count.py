@@ -61,8 +61,7 @@ class TokenCounter:
     def add(self, inputs: Mapping[str, Any], batches: int = 1) -> None:
         """Count the tokens of a micro-batch: the model's inputs by name, global tensors [samples, ...].
 
-        Args:
-            batches: number of batches that each rank has joined along dim 0.
+        `batches` is the number of batches that each rank has joined along dim 0.
         """
         rows = _real_tokens(inputs)
         if rows is None:
@@ -83,11 +82,9 @@ class TokenCounter:
         return self._is_combined
 
     def take(self, samples: int, new_samples: int) -> tuple[int, int]:
-        """Tokens of the whole training and tokens since the last call, on rank 0; 0 if not known. Collective.
+        """Tokens of the whole training, and since the last call, on rank 0; 0 if not known. Collective.
 
-        Args:
-            samples: samples of the whole training.
-            new_samples: samples since the last call.
+        The arguments are the samples of the whole training, and those since the last call.
         """
         self._read()
         new, self._new = self._new, 0

@@ -9,11 +9,7 @@ from libai_data.errors import ConfigError
 
 
 def working_directory() -> str:
-    """The path of the working directory.
-
-    Raises:
-        ConfigError: The working directory was deleted, or a folder above it cannot be read.
-    """
+    """The path of the working directory; a ConfigError if it was deleted, or a folder above it cannot be read."""
     try:
         return os.getcwd()
     except FileNotFoundError:

@@ -41,11 +41,7 @@ class PieceCollator:
         self.__name__ = attribute_of(self._collate_fn, "__name__", type(collate_fn).__name__)  # for error messages
 
     def __call__(self, pieces: Sequence[Any]) -> dict[str, Any]:
-        """Make a batch, name -> value, nested like the samples.
-
-        Raises:
-            SchemaError: The pieces have different fields, shapes or dtypes.
-        """
+        """Make a batch, name -> value, nested like the samples; a SchemaError if these differ."""
         first = pieces[0]
         if isinstance(first, BatchRow):
             joined = _joined(pieces)

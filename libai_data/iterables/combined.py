@@ -45,11 +45,7 @@ class CombinedLoader:
         return _CombinedPass(self)
 
     def take(self, taken: dict[str, Any], passes: dict[str, Iterator[Any]]) -> Instance:
-        """The next batch: one batch of each loader, from the loader's pass in `passes`; adds the parts to `taken`.
-
-        Raises:
-            ConfigError: A loader yields no batch.
-        """
+        """The next batch: one batch of each loader, from the loader's pass in `passes`; adds the parts to `taken`."""
         try:
             for name, loader in self.loaders.items():
                 if name not in taken:

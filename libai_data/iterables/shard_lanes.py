@@ -78,12 +78,7 @@ class _Round:
 
 
 class ShardLanes:
-    """Reads the shards of one epoch after the other.
-
-    Args:
-        work: for processes, one for each lane; None to read in the lanes' own threads.
-        read: reads a part in this process.
-    """
+    """Reads the shards of one epoch after the other, in processes by `work`, or in the lanes' threads by `read`."""
 
     def __init__(self, work: Work[Any, Any] | None, read: Read, lanes: int, name: str) -> None:
         pool = None if work is None else ProcessPool(work)
@@ -96,17 +91,11 @@ class ShardLanes:
             DaemonThread(_run, (rounds, do, number, lanes), f"reads {name} ahead, lane {number}").start()
 
     def begin(self, make_part: MakePart, places: Sequence[ShardPlace]) -> list[Iterator[ShardPart]]:
-        """Begin an epoch, and end the epoch before.
+        """Begin an epoch, and end the epoch before; returns the parts of each shard.
 
         Args:
             make_part: shard and place -> the part to read next.
             places: where each shard begins; shard `s` is read by lane `s` modulo the number of lanes.
-
-        Returns:
-            The parts of each shard.
-
-        Raises:
-            RuntimeError: The lanes have ended, with the program or because the loader was closed.
         """
         if self._ended.is_set:
             raise RuntimeError("a stream with shards cannot be read any more when the program ends")

@@ -39,11 +39,7 @@ def proof(key: str, *said: object) -> str:
 
 
 def rank_numbers(environment: Mapping[str, str] = os.environ) -> dict[str, int]:
-    """WORLD_SIZE, RANK, LOCAL_RANK and MASTER_PORT of a rank, which the launcher or a user has set.
-
-    Raises:
-        ConfigError: A variable is missing, no whole number, or outside its range: OneFlow would crash or hang.
-    """
+    """WORLD_SIZE, RANK, LOCAL_RANK and MASTER_PORT of a rank; a ConfigError names one with which OneFlow would hang."""
     found: dict[str, int] = {}
     for name, least in (("WORLD_SIZE", 1), ("RANK", 0), ("LOCAL_RANK", 0), ("MASTER_PORT", 1)):
         most = {"WORLD_SIZE": 2**31 - 1, "MASTER_PORT": 2**16 - 1}.get(name) or found["WORLD_SIZE"] - 1
@@ -80,11 +76,7 @@ def mistyped_variables(environment: Mapping[str, str] = os.environ) -> list[str]
 
 
 def seconds_from_environment(variable: str, default: float) -> float:
-    """The seconds that an environment variable sets, or `default`; at most three years, as locks wait no longer.
-
-    Raises:
-        ConfigError: The value is no number above 0.
-    """
+    """The seconds above 0 of an environment variable, or `default`; at most three years, as locks wait no longer."""
     value = os.environ.get(variable, str(default))
     try:
         seconds = float(value)

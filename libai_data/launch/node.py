@@ -76,12 +76,9 @@ def read_order(descriptor: int) -> bytes:
 
 
 def wait_for_predecessor(job: str) -> socket.socket:
-    """Wait until the launcher of an earlier run of the same job, and its ranks, have ended on this machine.
+    """Wait until an earlier run of the same job has ended on this machine; a TimeoutError after two minutes.
 
     The returned socket has the name of the job until this process ends. The next run waits for this name.
-
-    Raises:
-        TimeoutError: The earlier run has not ended after two minutes.
     """
     name = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     # With the user's id, so that jobs of the same name of two users do not wait for each other.

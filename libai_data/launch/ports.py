@@ -33,22 +33,14 @@ def check_host(name: str, host: str) -> None:
 
 
 def listen(port: int, backlog: int = 1) -> socket.socket:
-    """Listen on a TCP port of all addresses of this machine, with IPv6 if available. With 0, the system chooses.
-
-    Raises:
-        OSError: Another socket listens on the port already.
-    """
+    """Listen on a TCP port of all addresses, with IPv6 if available; 0 for any port. An OSError if it is in use."""
     listener = bound(port)
     listener.listen(backlog)
     return listener
 
 
 def bound(port: int, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:
-    """A socket bound to a port of all addresses of this machine.
-
-    Raises:
-        OSError: The port is in use.
-    """
+    """A socket bound to a port of all addresses of this machine; an OSError if it is in use."""
     for family, address in ((socket.AF_INET6, "::"), (socket.AF_INET, "")):
         found = None
         try:
@@ -67,11 +59,7 @@ def bound(port: int, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.soc
 
 
 def free_port() -> int:
-    """Return a TCP port on which no process of this machine listens.
-
-    Raises:
-        OSError: None of 200 ports is free.
-    """
+    """A TCP port on which no process of this machine listens; an OSError if none of 200 is free."""
     for port in random.SystemRandom().sample(FREE_PORTS, 200):
         with contextlib.suppress(ConfigError), reserve_port(port):
             return port
@@ -79,16 +67,10 @@ def free_port() -> int:
 
 
 def reserve_port(port: int, holder: str = "launcher") -> socket.socket:
-    """Reserve a port on this machine, against other holders of the same kind, until the returned socket is closed.
+    """Reserve a port on this machine, against holders of the same kind (`holder`), until the returned socket is closed.
 
     Two launchers that start at the same moment both find the port free. OneFlow lets two jobs of one user share the
-    port, so their ranks would join each other.
-
-    Args:
-        holder: kind of holder, such as "launcher".
-
-    Raises:
-        ConfigError: The port is in use.
+    port, so their ranks would join each other. So this raises ConfigError if the port is in use.
     """
     # The socket's name is free again when its process ends. Like the port, it belongs to the network namespace.
     reservation = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -98,13 +98,9 @@ class Ranks:
             signal.signal(signum, self._forward)
 
     def run(self, script_args: list[str]) -> int:
-        """Start all ranks, and wait until all have ended.
+        """Start all ranks, and wait until all have ended; returns the exit code of the rank that failed first, or 0.
 
-        Returns:
-            The exit code of the rank that failed first, or 0.
-
-        Raises:
-            ConfigError: The port of rank 0 is in use, or two nodes would run on one machine.
+        Raises ConfigError if the port of rank 0 is in use, or two nodes would run on one machine.
         """
         args = self._args
         refuse_one_machine(args.nnodes, args.node_rank, args.master_addr)

@@ -10,11 +10,7 @@ from libai_data.errors import ConfigError
 
 
 def interpreter() -> list[str]:
-    """The command of this process's interpreter, with its options: some (`-O`, `-W`) change what a user's code does.
-
-    Raises:
-        ConfigError: Python runs inside of another program and knows no command.
-    """
+    """The command of this process's interpreter, with its options, such as `-O`; a ConfigError if it has none."""
     if not sys.executable:
         raise ConfigError(
             f"sys.executable is {sys.executable!r}, so this program cannot start other processes; set it to a Python "

@@ -121,11 +121,7 @@ class FailureLog:
         self._examples: dict[str, SkippedSample] = {}
 
     def deliver(self, read: int, samples: Sequence[SkippedSample]) -> SampleError | None:
-        """Note a batch: `read` is the number of samples that were read for it, `samples` are those that were skipped.
-
-        Returns:
-            The error that ends the run, or None: too many were skipped, or one was read when the stream was planned.
-        """
+        """Note a batch of `read` samples, of which `samples` were skipped; returns the error that ends the run."""
         self._delivered += read
         if not samples and not self._kinds:
             return None

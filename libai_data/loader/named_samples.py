@@ -10,12 +10,7 @@ from libai_data.data.items import named
 
 
 class NamedSamples:
-    """A dataset with names for the values of its tuples.
-
-    Args:
-        dataset: returns tuples, or samples with names.
-        names: of the values of a tuple; for samples with names, the fields to use.
-    """
+    """A dataset with names for the values of its tuples; of samples with names, the fields to use."""
 
     def __init__(self, dataset: Any, names: Sequence[str]) -> None:
         self.dataset = dataset

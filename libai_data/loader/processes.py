@@ -193,11 +193,7 @@ class ProcessExecutor(Executor):
         return f"{failure.message}\n\nTraceback of {whose}:\n{failure.trace}"
 
     def _replace(self, number: int, hung: str = "") -> None:
-        """Replace a worker that died, and submit its unfinished task again.
-
-        Args:
-            hung: why the trainer ended the worker; "" if the worker ended by itself.
-        """
+        """Replace a worker that died, or that the trainer ended because it `hung`; submit its unfinished task again."""
         self._check_open()
         process = self._pool.processes[number]
         pid = process.pid

@@ -61,11 +61,7 @@ class SampleReader(WatchedDataset):
         return self._or_substitute(epoch, index, lambda chosen: self._get(epoch, chosen))
 
     def first_sample(self, epoch: int, index: int, substitute_only: bool = False) -> SampleForm:
-        """Read the sample from which the schema is learned, or its substitute.
-
-        Args:
-            substitute_only: workers died or hung over this sample; only a substitute is read.
-        """
+        """Read the sample from which the schema is learned, or (always, if workers ended over it) its substitute."""
         noted = len(self._skipped)
         if substitute_only:
             sample = self._substitute(epoch, index, lambda chosen: self._get(epoch, chosen), *_WORKERS_ENDED)

@@ -77,11 +77,7 @@ class OfOneProcess:
         return self.__dict__.setdefault("_one_thread", OneThread())
 
     def new_pass(self, as_numpy: bool = False) -> Pass:
-        """Make a pass from the loader's position in the stream, without beginning it. An older pass ends.
-
-        Args:
-            as_numpy: the batches contain numpy arrays instead of OneFlow tensors.
-        """
+        """Make a pass from the position in the stream, without beginning it; an older pass ends. See `numpy`."""
         raise NotImplementedError
 
     def begin_pass(self, as_numpy: bool = False) -> Pass:

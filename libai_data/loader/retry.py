@@ -38,14 +38,9 @@ class Retry:
         self._may_split = self._may_substitute = False
 
     def after_death(self, task: Task, who: str, hung: bool) -> list[Task]:
-        """The tasks to run instead of a task whose worker ended.
+        """The tasks to run instead of a task whose worker, `who`, ended; a SampleError if this was too often.
 
-        Args:
-            who: which worker it was, and how it ended, in words.
-            hung: the worker exceeded the timeout. A hang counts more than a death, because it is less likely chance.
-
-        Raises:
-            SampleError: Workers ended too often over these samples, and no other sample may replace them.
+        A hang (`hung`) counts more than a death, because it is less likely chance.
         """
         key = task.number, task.first_row
         deaths = self._deaths.pop(key, 0) + (A_HANG_COUNTS if hung else 1)

@@ -30,11 +30,7 @@ from libai_data.loader.schema import array_of
 
 
 def fingerprint_with_samples(dataset: Any, samples: int = 0) -> dict[str, Any]:
-    """The fingerprint of a dataset, with a hash of some samples, and a hash of its files if digests identify files.
-
-    Args:
-        samples: number of samples to read, spread evenly over the dataset; 0 reads none.
-    """
+    """The fingerprint of a dataset, a hash of `samples` spread samples, and of its files if digests identify them."""
     found = fingerprint_of(dataset)
     identity = by_content() and identity_within(dataset)
     if identity:

@@ -56,11 +56,7 @@ def flat_fields(sample: Any, names: Sequence[str] | None) -> dict[str, Any]:
 
 
 def compared(sample: Any, form: SampleForm, read: Callable[[], Any], dataset: str, index: int) -> SampleForm:
-    """Read a sample again, and compare it.
-
-    Returns:
-        The form with a checksum if the sample is the same, or with a warning if not; unchanged if reading fails.
-    """
+    """Read a sample again: its form gets a checksum if both are the same, or a warning; none if this fails."""
     try:
         before, tensors = contents_of(sample), contents_of(form.fields)
         again = contents_of(read())

@@ -113,10 +113,7 @@ class SampleSchema:
 class SchemaMismatch(SchemaError, SampleError):
     """A sample can be read, but has another schema than the first sample; no substitute may replace it.
 
-    Args:
-        expected: the schema of the first sample.
-        counts: schema -> number of the samples looked at that have it.
-        looked_at: number of samples that were looked at; some of them may not be readable.
+    `counts` has the schemas of the samples that were looked at, as far as these can be read.
     """
 
     def __init__(
@@ -198,16 +195,9 @@ Overrides = Mapping[str, Mapping[str, Any]]
 
 
 def parse_layouts(layouts: Overrides | None) -> dict[str, dict[str, Any]]:
-    """Check the layouts that a config sets by field name.
+    """The layouts that a config sets by field name, with tuples for lists; a ConfigError names a wrong field and key.
 
-    Args:
-        layouts: field name -> {"sbp_list": [...], "placement_idx": int}; either key may be left out.
-
-    Returns:
-        The same, with each sbp_list as a tuple.
-
-    Raises:
-        ConfigError: A key is unknown, or a value malformed; the message names field and key.
+    Each is {"sbp_list": [...], "placement_idx": int}; either key may be left out.
     """
     parsed: dict[str, dict[str, Any]] = {}
     check({"layouts": or_none(MAPPING)}, layouts=layouts)

@@ -307,13 +307,7 @@ class CapturedStderr:
 
 
 class WorkerProcess:
-    """A worker process that this process started. If a Ctrl-C comes before the pool has it, the worker ends.
-
-    Args:
-        pid: process id of the worker; 0 before the fork.
-        stderr: captured standard error of the worker.
-        program: the running program; None for a fork.
-    """
+    """A worker that this process started, a `program` or a fork. If a Ctrl-C comes before the pool has it, it ends."""
 
     pid = _parent = 0
 
@@ -343,9 +337,7 @@ class WorkerProcess:
     def wait(self, deadline: float | None = None) -> str:
         """Wait for the process, which is about to end; returns how it ended, in words.
 
-        Args:
-            deadline: when to stop waiting, in monotonic seconds. By default, the process is killed after 10 seconds,
-                and the wait ends after 10 more.
+        By default, the process is killed after 10 seconds, and the wait ends after 10 more; or at the `deadline`.
         """
         until = time.monotonic() + _SECONDS_TO_END if deadline is None else deadline
         while self._poll() is None:

@@ -30,11 +30,7 @@ _TIMES_COMPARED = 8
 
 
 class WatchedDataset:
-    """A dataset whose random draws depend on the sample alone, and whose calls are timed.
-
-    Args:
-        seed: decides, with epoch and index, what a sample draws.
-    """
+    """A dataset whose samples draw by `seed`, epoch and index alone, and whose calls are timed."""
 
     reads_once = False
     """Whether the samples were read before, by another thread, and are only handed out."""
@@ -101,11 +97,7 @@ class WatchedDataset:
             self._skipped += [SkippedSample(*note) for note in reading.replaced]
 
     def _together(self, read: Callable[..., Result], epochs: np.ndarray, indices: np.ndarray) -> list[Result]:
-        """Read samples by one call, or by one call each if they draw from global random generators.
-
-        Args:
-            read: called with the rows to read, and their epochs and indices.
-        """
+        """Read by one call of `read(rows, epochs, indices)`, or by one each if samples draw from global generators."""
 
         def read_all() -> list[Result]:
             if not self.draws.found:

@@ -49,11 +49,7 @@ def nd_sbp(sbp_list: Sequence[str]) -> list[Any]:
 
 
 def global_shape(shape: Sequence[int], sbp_list: Sequence[str], mesh: ParallelMesh) -> tuple[int, ...]:
-    """Shape of the global tensor whose data-parallel shards have shape `shape`; dim 0 is the batch.
-
-    Raises:
-        SchemaError: `shape` lacks a dim that `sbp_list` splits, or the size of a dim does not divide.
-    """
+    """Shape of the global tensor of data-parallel shards of shape `shape`; a SchemaError if it cannot be split."""
     if not shape:
         raise SchemaError("the tensor has no batch dim; stack samples into a batch first")
     whole = (shape[0] * mesh.data_parallel_size, *shape[1:])

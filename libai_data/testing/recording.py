@@ -70,11 +70,7 @@ class Job:
         return all(callable(attribute_of(loader, "state_dict")) for loader in self._loaders)
 
     def play(self, samples: int | None = None) -> Pass:
-        """Read the rest of a pass, rank by rank within each step.
-
-        Args:
-            samples: for an endless pass, read at least so many samples; the next call continues after them.
-        """
+        """Read the rest of a pass, rank by rank within each step; of an endless one, at least so many `samples`."""
         iterators = self._running or [iter(loader) for loader in self._loaders]
         self._running = iterators if self._factory.endless else None
         done = Pass(ended=[None] * len(iterators))

@@ -251,14 +251,9 @@ class WriteShard:
         self._source: Any | None = None
 
     def __call__(self, job: ShardJob) -> tuple[ShardReport, bool]:
-        """Write a shard, read it again to compare it, and then give it its name.
+        """Write a shard, read it again, and then give it its name; or keep that of an earlier run, as the flag says.
 
-        Returns:
-            The report, and whether the shard of an earlier run was kept.
-
-        Raises:
-            SchemaError: The format cannot store a record; the error names the records' indices.
-            FormatError: The shard differs when it is read again.
+        Raises SchemaError if the format cannot store a record, FormatError if the shard differs when it is read.
         """
         if job.earlier is not None:
             with suppress(FormatError):

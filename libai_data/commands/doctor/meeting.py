@@ -29,11 +29,7 @@ _DISCONNECTED = (OSError, EOFError, ValueError, PeerError)
 
 
 class Meeting:
-    """Rank 0's side: connected ranks (`links`), their `reports`, and the check that each began last (`last_words`).
-
-    Raises:
-        PeerError: Rank 0 cannot listen on the port.
-    """
+    """Rank 0's side: connected ranks (`links`), their `reports`, and the check that each began last (`last_words`)."""
 
     def __init__(self, job: JobRank, seconds: float) -> None:
         self._world_size = job.world_size
@@ -112,11 +108,7 @@ def _listening(port: int) -> socket.socket:
 
 
 def call_rank0(job: JobRank, seconds: float) -> socket.socket:
-    """Connect a rank to rank 0.
-
-    Raises:
-        PeerError: Rank 0 cannot be reached within `seconds`.
-    """
+    """Connect a rank to rank 0 within `seconds`, or raise PeerError."""
     deadline = time.monotonic() + seconds
     while True:
         left = deadline - time.monotonic()
@@ -156,11 +148,7 @@ def why_unreached(error: OSError) -> str:
 
 
 def answer_until_dismissed(link: socket.socket, job: JobRank, seconds: float) -> int:
-    """Answer rank 0's requests until rank 0 sends the exit code; returns this code.
-
-    Raises:
-        PeerError: Rank 0 disconnected, or sent nothing for `seconds`.
-    """
+    """Answer rank 0's requests until it sends the exit code, which is returned; a PeerError if it is gone."""
     link.settimeout(seconds)
     while True:
         try:

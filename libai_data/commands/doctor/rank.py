@@ -31,11 +31,7 @@ class JobRank(NamedTuple):
 
     @staticmethod
     def of(environment: Mapping[str, str]) -> JobRank:
-        """Read the launcher's variables; without WORLD_SIZE, the job has one rank.
-
-        Raises:
-            ConfigError: A variable is no number, or out of its range; or MASTER_ADDR is no address.
-        """
+        """Read the launcher's variables, or raise ConfigError; without WORLD_SIZE, the job has one rank."""
         if "WORLD_SIZE" not in environment:
             return JobRank()
         world_size, rank, local_rank, port = rank_numbers(environment).values()

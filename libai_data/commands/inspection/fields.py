@@ -71,12 +71,7 @@ def _numbers(values: Sequence[np.ndarray]) -> tuple[float | None, float | None, 
 
 
 def whole_shape(rows: int, sample_shape: Sequence[int], layout: Layout, mesh: ParallelMesh) -> tuple[int, ...]:
-    """Shape of the global tensor of one batch of all data-parallel ranks, each with `rows` rows.
-
-    Raises:
-        SchemaError: An axis does not divide the dim that it splits.
-        MeshError: The mesh has no such layer.
-    """
+    """Shape of the global tensor of one batch of all data-parallel ranks, each with `rows` rows; or SchemaError."""
     mesh.layer_stage(layout.placement_idx)
     return global_shape((rows, *sample_shape), layout.sbp_list, mesh)
 

@@ -68,9 +68,6 @@ def read_step(
     Args:
         step: number of the step, from 0; for an evaluation, of the batch of all ranks.
         micro_batch_size: rows of each rank in a batch of an evaluation.
-
-    Raises:
-        ConfigError: There is no such step.
     """
     stream = attribute_of(loader, "stream")
     # A user's own sampler may follow steps too, but its state has another form.

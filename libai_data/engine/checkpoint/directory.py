@@ -160,11 +160,8 @@ def is_remainder(path: Path) -> bool:
 
 
 def verify(directory: Path) -> None:
-    """Read all files of a directory, and compare them with its manifest.
-
-    Raises:
-        CheckpointError: The directory is missing, damaged, or of another format.
-        OtherVersionError: Another version of this package wrote it.
+    """Compare all files of a directory with its manifest. Raises CheckpointError if it is missing, damaged, or
+    of another format, and OtherVersionError if another version of this package wrote it.
     """
     manifest_path = directory / MANIFEST
     if not os.path.isdir(directory):  # Unlike `Path.is_dir`, it does not raise if a name is too long.

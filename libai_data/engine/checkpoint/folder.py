@@ -52,20 +52,12 @@ class CheckpointFolder:
         self.sound: set[Path] = set()  # checkpoints that rank 0 has verified already
 
     def recover(self) -> None:
-        """Clean up after a run that was killed while it wrote. Only the run that owns `save_dir` may call this.
-
-        Raises:
-            CheckpointError: On all ranks: a folder has the name of the file that names the last checkpoint.
-        """
+        """Clean up after a run that was killed while it wrote. Only the run that owns `save_dir` may call this."""
         if self.save_dir:
             _of_rank0(partial(_recover, Path(self.save_dir)))
 
     def tag_last_checkpoint(self, name: str) -> None:
-        """Make `name` the checkpoint from which a resume continues.
-
-        Raises:
-            OSError: On rank 0, if the name cannot be written; then the old name stays.
-        """
+        """Make `name` the checkpoint from which a resume continues; an OSError on rank 0 if it cannot be written."""
         folder = Path(self.save_dir)
         if is_main_process() and read_last(folder) != name:
             write_small_file(folder / LAST, name)
@@ -85,10 +77,7 @@ class CheckpointFolder:
         """Path of the newest intact checkpoint, or "".
 
         This is the checkpoint that `last_checkpoint` names. If it is damaged or missing, this is the newest one before
-        it; the log names each damaged checkpoint.
-
-        Raises:
-            OtherVersionError: On all ranks: another version of this package has written that checkpoint.
+        it; the log names each damaged checkpoint. If it is of another version of this package: an OtherVersionError.
         """
         return str(_of_rank0(self._newest_sound) or "")
 
@@ -122,11 +111,7 @@ class CheckpointFolder:
             return {}
 
     def read(self, path: str) -> dict[str, Any]:
-        """The `state.json` of a checkpoint (iteration, mesh, extra, ...), without its tensors.
-
-        Raises:
-            CheckpointError: On all ranks: the checkpoint is not intact, or its `state.json` has impossible values.
-        """
+        """The `state.json` of a checkpoint, without its tensors; on all ranks a CheckpointError if it is not intact."""
         directory = Path(path)
 
         def verified() -> dict[str, Any]:

@@ -43,13 +43,8 @@ class RandomStates:
     def restore(self, states: Any, iteration: int, path: Path) -> None:
         """Restore the saved states if the number of ranks is the same as before; else keep the present states.
 
-        The generators of a compiled graph cannot be restored, so its dropout masks restart.
-
-        Draws per sample do not depend on these generators (`libai_data.data.random`), but draws of a model do, such as
-        dropout.
-
-        Raises:
-            CheckpointError: The states, which were read from the file `path`, are broken.
+        The generators of a compiled graph cannot be restored, so its dropout masks restart. Draws per sample do not
+        depend on these generators (`libai_data.data.random`), but draws of a model do. `path` has the states.
         """
         if not isinstance(states, list):
             raise CheckpointError(f"{path} is {states!r:.200}; it must be a list with the state of each rank")

@@ -31,13 +31,7 @@ def shared_memory(ranks: int) -> int:
 
 
 class BatchNotes:
-    """The notes of one rank and its neighbours.
-
-    Args:
-        descriptor: that of `shared_memory`; the caller may close it afterwards.
-        own: number of this rank on its node.
-        ranks: number of ranks of the node.
-    """
+    """The notes of rank `own` of a node with `ranks` ranks, and of its neighbours, in the memory of `shared_memory`."""
 
     def __init__(self, descriptor: int, own: int, ranks: int) -> None:
         self._memory = mmap.mmap(descriptor, ranks * _KEPT * (_KEY.size + _PLACE.size))
@@ -48,11 +42,7 @@ class BatchNotes:
         self._neighbours = [each * _KEPT for each in {(own - 1) % ranks, (own + 1) % ranks} - {own}]
 
     def note(self, number: int, place: BatchPlace) -> int | None:
-        """Note that this rank uses a batch in its collective of this number.
-
-        Returns:
-            The number on the node of a neighbour that has used another batch in this collective; None if there is none.
-        """
+        """Note the batch of this rank's collective `number`; returns a neighbour with another batch, or None."""
         slot = number % _KEPT
         key = (number & _LOW) << 32 | (hash(place) & _LOW)
         own = self._own + slot

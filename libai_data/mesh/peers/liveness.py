@@ -53,10 +53,7 @@ def joining() -> Iterator[None]:
 
     After the import, or at once if OneFlow is imported already, the process watches the other ranks. From then on,
     Ctrl-C raises KeyboardInterrupt. If there is only one rank, a Ctrl-C during the import raises it after the import.
-
-    Raises:
-        ConfigError: This process is rank 0, and another program listens on its port; rank 0 of another job uses the
-            port; LIBAI_DATA_SECONDS_TO_JOIN is no positive number; or another variable of the job is impossible.
+    Raises ConfigError if rank 0 of another job uses the port, or a variable of the job is impossible.
     """
     interrupts = deferring_interrupts() if _rank_of_several() is None else keeping_interrupt_handler()
     with interrupts, _joining_within_limits():
@@ -72,11 +69,7 @@ def loading() -> AbstractContextManager[None]:
 
 
 def _rank_of_several() -> tuple[int, int, int] | None:
-    """Rank, world size and port, if the environment says that this process is one of several ranks.
-
-    Raises:
-        ConfigError: A variable of the job is no number, outside its range, or missing.
-    """
+    """Rank, world size and port of one of several ranks, by the environment; a ConfigError names a wrong variable."""
     # Without all of these, OneFlow starts a job of one rank. It sets RANK=-1 then, which later processes inherit.
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK") if name not in os.environ]
     world_size = os.environ.get("WORLD_SIZE", "1")
@@ -137,11 +130,7 @@ def _reporting_to_launcher() -> Iterator[None]:
 
 
 def seconds_to_join() -> float:
-    """How many seconds ranks wait for each other to start: LIBAI_DATA_SECONDS_TO_JOIN, by default 600.
-
-    Raises:
-        ConfigError: LIBAI_DATA_SECONDS_TO_JOIN is no positive number.
-    """
+    """How many seconds ranks wait for each other to start: LIBAI_DATA_SECONDS_TO_JOIN, by default 600."""
     return seconds_from_environment(SECONDS_TO_JOIN_VARIABLE, _SECONDS_TO_JOIN)
 
 
@@ -233,13 +222,9 @@ def begin_to_watch() -> Liveness | None:
 
 
 def begin_collective(what: str = "", words: str = "") -> dict[int, str]:
-    """Announce that this rank begins a collective of this package, as `Liveness.begin_collective`.
+    """Announce that this rank begins a collective of this package; see `Liveness.begin_collective`.
 
-    Raises:
-        PeerError: Another rank has left, and will not begin the collective.
-        ContractError: The ranks have used different batches before.
-        MeshError: In the first collective: the ranks belong to two jobs, or two nodes run on one machine. In any: this
-            process is a fork of a rank.
+    Raises MeshError, too, if this process is a fork of a rank.
     """
     if what and not _forked:
         importlib.import_module("oneflow")  # The import makes this process a rank, which can meet the others.
@@ -250,11 +235,7 @@ def begin_collective(what: str = "", words: str = "") -> dict[int, str]:
 
 
 def note_batch(place: BatchPlace) -> None:
-    """Compare the batch that this rank uses in the collective that it has begun with those of other ranks.
-
-    Raises:
-        ContractError: Another rank of the node has used another batch in this collective.
-    """
+    """Compare the batch of the newest collective with those of other ranks; see `Liveness.note_batch`."""
     if _liveness is not None:
         _liveness.note_batch(place)
 
@@ -282,12 +263,7 @@ def _in_place(kind: str, what: str) -> AbstractContextManager[None]:
 
 
 def watch_over_ranks() -> Liveness:
-    """Meet the other ranks, within `seconds_to_meet()`. The first call is collective.
-
-    Raises:
-        PeerError: Some ranks do not come in time.
-        MeshError: The ranks belong to two jobs, two nodes run on one machine, or this process is a fork of a rank.
-    """
+    """Meet the other ranks, within `seconds_to_meet()`; see `RankLinks.meet`. The first call is collective."""
     import oneflow as flow
 
     liveness = begin_to_watch()

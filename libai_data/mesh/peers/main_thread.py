@@ -125,16 +125,13 @@ class MainThread:
 
 
 def first_caller(stack: bytes, code: Sequence[tuple[int, int, str]]) -> str:
-    """Who has called the function of the C library that waits, by the addresses to which native functions return.
+    """Who has called the function of the C library that waits, by the addresses to which functions return; or "".
 
     Words before the first address in the C library are those of its innermost function, and may be stale.
 
     Args:
         stack: from the innermost function on.
         code: first address, end, and owner of native code.
-
-    Returns:
-        The owner; "" if no address is in this code.
     """
     has_passed_c = False
     for (address,) in struct.iter_unpack("@N", stack[: len(stack) // _BYTES_OF_ADDRESS * _BYTES_OF_ADDRESS]):

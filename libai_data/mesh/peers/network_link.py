@@ -109,11 +109,7 @@ def introduce(link: socket.socket, who: dict[str, Any], key: str, seconds: float
 
 
 def accept_leaders(listener: socket.socket, nodes: Sequence[int], secret: str) -> dict[int, socket.socket]:
-    """Wait until the leaders of these nodes have connected, then close the listener; returns a socket for each node.
-
-    Raises:
-        PeerError: A leader does not connect within `seconds_to_meet()`.
-    """
+    """A socket for the leader of each of these nodes, all connected within `seconds_to_meet()`, or a PeerError."""
     links: dict[int, socket.socket] = {}
     seconds = seconds_to_meet()
     deadline = time.monotonic() + seconds
@@ -140,11 +136,7 @@ def accept_leaders(listener: socket.socket, nodes: Sequence[int], secret: str) -
 
 
 def connect_to_rank0(host: str, port: int, node: int, secret: str) -> socket.socket:
-    """Connect a node's leader to rank 0, which listens at `host` and `port`.
-
-    Raises:
-        PeerError: Rank 0 cannot be reached within `seconds_to_meet()`, or `port` belongs to another program.
-    """
+    """Connect a node's leader to rank 0 at `host` and `port` within `seconds_to_meet()`, or raise PeerError."""
     deadline = time.monotonic() + seconds_to_meet()
     while True:
         try:
@@ -182,10 +174,7 @@ def send_head(link: socket.socket, head: dict[str, Any]) -> None:
 def receive_head(link: socket.socket, longest: int = _LONGEST_HEAD) -> dict[str, Any]:
     """Wait for a message of `send_head`.
 
-    Raises:
-        OSError: The other end is gone.
-        EOFError: The other end has closed the connection.
-        PeerError: The message would be longer than `longest` bytes.
+    Raises OSError if the other end is gone, EOFError if it has closed, PeerError if the message would be too long.
     """
     length = _LENGTH.unpack(receive_exactly(link, memoryview(bytearray(_LENGTH.size))))[0]
     if length > longest:

@@ -24,23 +24,14 @@ _MOST_SECONDS_BETWEEN_TRIES = 0.2
 
 
 def seconds_to_meet() -> float:
-    """How many seconds ranks wait for each other to connect: LIBAI_DATA_SECONDS_TO_MEET, by default 60.
-
-    Raises:
-        ConfigError: LIBAI_DATA_SECONDS_TO_MEET is no positive number.
-    """
+    """How many seconds ranks wait for each other to connect: LIBAI_DATA_SECONDS_TO_MEET, by default 60."""
     return seconds_from_environment(SECONDS_TO_MEET_VARIABLE, _SECONDS_TO_MEET)
 
 
 def open_node_link(name: str) -> socket.socket:
-    """Begin to listen for the other ranks of this node.
+    """Listen for the other ranks of this node; an OSError if `name`, which only they have, is in use.
 
-    Args:
-        name: the same on all ranks of this node, and on no other ranks. The name is no secret, as every user can read
-            it in /proc/net/unix. So both ends check which user runs the other process.
-
-    Raises:
-        OSError: The name is in use.
+    The name is no secret, as every user can read it in /proc/net/unix. So both ends check who runs the other process.
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     keep_from_forks(listener)
@@ -50,11 +41,7 @@ def open_node_link(name: str) -> socket.socket:
 
 
 def accept_followers(listener: socket.socket, ranks: Sequence[int]) -> dict[int, Channel]:
-    """Wait until `ranks`, all ranks of this node except its leader, have connected; then close the listener.
-
-    Raises:
-        PeerError: A rank does not connect within `seconds_to_meet()`.
-    """
+    """The channels of `ranks`, all others of this node, within `seconds_to_meet()`, or a PeerError."""
     channels: dict[int, Channel] = {}
     seconds = seconds_to_meet()
     deadline = time.monotonic() + seconds

@@ -89,9 +89,7 @@ class RankLinks:
     def meet(self) -> None:
         """Compare job and machine with rank 0, and complete the connections; all ranks call this together.
 
-        Raises:
-            PeerError: A rank cannot be reached in time.
-            MeshError: The ranks belong to two jobs, or two nodes run on one machine.
+        Raises PeerError if a rank cannot be reached in time, and MeshError as `check_same_job`.
         """
         listener, port = open_network_link() if self._rank == 0 and self._nodes > 1 else (None, 0)
         own = facts_of_rank(key=secrets.token_hex(16), port=port)
@@ -127,11 +125,7 @@ class RankLinks:
         self.call(b"c")
 
     def open_to_node(self) -> socket.socket | None:
-        """Connect to the first rank of this node; on the first rank, begin to listen for the others.
-
-        Raises:
-            PeerError: Another job on this machine uses the same address and port.
-        """
+        """Connect to the first rank of the node, or listen there; a PeerError if another job has its address."""
         name = f"{proof(job_key(), 'node', self._node)[:32]}/liveness"
         if self.followers:
             return self._listen(name)

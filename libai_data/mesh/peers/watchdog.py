@@ -162,11 +162,7 @@ class Liveness:
         return {each: told for each, told, _ in self._gathered}
 
     def note_batch(self, place: BatchPlace) -> None:
-        """Compare the batch that this rank uses in its newest collective with those of its neighbours on the node.
-
-        Raises:
-            ContractError: A neighbour has used another batch in this collective.
-        """
+        """Compare the batch of the newest collective with those of the neighbours; a ContractError if they differ."""
         self._last_batch = place
         if self._links.notes is not None and (other := self._links.notes.note(self._collectives, place)) is not None:
             theirs = self._links.notes.place_of(other, self._collectives)
