@@ -26,17 +26,12 @@ class Keys:
 
 
 def check_state(state: Any, keys: Keys, saved_by: str, name: str = "", subject: str = "the data state") -> None:
-    """Check that a state has the keys and values that were saved.
+    """Raise CheckpointError if a state lacks keys, has unknown ones, or values that break their rules.
 
     Args:
-        state: anything.
-        keys: the keys that it must and may have.
         saved_by: who saves such states, in words for the message.
         name: path of this part in the whole state; "" for all of it.
         subject: the whole state, in words for the message.
-
-    Raises:
-        CheckpointError: `state` is no mapping, a key is missing or unknown, or a value breaks its rule.
     """
     what = f"{subject}'s {name}" if name else subject
     if not isinstance(state, Mapping):

@@ -23,13 +23,9 @@ _DEPTH = 3  # levels of nested objects that count; a limit, because objects may 
 
 
 def running_digest(before: str, piece: Any, names: Sequence[str] | None = None) -> str:
-    """The digest of a row and of all rows before it. Every byte of the row counts.
+    """The digest of a row and of all rows before it, whose digest is `before`. Every byte of the row counts.
 
-    Args:
-        before: the digest of the rows before; "" for none.
-        piece: a sample of any form, or a `BatchRow`.
-        names: fields that count, if the piece has named fields. With None, all fields count except the notes of tools,
-            whose names begin with "__".
+    Of named fields, `names` count; with None, all except the notes of tools, whose names begin with "__".
     """
     digest = hashlib.blake2b(before.encode(), digest_size=8)
     if isinstance(piece, BatchRow):

@@ -312,11 +312,7 @@ def _prepares_samples(mixup_func: Any) -> bool:
 
 
 def _rounds(dataset: Any, ends: str, together: int, **arguments: Any) -> Any:
-    """The sampler of finite epochs of a dataset; on a rank that does not read, `dataset` is a placeholder.
-
-    Args:
-        together: rows that a batch transform needs together.
-    """
+    """The sampler of finite epochs of a dataset, or of a placeholder; a batch transform needs `together` rows."""
     rows: Any = "an unknown number of"
     if attribute_of(dataset, "is_stream_transform", False):
         if "weights" in arguments:

@@ -74,8 +74,7 @@ class Interleaved:
 
     Args:
         parts: the parts of each shard, from its place on.
-        places: where each shard begins.
-        refuse_equal: called with the numbers of two shards whose first rows are equal, and the number of these rows.
+        refuse_equal: called with two shards whose first rows are equal, and the number of these rows.
     """
 
     def __init__(

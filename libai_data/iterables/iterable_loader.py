@@ -88,11 +88,7 @@ class IterableLoader(OfOneProcess):
         return bool(self._inner.endless)
 
     def __len__(self) -> int:
-        """The number of batches of an epoch, computed from the length of the iterable; rounded up for endless streams.
-
-        Raises:
-            TypeError: The iterable has no length.
-        """
+        """The number of batches of an epoch, rounded up for endless streams; a TypeError if this is not known."""
         self._expected = self._count()
         return self._expected
 
@@ -104,13 +100,7 @@ class IterableLoader(OfOneProcess):
         return Pass(inner.stream, inner.first, partial(self._take, inner.take, count()), self.one_thread)
 
     def _take(self, take: Take, numbers: Iterator[int]) -> tuple[Instance, Cursor] | None:
-        """The next batch of a pass; None at its end, on all ranks together.
-
-        Raises:
-            SampleError: The iterable raised, or yielded nothing for too long; on the rank that reads it.
-            PeerError: The iterable failed on another rank.
-            ContractError: The ranks do not read the same rows, or the iterable ended on some ranks only.
-        """
+        """The next batch of a pass; None at its end, on all ranks together. If one rank fails, all do."""
         taken: tuple[Instance, Cursor] | None = None
         failure: Exception | None = None
         try:

@@ -44,9 +44,7 @@ class Source:
     """An iterable, or a function that returns one, opened once for each epoch.
 
     Args:
-        thing: an iterable that can be iterated again, such as a list of batches; or a function that returns an iterable
-            or iterator, such as a generator function. A function may have the parameters `epoch`, and `shard` with
-            `num_shards`.
+        thing: see `from_iterable`; an iterable must allow another iteration.
         batches: whether `thing` yields batches instead of samples; with None, its class decides.
         skips: yield a `FailedRow` for each error of the iterator.
     """
@@ -131,10 +129,7 @@ class Source:
     def open(self, epoch: int, shard: int, num_shards: int, state: str | None = None) -> Opened:
         """Begin an epoch at a `state` that `SaveState` returned; only a function with `shard` uses `shard`.
 
-        Raises:
-            ConfigError: The iterable has only one epoch, or would continue in the middle of an interrupted epoch; or
-                a function returned what yields batches.
-            CheckpointError: The iterable cannot restore the state.
+        Raises ConfigError if the iterable cannot begin this epoch, and CheckpointError if it cannot restore the state.
         """
         alone = Alone()
         with alone.running():
@@ -344,13 +339,10 @@ class IndexedBatches:
 
 
 class PipelineRounds:
-    """Iterates over one epoch of a DALI pipeline; yields batches, tuples of arrays [rows, ...].
+    """Iterates over one epoch of a DALI pipeline with outputs on the CPU; yields batches, tuples of arrays [rows, ...].
 
     A batch of a pipeline with a reader may have rows of two epochs. This class cuts such a batch: its last rows begin
     the next epoch. A pipeline whose external source ends is reset.
-
-    Args:
-        pipeline: a `nvidia.dali.Pipeline` whose outputs are on the CPU.
     """
 
     def __init__(self, pipeline: Any) -> None:

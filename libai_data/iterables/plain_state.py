@@ -19,14 +19,9 @@ _TAG = "__kind__"
 
 
 def encoded(state: Any) -> str:
-    """A state as JSON text.
+    """A state as JSON text; a CheckpointError names a value of another type and its place.
 
-    Args:
-        state: numbers, strings, bytes, None, numpy arrays and scalars, torch tensors; lists, tuples, sets and dicts of
-            these.
-
-    Raises:
-        CheckpointError: The state has a value of another type; the type and its place are named.
+    It may have numbers, strings, bytes, None, numpy arrays and scalars, torch tensors; lists, tuples, sets and dicts.
     """
     return json.dumps(_packed(state, "state"))
 

@@ -98,12 +98,7 @@ class Prefetcher:
         thread.start()
 
     def next_group(self) -> Group:
-        """Wait for the next group.
-
-        Raises:
-            PassError: Another thread has closed the loader.
-            SampleError: The iterable raised, or yielded nothing in time.
-        """
+        """Wait for the next group; a PassError if another thread closed the loader, SampleError if reading fails."""
         shared = self._shared
         shared.waits |= 1
         try:

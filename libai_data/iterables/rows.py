@@ -86,12 +86,8 @@ class RowReader:
     def begin(self, place: Place, group_size: int, closed: Flag) -> None:
         """Move to a place, by the state of its mark or by counting rows; `group_size` rows are read at a time.
 
-        Args:
-            closed: another thread sets it to end the reading.
-
-        Raises:
-            CheckpointError: The iterable ends before the place, or yields other rows than before the checkpoint.
-            PassError: `closed` is set.
+        Another thread sets `closed` to end the reading. Raises CheckpointError if the iterable ends before the place,
+        or yields other rows than before the checkpoint.
         """
         self._group_size, self.closed, self._source.closed = group_size, closed, closed
         self.close()
@@ -162,13 +158,8 @@ class RowReader:
     def take(self, count: int) -> list[Row]:
         """The next rows; fewer at the end of the epoch, unless the iterable cycles.
 
-        Also sets `taken_word`, a number that is equal on all readers of the same rows.
-
-        Raises:
-            ConfigError: An epoch has no row, but the iterable cycles or had rows in another epoch.
-            PassError: Another thread has closed the loader.
-            SampleError: The iterable raised, or yielded nothing in time.
-            SchemaError: A batch has no rows, or unequal numbers of them.
+        Also sets `taken_word`, a number that is equal on all readers of the same rows. Raises ConfigError for an epoch
+        without rows that should have some; and as `Prefetcher.next_group`.
         """
         rows: list[Row] = []
         digests: list[Any] = []

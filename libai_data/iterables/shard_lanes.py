@@ -93,9 +93,7 @@ class ShardLanes:
     def begin(self, make_part: MakePart, places: Sequence[ShardPlace]) -> list[Iterator[ShardPart]]:
         """Begin an epoch, and end the epoch before; returns the parts of each shard.
 
-        Args:
-            make_part: shard and place -> the part to read next.
-            places: where each shard begins; shard `s` is read by lane `s` modulo the number of lanes.
+        `make_part` gives the part to read next at a shard's place. Shard `s` is read by lane `s` modulo their number.
         """
         if self._ended.is_set:
             raise RuntimeError("a stream with shards cannot be read any more when the program ends")

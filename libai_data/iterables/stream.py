@@ -125,14 +125,9 @@ class IterableStream(EpochPositions, StreamSampler):
         super().set_epoch(epoch)
 
     def batches(self, position: int) -> Iterator[IndexBatch]:
-        """This reader's parts of all batches from `position` to the end of the cursor's epoch.
+        """This reader's parts of all batches from `position` to the end of the cursor's epoch, or of the next one.
 
-        If the epoch has ended, the batches of the next epoch.
-
-        Raises:
-            CheckpointError: The iterable does not reach this position.
-            PassError: Another thread has closed the stream since this was called.
-            SampleError: The iterable raised, or yielded nothing for too long.
+        Raises CheckpointError if the iterable does not reach this position; and as `RowReader.take`.
         """
         if self._closed.is_set:
             self._closed = Flag()

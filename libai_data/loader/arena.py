@@ -26,10 +26,7 @@ _memory = partial(os.memfd_create, "libai_data_batches", os.MFD_CLOEXEC)
 class Arena:
     """Memory that processes share. When the last process ends, in whatever way, the system frees the memory.
 
-    One process allocates ranges. Other processes that have the descriptor map the ranges that they are sent.
-
-    Args:
-        descriptor: descriptor of an arena that another process made; by default, a new arena is made.
+    One process allocates ranges. Other processes that have its `descriptor` map the ranges that they are sent.
     """
 
     def __init__(self, descriptor: int = -1) -> None:

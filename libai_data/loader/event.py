@@ -13,13 +13,10 @@ _SET = (1).to_bytes(8, "little")
 
 
 class Event:
-    """One process sets the event. Another process waits by polling the descriptor, and then clears the event.
+    """One process sets the event. Another process, with its `descriptor`, waits by polling, and then clears the event.
 
     It is an eventfd (Linux, eventfd(2)). A pipe or a socket would be slower: Linux assumes that its writer is about to
     wait, and runs the woken process on the writer's core.
-
-    Args:
-        descriptor: descriptor of an event that another process made; by default, a new event is made.
     """
 
     _descriptor = _process = -1

@@ -19,8 +19,7 @@ class Retry:
     """Counts the deaths over each task, splits tasks into parts, and joins the results of the parts.
 
     Args:
-        may_split: tasks may be split into single samples; False if a collator needs the whole batch.
-        may_substitute: other samples replace the samples over which workers die.
+        may_split: False if a collator needs the whole batch.
         rows_together: number of rows that are never split, as a batch transform needs them together.
     """
 

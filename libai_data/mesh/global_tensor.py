@@ -84,9 +84,6 @@ def local_to_global(
     Args:
         local: numpy array or OneFlow tensor [rows of one data-parallel rank, ...]; a global tensor is moved to the
             layout instead.
-        sbp_list: signature over the (data, tensor) axes.
-        placement_idx: the layer whose pipeline stage has the tensor.
-        device_type: "cpu" or "cuda"; by default the mesh's.
         is_part: `local` has only this rank's part of the dim that the tensor axis splits.
 
     Returns:

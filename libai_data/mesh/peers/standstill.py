@@ -93,11 +93,7 @@ class OwnPlace:
     def report(self, now: float, begun: int, in_oneflow: bool, is_idle: bool) -> Report | None:
         """Where the main thread waits; None if it does not wait, or has waited only for a short time.
 
-        Args:
-            now: time of the monotonic clock, in seconds.
-            begun: number of collectives of this package that this rank has begun.
-            in_oneflow: the main thread has waited inside OneFlow since the last call.
-            is_idle: the process has computed nothing since the last call.
+        `begun` collectives of this package have begun; `in_oneflow` and `is_idle` are those of `MainThread`.
         """
         place = self._place
         if place is None and in_oneflow:
