@@ -28,8 +28,8 @@ from libai_data.data.transforms.batch import BatchTransform
 from libai_data.delivery.read_plan import ReadPlan
 from libai_data.delivery.same_values import check_same_arguments
 from libai_data.delivery.shared_loader import SharedLoader
-from libai_data.errors import ConfigError, DataPipelineError, nearest
-from libai_data.errors.argument_rules import BATCH_SIZE, FUNCTION, Rule, check, list_of, or_none
+from libai_data.errors import ConfigError, DataPipelineError
+from libai_data.errors.argument_rules import BATCH_SIZE, FUNCTION, Rule, check, list_of, or_none, refuse_unknown
 from libai_data.loader.batch_loader import BatchLoader
 from libai_data.loader.collate import Collator
 from libai_data.loader.schema import Overrides, TensorPart
@@ -313,11 +313,7 @@ def build_loader(
 
     Only the ranks that read open the dataset. The sampler gets `arguments`, in addition to dataset and rank.
     """
-    known = [option.name for option in _LOADER_OPTIONS]
-    for name in options:
-        if name not in known:
-            names = [*known, "readers"]
-            raise ConfigError(f"a loader has no argument '{name}'; it has {names}.{nearest(name, names)}")
+    refuse_unknown("a loader", options, BatchLoader, given=("self", "dataset", "batch_sampler"))
 
     def make_stream(dataset: Any, shards: tuple[int, ...]) -> Any:
         rank, size = shards[0], get_data_parallel_size()

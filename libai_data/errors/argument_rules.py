@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import wraps
 from numbers import Integral, Real
 from typing import Any, Callable, NamedTuple, TypeVar
@@ -147,6 +147,28 @@ def check(rules: Mapping[str, Rule], **values: Any) -> None:
     for name, value in values.items():
         if name in rules and not rules[name].accepts(value):
             raise ConfigError(rules[name].problem(name, value))
+
+
+def refuse_unknown(whose: str, options: Collection[str], *takers: Callable[..., Any], given: Collection[str]) -> None:
+    """Refuse options that are no parameter of any of `takers`, or that are `given` already."""
+    if not options:
+        return
+    known = {
+        name
+        for taker in takers
+        for name, parameter in inspect.signature(taker).parameters.items()
+        if parameter.kind is not parameter.VAR_KEYWORD and name not in given
+    }
+    for name in options:
+        if name not in known:
+            raise ConfigError(f"{whose} has no argument '{name}'.{nearest(name, known)}")
+
+
+def refuse_unknown_keys(whose: str, keys: Iterable[str], known: Sequence[str]) -> None:
+    """Refuse keys of a mapping that are not known."""
+    for key in keys:
+        if key not in known:
+            raise ConfigError(f"{whose} has the unknown key '{key}'; known are {[*known]}.{nearest(key, known)}")
 
 
 def with_python_numbers(function: Function) -> Function:

@@ -15,8 +15,8 @@ from libai_data.data.samplers.sampler import StreamSampler
 from libai_data.data.transforms.batch import EVEN_LISTS, check_rows_together, rows_together
 from libai_data.delivery.shared_loader import SharedLoader
 from libai_data.errors import ConfigError
-from libai_data.errors.argument_rules import BATCH_SIZE, FLAG, Rule, check, or_none, with_python_numbers
-from libai_data.iterables.from_iterable import from_iterable, refuse_unknown
+from libai_data.errors.argument_rules import BATCH_SIZE, FLAG, Rule, check, or_none, refuse_unknown, with_python_numbers
+from libai_data.iterables.from_iterable import from_iterable
 from libai_data.iterables.iterable_loader import IterableLoader
 from libai_data.iterables.kinds import dataset_name, has_index
 from libai_data.loader.batch_loader import BatchLoader

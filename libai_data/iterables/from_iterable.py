@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Callable
+from typing import Any
 
 from libai_data.config import LazyCall, instantiate
 from libai_data.data.attributes import attribute_of, has_attribute
@@ -22,13 +21,14 @@ from libai_data.delivery.build import build_loader
 from libai_data.delivery.read_plan import ReadPlan
 from libai_data.delivery.same_values import check_same_arguments
 from libai_data.delivery.shared_loader import SharedLoader, call_on
-from libai_data.errors import ConfigError, nearest
+from libai_data.errors import ConfigError
 from libai_data.errors.argument_rules import (
     BATCH_SIZE,
     FLAG,
     check,
     one_of,
     or_none,
+    refuse_unknown,
     whole,
     with_python_numbers,
 )
@@ -255,21 +255,6 @@ def _open(
         open_here() if plan.readers == "every_rank" else call_on(plan.reading_ranks, open_here, "open the source")[0]
     )
     return opened, summary
-
-
-def refuse_unknown(whose: str, options: Collection[str], *takers: Callable[..., Any], given: Collection[str]) -> None:
-    """Refuse options that are no parameter of any of `takers`, or that are `given` already."""
-    if not options:
-        return
-    known = {
-        name
-        for taker in takers
-        for name, parameter in inspect.signature(taker).parameters.items()
-        if parameter.kind is not parameter.VAR_KEYWORD and name not in given
-    }
-    for name in options:
-        if name not in known:
-            raise ConfigError(f"{whose} has no argument '{name}'.{nearest(name, known)}")
 
 
 def _needed(micro_batch_size: int | None) -> int:

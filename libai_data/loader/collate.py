@@ -12,7 +12,7 @@ import numpy as np
 from libai_data.data.items import named
 from libai_data.data.nesting import TEXT, TupleFields, is_texts, put_together, taken_apart
 from libai_data.errors import ConfigError, SchemaError, nearest
-from libai_data.errors.argument_rules import FLAG, MAPPING, Rule, check, one_of, or_none, whole
+from libai_data.errors.argument_rules import FLAG, MAPPING, Rule, check, one_of, or_none, refuse_unknown_keys, whole
 from libai_data.loader.default_collate import default_collate
 from libai_data.mesh.arrays import as_array, check_padding
 from libai_data.structures import DistTensorData, Instance, check_field_names
@@ -159,12 +159,7 @@ def _padding(name: str, padding: Padding | Mapping[str, Any]) -> Padding:
             f"padding of '{name}' is {padding!r}; it must be a Padding, or a mapping of its arguments, such as "
             "{'value': 0}"
         )
-    known = list(Padding.__dataclass_fields__)
-    for key in padding:
-        if key not in known:
-            raise ConfigError(
-                f"padding of '{name}' has the unknown key '{key}'; known are {known}.{nearest(key, known)}"
-            )
+    refuse_unknown_keys(f"padding of '{name}'", padding, list(Padding.__dataclass_fields__))
     try:
         return Padding(**padding)
     except ConfigError as error:

@@ -10,8 +10,8 @@ import numpy as np
 
 from libai_data.data.cached_property import cached_property
 from libai_data.data.nesting import Skeleton
-from libai_data.errors import ConfigError, SampleError, SchemaError, nearest
-from libai_data.errors.argument_rules import MAPPING, check, or_none
+from libai_data.errors import ConfigError, SampleError, SchemaError
+from libai_data.errors.argument_rules import MAPPING, check, or_none, refuse_unknown_keys
 from libai_data.loader.default_collate import counts_in_words
 from libai_data.loader.sample_form import SampleForm
 from libai_data.loader.slots import ArraySpec, bytes_of, lay_out
@@ -203,12 +203,7 @@ def parse_layouts(layouts: Overrides | None) -> dict[str, dict[str, Any]]:
     check({"layouts": or_none(MAPPING)}, layouts=layouts)
     for name, layout in (layouts or {}).items():
         check({f"layouts.{name}": MAPPING}, **{f"layouts.{name}": layout})
-        for key in layout:
-            if key not in ("sbp_list", "placement_idx"):
-                known = ["sbp_list", "placement_idx"]
-                raise ConfigError(
-                    f"layouts.{name} has the unknown key '{key}'; known are {known}.{nearest(key, known)}"
-                )
+        refuse_unknown_keys(f"layouts.{name}", layout, ("sbp_list", "placement_idx"))
         changes = dict(layout)
         if isinstance(changes.get("sbp_list"), Sequence) and not isinstance(changes["sbp_list"], str):
             changes["sbp_list"] = tuple(changes["sbp_list"])
