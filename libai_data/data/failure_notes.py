@@ -20,10 +20,7 @@ class Failures(NamedTuple):
 
 
 def failures_noted(descriptor: int) -> Failures:
-    """Read the notes in a lock file.
-
-    A process that waits for the lock reads the notes before and after. More failures mean that the holder has failed.
-    """
+    """Read the notes in a lock file. More failures after waiting for the lock mean that its holder has failed."""
     try:
         return Failures(*json.loads(os.pread(descriptor, 1 << 16, 0)))
     except (ValueError, TypeError):
@@ -31,32 +28,13 @@ def failures_noted(descriptor: int) -> Failures:
 
 
 def note_failure(descriptor: int, error: Exception) -> None:
-    """Note that the work has failed. Only the holder of the lock may call this.
-
-    Args:
-        descriptor: of the lock file, open for writing.
-        error: the reason.
-    """
+    """Note that the work has failed, with the reason; see `write_notes`."""
     found = failures_noted(descriptor)
-    _write(descriptor, found._replace(times=found.times + 1, reason=error_text(error)[:_LONGEST_REASON]))
+    write_notes(descriptor, found._replace(times=found.times + 1, reason=error_text(error)[:_LONGEST_REASON]))
 
 
-def make_room_for_notes(descriptor: int) -> None:
-    """Write a first note, so that there is room for a later note even if the disk is full by then.
-
-    Raises:
-        OSError: The disk has no room for the note.
-    """
-    _write(descriptor, failures_noted(descriptor))
-
-
-def note_not_kept(descriptor: int) -> None:
-    """Note that the result of the work could not be kept. Only the holder of the lock may call this."""
-    found = failures_noted(descriptor)
-    _write(descriptor, found._replace(times_not_kept=found.times_not_kept + 1))
-
-
-def _write(descriptor: int, failures: Failures) -> None:
+def write_notes(descriptor: int, failures: Failures) -> None:
+    """Write the notes; only the holder of the lock may. An OSError if the disk has no room for the first notes."""
     note = json.dumps(failures).encode()
     os.pwrite(descriptor, note, 0)
     os.ftruncate(descriptor, len(note))

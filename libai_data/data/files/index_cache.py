@@ -15,7 +15,7 @@ from typing import Callable
 import numpy as np
 
 from libai_data.atomic_files import written_whole
-from libai_data.data.failure_notes import failures_noted, make_room_for_notes, note_failure, note_not_kept
+from libai_data.data.failure_notes import failures_noted, note_failure, write_notes
 from libai_data.data.files.file_map import FileMap, npy_array
 from libai_data.errors import ConfigError, PeerError
 
@@ -73,12 +73,13 @@ def cached_arrays(
             failures = failures_noted(descriptor)
             if failures.times > before.times:
                 raise PeerError(f"the process that was building the index {path} has failed: {failures.reason}")
-            if failures.times_not_kept > before.times_not_kept:
-                return _without_lock(descriptor, build, folder, OSError(errno.ENOSPC, "another process could not"))
             try:
-                make_room_for_notes(descriptor)
+                if failures.times_not_kept > before.times_not_kept:
+                    raise OSError(errno.ENOSPC, "another process could not")
+                write_notes(descriptor, failures)  # So there is room for a note even if the disk is full later.
             except OSError as error:
-                return _without_lock(descriptor, build, folder, error)
+                fcntl.flock(descriptor, fcntl.LOCK_UN)  # So that the processes do not build one after the other.
+                return _in_memory(build(), folder, error)
             found = _build(path, build, descriptor)
         return found
     finally:
@@ -106,18 +107,11 @@ def _build(path: Path, build: Callable[[], Sequence[np.ndarray]], descriptor: in
             _write(unfinished, arrays)
     except OSError as error:
         with suppress(OSError):
-            note_not_kept(descriptor)
+            noted = failures_noted(descriptor)
+            write_notes(descriptor, noted._replace(times_not_kept=noted.times_not_kept + 1))
         return _in_memory(arrays, path.parent, error)
     found = _load(path)
     return _read_only(arrays) if found is None else found
-
-
-def _without_lock(
-    descriptor: int, build: Callable[[], Sequence[np.ndarray]], folder: Path, error: OSError
-) -> list[np.ndarray]:
-    """Release the lock, so that the processes do not build one after the other; build in this process's memory."""
-    fcntl.flock(descriptor, fcntl.LOCK_UN)
-    return _in_memory(build(), folder, error)
 
 
 def _in_memory(arrays: Sequence[np.ndarray], folder: Path, error: OSError) -> list[np.ndarray]:
