@@ -36,15 +36,12 @@ class ArgumentNames(tuple[str, ...]):
 
 
 def named(item: Any, names: Sequence[str] | None = None) -> dict[str, Any]:
-    """The fields of a sample or batch, by name, as they are.
+    """The fields of a sample or batch, by name, as they are; of a tuple, named or not, as `TupleFields`.
 
     Args:
         item: an Instance, mapping, named tuple or dataclass; or a tuple, list or single tensor to which `names` gives
             names. Keys that begin with "__", which tools use for notes of their own, are left out.
         names: of the values of a tuple, by default "0", "1", ...; for an item that has names, the fields to use.
-
-    Returns:
-        The fields; for a tuple, named or not, `TupleFields`.
 
     Raises:
         SchemaError: The item has no fields, or other fields than `names`.
@@ -99,10 +96,8 @@ def leaves_of(sample: Any) -> dict[str, Any]:
 
 
 def ends_of(array: np.ndarray) -> list[np.ndarray]:
-    """The first and the last bytes of each row, up to 8, as views of unsigned integers [rows].
-
-    The list has one view if the row has no more bytes, and none if the rows are empty or not contiguous.
-    """
+    """The first and the last bytes of each row, up to 8, as views of unsigned integers [rows]: one view if the row has
+    no more bytes, and none if the rows are empty or not contiguous."""
     if not array.size or not array.flags.c_contiguous:
         return []
     content = array.reshape(len(array), -1).view(np.uint8)
@@ -133,18 +128,9 @@ def _given_names(item: Any, names: Sequence[str] | None) -> dict[str, Any]:
 
 
 def selected(sample: Any, names: Sequence[str]) -> Any:
-    """A sample with only the fields of these names, for a collator.
-
-    Args:
-        sample: an item with names (see `fields_in`), or a tuple or list, to whose values `names` gives names.
-        names: in the order of the result.
-
-    Returns:
-        A dict for a mapping, an Instance for an Instance, a named tuple for all others.
-
-    Raises:
-        SchemaError: The sample has other names, or another number of values.
-    """
+    """A sample with only the fields of these names, in their order, for a collator: a dict for a mapping, an Instance
+    for an Instance, a named tuple for all others. `names` are given to the values of a tuple or list. A SchemaError if
+    the sample has other names, or another number of values."""
     fields = named(sample, names)
     if isinstance(sample, Instance):
         return Instance(**fields)
@@ -225,11 +211,7 @@ class ReuseCheck:
         self._left = _COMPARED_WITH_FIRST if self._begun <= _TIMES_COMPARED else 0
 
     def see(self, sample: Any) -> None:
-        """Check the next sample.
-
-        Raises:
-            SchemaError: The sample has overwritten an earlier one; the message names the field.
-        """
+        """Check the next sample; a SchemaError that names the field if it has overwritten an earlier sample."""
         if self._left:
             self._left -= 1
             if self._of_first:
@@ -277,11 +259,7 @@ def as_leaf(value: Any, path: str) -> Any:
 
     Args:
         value: numpy, OneFlow or torch tensor, anything with `__array__` or DLPack, number, list of numbers; a
-            `DistTensorData` stays one, with its layout.
-        path: of the leaf, for error messages.
-
-    Raises:
-        SchemaError: The value is no tensor.
+            `DistTensorData` stays one, with its layout. Anything else is a SchemaError, which names `path`.
     """
     if isinstance(value, DistTensorData):
         return value.with_tensor(as_leaf(value.tensor, path))
@@ -304,12 +282,8 @@ def as_leaf(value: Any, path: str) -> Any:
 
 
 def leaves_of_batch(fields: Mapping[str, Any], leaves: dict[str, Any]) -> dict[str, Any]:
-    """Take a batch apart into arrays and lists of strings; returns the skeleton.
-
-    Args:
-        fields: of the batch, by name.
-        leaves: gets the leaves: path -> array or `DistTensorData` [rows, ...], or list of strings.
-    """
+    """Take the fields of a batch apart; returns the skeleton. `leaves` gets path -> array or `DistTensorData` [rows,
+    ...], or list of strings."""
     skeleton = taken_apart({name: _texts_in_lists(value) for name, value in fields.items()}, leaves)
     if isinstance(fields, TupleFields):
         skeleton = TupleFields(skeleton)

@@ -10,12 +10,8 @@ from libai_data.errors import first_repeated
 
 
 def parsed_json(text: str | bytes) -> Any:
-    """The value of a JSON text; bytes are UTF-8.
-
-    Raises:
-        ValueError: The text is no JSON, or an object has a key twice.
-        RecursionError: It is nested too deeply.
-    """
+    """The value of a JSON text, or of its bytes in UTF-8. A ValueError if it is no JSON, or an object has a key twice;
+    a RecursionError if it is nested too deeply."""
     # Given bytes, `json.loads` detects UTF-16. It would then accept some lines of a UTF-16 file, and refuse others.
     return _decoder.decode(text if isinstance(text, str) else str(text, "utf-8-sig"))
 

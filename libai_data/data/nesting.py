@@ -22,12 +22,8 @@ Skeleton = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Leaf:
-    """A placeholder in a skeleton for the value at the end of a path.
-
-    Args:
-        path: names and numbers from the field on, joined by dots.
-        text: "str" or "bytes" for a list of these, one for each row; None for a tensor.
-    """
+    """A placeholder in a skeleton for the value at the end of a path: names and numbers from the field on, joined by
+    dots. `text` is "str" or "bytes" for a list of these, one for each row, and None for a tensor."""
 
     path: str
     text: str | None = None
@@ -80,18 +76,14 @@ def is_nest(value: Any) -> bool:
 
 
 def taken_apart(fields: Mapping[str, Any], leaves: dict[str, Any]) -> dict[str, Any]:
-    """Put the leaves of a batch's fields into `leaves`, by their paths.
+    """Put the leaves of a batch's fields into `leaves`, by their paths; a SchemaError if two have the same path.
 
     Args:
         fields: field name -> mapping, dataclass, tuple, named tuple or list of such, down to tensors and lists of
             strings. What was a dataclass is a dict in the skeleton.
-        leaves: gets each leaf under its path.
 
     Returns:
         The skeleton: the fields with a `Leaf` in the place of each leaf.
-
-    Raises:
-        SchemaError: Two leaves have the same path.
     """
     # The text of a name that is both a str and an Enum is its value; `str` would give the name of the member.
     names = {name: str.__str__(name) if isinstance(name, str) else str(name) for name in [*fields.keys()]}
@@ -122,12 +114,8 @@ def _leaf(leaf: Leaf, value: Any, leaves: dict[str, Any]) -> Leaf:
 
 
 def put_together(skeleton: Any, value_of: Callable[[Leaf], Any]) -> Any:
-    """Build the nested value of a skeleton; the inverse of `taken_apart`.
-
-    Args:
-        skeleton: what `taken_apart` returned, or a part of it.
-        value_of: returns the value for the place of a leaf.
-    """
+    """Build the nested value of a skeleton, or of a part of it, with `value_of(leaf)` in the place of each leaf; the
+    inverse of `taken_apart`."""
     if isinstance(skeleton, Leaf):
         return value_of(skeleton)
     if isinstance(skeleton, dict):
@@ -164,12 +152,7 @@ def text_to_array(texts: Sequence[Any]) -> np.ndarray:
 
 
 def array_to_text(array: np.ndarray, kind: str | None) -> list[Any]:
-    """The strings in an array that `text_to_array` made.
-
-    Args:
-        array: uint8 [n, width].
-        kind: "str" or "bytes".
-    """
+    """The strings of a kind, "str" or "bytes", in an array uint8 [n, width] that `text_to_array` made."""
     rows = [bytes(row) for row in np.ascontiguousarray(array)]
     texts = [row[4 : 4 + int.from_bytes(row[:4], "little")] for row in rows]
     return [text.decode(errors="surrogatepass") for text in texts] if kind == "str" else list(texts)

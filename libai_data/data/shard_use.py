@@ -15,13 +15,7 @@ BESIDE_AHEAD = 2
 
 
 class ShardUse(NamedTuple):
-    """A range of global batches for which a reader needs a shard.
-
-    Args:
-        shard: number of the shard.
-        first: the first global batch that may have a sample of it.
-        last: the last such batch.
-    """
+    """A range of global batches, from `first` to `last`, that may have samples of a shard which a reader needs."""
 
     shard: int
     first: int
@@ -29,24 +23,15 @@ class ShardUse(NamedTuple):
 
 
 class ShardPlan(NamedTuple):
-    """The shards that a reader needs from a batch on.
-
-    Args:
-        uses: endless, in the order of their first batch.
-        next_use: shard and batch -> the first batch after that one that may need the shard.
-    """
+    """The shards that a reader needs from a batch on: their uses, endless, in the order of their first batch; and a
+    function from a shard and a batch to the first batch after that one that may need the shard."""
 
     uses: Iterator[ShardUse]
     next_use: Callable[[int, int], int]
 
 
 def most_in_use(uses: Iterable[ShardUse], sizes: np.ndarray) -> int:
-    """The most bytes of shards that are in use at once.
-
-    Args:
-        uses: in the order of their first batch.
-        sizes: int64 [shards], bytes.
-    """
+    """The most bytes of shards in use at once; `uses` by their first batch, `sizes` int64 [shards], bytes."""
     ends: list[tuple[int, int]] = []
     counts: Counter[int] = Counter()
     now = most = 0
@@ -63,15 +48,12 @@ def most_in_use(uses: Iterable[ShardUse], sizes: np.ndarray) -> int:
 
 
 def most_of_turns(turns: int, block: int, lengths: np.ndarray, sizes: np.ndarray) -> int:
-    """The most bytes of shards that consecutive samples can need, for any order of the shards.
-
-    The samples may use only parts of the first and the last block; they use all samples of the shards between.
+    """The most bytes of shards that so many consecutive samples can need, for any order of the shards. The samples may
+    use only parts of the first and the last block; they use all samples of the shards between.
 
     Args:
-        turns: number of consecutive samples.
         block: most shards that are shuffled together.
-        lengths: int64 [shards], samples.
-        sizes: int64 [shards], bytes.
+        lengths, sizes: samples and bytes of each shard, int64 [shards].
     """
     between = int(np.searchsorted(np.cumsum(np.sort(lengths)), turns - 2, side="right"))
     count = min(2 * block + between if turns > 1 else block, len(sizes))
@@ -79,37 +61,22 @@ def most_of_turns(turns: int, block: int, lengths: np.ndarray, sizes: np.ndarray
 
 
 def share_of_node(ranks: int, data_parallel_size: int, parts: float) -> float:
-    """The fraction of a node's cache for one reader.
-
-    Args:
-        ranks: number of data-parallel ranks whose rows this reader reads.
-        parts: `ParallelMesh.parts_of_data`, of which a node reads one.
-    """
+    """The fraction of a node's cache for one reader, which reads the rows of so many data-parallel ranks; `parts` is
+    `ParallelMesh.parts_of_data`, of which a node reads one."""
     return min(1.0, ranks / data_parallel_size * parts)
 
 
 def cache_for(needed: int, share: float) -> int:
-    """The size of a cache, in bytes, that is enough for a reader.
-
-    Args:
-        needed: bytes of shards that the reader uses at once.
-        share: fraction of the cache that the reader may use; see `share_of_node`.
-    """
+    """The bytes of a cache of which a reader may use a `share`, enough for `needed` bytes of shards at once."""
     return ceil((2 * needed + 1) / share)
 
 
 def bytes_a_batch(uses: Iterable[ShardUse], sizes: np.ndarray, room: int) -> float:
-    """The bytes that must be fetched in the time of each batch at least, so that only the first batch waits.
+    """The bytes that must be fetched in the time of each batch at least, so that only the first batch waits; infinite
+    if `room`, the most bytes of shards that are kept, is too small for the shards that are in use at once.
 
-    A shard is fetched as soon as there is room for it, and kept until its room is needed.
-
-    Args:
-        uses: in the order of their first batch.
-        sizes: int64 [shards], bytes.
-        room: most bytes of shards that are kept.
-
-    Returns:
-        Bytes; infinite if `room` is too small for the shards that are in use at once.
+    A shard is fetched as soon as there is room for it, and kept until its room is needed. `uses` are in the order of
+    their first batch, `sizes` int64 [shards], bytes.
     """
     ends: list[tuple[int, int]] = []
     counts: Counter[int] = Counter()

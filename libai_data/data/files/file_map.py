@@ -29,21 +29,16 @@ _LONGEST_HEADER = 1 << 17
 
 
 def map_descriptor(descriptor: int, offset: int, size: int, protection: int, kind: int, item: Any) -> Any:
-    """Map a range of a file or of shared memory; it is unmapped when nothing refers to it.
+    """Map `size` bytes (at least 1) of a file or of shared memory, from a multiple of the page size on, until nothing
+    refers to the map. The descriptor may be closed afterwards.
 
     Args:
-        descriptor: may be closed afterwards.
-        offset: of the first byte, a multiple of the page size.
-        size: bytes, at least 1.
         protection: access rights, such as `mmap.PROT_READ`.
         kind: flags, such as `mmap.MAP_SHARED`.
         item: ctypes type of a byte.
 
     Returns:
-        A ctypes array of `size` items.
-
-    Raises:
-        OSError: The system refuses the map, for example because the process has too many.
+        A ctypes array of `size` items; an OSError if the system refuses the map, such as for a process with too many.
     """
     address = _libc.mmap(None, size, protection, kind, descriptor, offset)
     if address == _MAP_FAILED:
@@ -56,16 +51,8 @@ def map_descriptor(descriptor: int, offset: int, size: int, protection: int, kin
 
 
 def map_privately(descriptor: int, offset: int, mapped: Any) -> None:
-    """Map the range of a map again, at the same address, but copy-on-write.
-
-    Args:
-        descriptor: of the file that is mapped.
-        offset: of the map in the file.
-        mapped: what `map_descriptor` returned.
-
-    Raises:
-        OSError: The system refuses the map.
-    """
+    """Map the range of a map (the result of `map_descriptor`) again, at the same address, but copy-on-write.
+    `descriptor` and `offset` are those of the map. An OSError if the system refuses."""
     access, kind = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | 0x10  # MAP_FIXED
     if _libc.mmap(ctypes.addressof(mapped), ctypes.sizeof(mapped), access, kind, descriptor, offset) == _MAP_FAILED:
         number = ctypes.get_errno()
@@ -73,20 +60,12 @@ def map_privately(descriptor: int, offset: int, mapped: Any) -> None:
 
 
 class FileMap:
-    """The bytes of a file, read-only.
-
-    Args:
-        path: of the file.
-        status: the status that the file must still have; by default any.
+    """The bytes of a file, read-only; a FormatError if the file does not have the given status any more.
 
     Attributes:
         path: of the file.
         status: of the file when it was mapped.
         bytes: the content; a slice has the type `bytes`.
-
-    Raises:
-        FormatError: The file has another status.
-        OSError: The file cannot be read.
     """
 
     def __init__(self, path: PathLike, status: FileStatus | None = None) -> None:
@@ -108,11 +87,7 @@ class FileMap:
         return np.asarray(self) if self.status.size else np.empty(0, np.uint8)
 
     def check_not_written(self) -> None:
-        """Refuse a file that was written to. A file that was replaced or removed stays mapped as it was.
-
-        Raises:
-            FormatError: The file was written to.
-        """
+        """Raise a FormatError if the file was written to. A file that was replaced or removed stays mapped."""
         check_not_written(self.path, self.status)
 
     def release(self) -> None:
@@ -142,14 +117,7 @@ def _check_same(path: PathLike, before: FileStatus, now: FileStatus) -> None:
 
 
 def npy_array(content: np.ndarray) -> np.ndarray:
-    """The array of a `.npy` file, as a view.
-
-    Args:
-        content: uint8, the bytes of the file.
-
-    Raises:
-        ValueError: The file is damaged, or contains Python objects.
-    """
+    """The array in the bytes of a `.npy` file, as a view; a ValueError if it is damaged, or contains Python objects."""
     head = io.BytesIO(content[:_LONGEST_HEADER].tobytes())
     try:
         version = np.lib.format.read_magic(head)

@@ -28,12 +28,8 @@ _TICK = 20_000_000  # ns; file systems take the time from a clock that runs in s
 
 
 def file_identity(path: PathLike) -> list[Any]:
-    """[real path, size in bytes, time of change in ns] of a file of this machine, or ["content", size, digest].
-
-    Raises:
-        OSError: The file does not exist.
-        ConfigError: The environment asks for an unknown kind of identity.
-    """
+    """[real path, size in bytes, time of change in ns] of a file of this machine, or ["content", size, digest]; an
+    OSError if there is no such file."""
     now = os.stat(path)
     if by_content() and stat.S_ISREG(now.st_mode):
         # No user can set the time at which an inode changes, so a digest is valid as long as this time is the same.
@@ -45,11 +41,8 @@ def file_identity(path: PathLike) -> list[Any]:
 
 
 def by_content() -> bool:
-    """Whether LIBAI_DATA_FILE_IDENTITY asks for digests of files instead of their paths and times.
-
-    Raises:
-        ConfigError: It has an unknown value.
-    """
+    """Whether LIBAI_DATA_FILE_IDENTITY asks for digests of files instead of paths and times; a ConfigError if
+    unknown."""
     kind = os.environ.get(_VARIABLE, "") or "time"
     if kind not in ("time", "content"):
         raise ConfigError(f"{_VARIABLE} is {kind!r}; it must be 'time' (the default) or 'content'")
@@ -94,10 +87,8 @@ class FileStatus(NamedTuple):
         return cls(found.st_ino, found.st_size, found.st_mtime_ns)
 
     def is_same(self, other: FileStatus) -> bool:
-        """Whether size and time of change are equal. Inodes may differ: some network file systems renumber files.
-
-        If LIBAI_DATA_FILE_IDENTITY is "content", times are not trusted, so the inodes must also be equal.
-        """
+        """Whether size and time of change are equal, and inodes too if LIBAI_DATA_FILE_IDENTITY is "content", which
+        trusts no times. Otherwise inodes may differ: some network file systems renumber files."""
         compared = slice(0 if by_content() else 1, None)
         return self[compared] == other[compared]
 
@@ -111,9 +102,5 @@ def settled(mtime_ns: int) -> int:
 
 
 def key_of(*parts: Any) -> str:
-    """A name for what depends on some values: 24 hexadecimal digits.
-
-    Args:
-        *parts: values whose `repr` is complete: lists, strings and numbers.
-    """
+    """A name of 24 hexadecimal digits for what depends on lists, strings and numbers, whose `repr` is complete."""
     return hashlib.blake2b(repr(parts).encode(), digest_size=12).hexdigest()

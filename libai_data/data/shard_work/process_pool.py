@@ -34,13 +34,8 @@ class WorkError(DataPipelineError, RuntimeError):
 
 @dataclass(frozen=True)
 class Work(Generic[Job, Report]):
-    """The function that does jobs.
-
-    Args:
-        do: does a job; picklable. Each process calls its own copy, which may keep objects that take long to open.
-        name: of a job, for errors.
-        error: raised when a job fails.
-    """
+    """A picklable function that does jobs, the name of a job for errors, and the error that is raised when a job fails.
+    Each process calls its own copy of `do`, which may keep objects that take long to open."""
 
     do: Callable[[Job], Report]
     name: Callable[[Job], str]
@@ -48,14 +43,8 @@ class Work(Generic[Job, Report]):
 
 
 def done_by_processes(work: Work[Job, Report], jobs: Iterable[Job], workers: int) -> Iterator[tuple[Job, Report]]:
-    """Do jobs in `workers` processes.
-
-    Returns:
-        Each job with its report, in the order of the jobs.
-
-    Raises:
-        WorkError: A job failed, or several processes died while they did the same job.
-    """
+    """Do jobs in `workers` processes; yields each job with its report, in the order of the jobs. A WorkError if a job
+    failed, or several processes died while they did the same job."""
     pool = ProcessPool(work)
     pending: deque[tuple[Job, Future[Report]]] = deque()
     # Each thread only waits for a process, which does the work.
@@ -89,11 +78,8 @@ class ProcessPool(Generic[Job, Report]):
         self._guard = threading.RLock()
 
     def do(self, job: Job) -> Report:
-        """Do a job; a process that dies during the job is replaced, a few times.
-
-        Raises:
-            WorkError: The job failed, several processes died, or the pool was closed.
-        """
+        """Do a job; a process that dies during the job is replaced, a few times. A WorkError if the job failed, several
+        processes died, or the pool was closed."""
         died = 0
         while True:
             process = self._process()
@@ -174,11 +160,7 @@ def _start(parent_pipe: ParentPipe) -> subprocess.Popen[bytes]:
 
 
 def serve(parent_pipe: int) -> None:
-    """Do the jobs that arrive on standard input, until it ends.
-
-    Args:
-        parent_pipe: descriptor of the `ParentPipe` of the process that sends them.
-    """
+    """Do the jobs that arrive on standard input, until it ends; `parent_pipe` is that of the sender."""
     import traceback
 
     die_with_parent(parent_pipe)

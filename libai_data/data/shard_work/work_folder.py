@@ -20,12 +20,8 @@ _PLAN = "plan.json"
 
 @contextmanager
 def own_folder(folder: Path) -> Iterator[None]:
-    """Make a folder, and lock it for this process within the block; unfinished files are removed before and after.
-
-    Raises:
-        ConfigError: Another process has locked the folder, or has just finished the work.
-        StorageError: The folder cannot be made.
-    """
+    """Make a folder, and lock it for this process within the block; unfinished files are removed before and after. A
+    ConfigError if another process has the lock or has just finished; a StorageError if no folder can be made."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = open(folder / LOCK, "w")  # noqa: SIM115
@@ -52,11 +48,7 @@ def remove_unfinished(folder: Path, beginning: str = "") -> None:
 
 
 def keep_to_plan(folder: Path, plan: dict[str, Any]) -> None:
-    """Write the plan of the work into a folder, or check that the shards in the folder have the same plan.
-
-    Raises:
-        ConfigError: The shards have another plan; the message names the differences.
-    """
+    """Write the plan of the work into a folder; a ConfigError with the differences if its shards have another plan."""
     plan, file = json.loads(json.dumps(plan)), folder / _PLAN
     if not file.exists():
         write_json(file, plan)
