@@ -145,11 +145,7 @@ def _bytes_of(column: Any, offset_type: Any, text: bool) -> Values:
 
 
 class FileColumns:
-    """The columns to read from each file of a source. All files with rows must have the same, with values of one kind.
-
-    Args:
-        columns: names of the columns to read; by default all.
-    """
+    """The columns to read, by default all. All files with rows must have the same, with values of one kind."""
 
     def __init__(self, columns: Sequence[str] | None) -> None:
         self._columns = columns
@@ -159,10 +155,8 @@ class FileColumns:
     def chosen(self, path: str, schema: Any, rows: int) -> list[str]:
         """Names of the columns to read from the next file, which has so many rows.
 
-        Raises:
-            ConfigError: A column is unknown.
-            FormatError: The file has several columns of a name, or a name is damaged.
-            SchemaError: The columns differ from those of the first file with rows.
+        A ConfigError if a column is unknown; a FormatError if a name is damaged, or of several columns; a SchemaError
+        if the columns differ from those of the first file with rows.
         """
         try:
             names = chosen_columns(schema.names, self._columns, path)

@@ -9,12 +9,8 @@ from libai_data.errors import ConfigError, FormatError, SchemaError, first_repea
 
 
 def chosen_columns(known: Sequence[str], columns: Any, path: Any) -> list[str]:
-    """Names of the columns to read: `columns`, or all known ones if it is None.
-
-    Raises:
-        ConfigError: A column is unknown.
-        FormatError: The file has several columns of a name.
-    """
+    """Names of the columns to read: `columns`, or all known ones if it is None. A ConfigError if a column is unknown; a
+    FormatError if the file has several columns of a name."""
     for name in columns or ():
         if name not in known:
             raise ConfigError(f"{path} has no column {name!r}; there are {list(known)}.{nearest(name, known)}")

@@ -22,18 +22,15 @@ class DecompressedFile(LocalFile):
     """The decompressed content of a file: a copy in the node's cache, shared and bounded like all other copies.
 
     Args:
-        source: path or address of the compressed file.
+        source, storage, identity: as for `LocalFile`.
         size: bytes when decompressed.
         digests: name of an algorithm -> hexadecimal digest of the decompressed bytes; unknown algorithms are skipped.
-        storage: where copies are kept; by default as the environment sets it.
-        identity: the identity that the file must have; by default any.
         slack: bytes that the decompressed file may have in addition to `size`.
         on_fetch: called after the file was decompressed, because the cache did not have the copy.
 
     Raises:
-        ConfigError: There is no such file, or pyarrow is not installed.
+        ConfigError, StorageError: As for `LocalFile`; or pyarrow is not installed.
         FormatError: The file cannot be decompressed, or the result has another size or digest.
-        StorageError: The file cannot be fetched, has another identity, or does not fit into the cache.
     """
 
     def __init__(
@@ -84,13 +81,7 @@ class DecompressedFile(LocalFile):
 
 
 def zstd_key(address: str, version: str, size: int) -> str:
-    """The identity of the decompressed copy of an object of a store.
-
-    Args:
-        address: address of the compressed object.
-        version: `RemoteFile.identity` of the compressed object.
-        size: bytes when decompressed.
-    """
+    """The identity of a decompressed copy, of so many bytes, of the object with this `RemoteFile.identity`."""
     return key_of("zstd", address, version, size)
 
 

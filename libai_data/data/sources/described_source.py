@@ -63,14 +63,7 @@ class DescribedSource(ShardedSource):
 
 
 class SampleShard:
-    """The samples of one shard.
-
-    Args:
-        file: the shard.
-        described: description of the shard in its index.
-        columns: names of the columns to read; by default all.
-        decoder_of: as `DescribedSource._decoder_of`.
-    """
+    """The samples of a shard that its index describes; `columns` and `decoder_of` are as for `DescribedSource`."""
 
     def __init__(
         self,

@@ -18,7 +18,6 @@ class FetchLog:
     """The progress of the prefetch for a pass. Only one thread at a time may call the methods.
 
     Args:
-        name: name of the streamed data.
         first: number -> bytes, for each shard that the first batch needs.
         bytes_ahead: returns the bytes of shards that are in the cache for the next batches.
     """
@@ -57,11 +56,8 @@ class FetchLog:
             logger.info("The first shard files of %s, %s, were fetched after %.1f s.", *words)
 
     def stats(self, also_fetched: Iterable[int] = ()) -> dict[str, Any]:
-        """Shards and bytes fetched, bytes per second since the pass began, shards that the cache had, bytes ahead.
-
-        Args:
-            also_fetched: bytes of each shard that was fetched, but for which `arrived` was not called yet.
-        """
+        """Shards and bytes fetched, bytes per second since the pass began, shards that the cache had, bytes ahead; with
+        the bytes of each shard that was fetched, but for which `arrived` was not called yet."""
         more = [*also_fetched]
         size = self._bytes + sum(more)
         return {

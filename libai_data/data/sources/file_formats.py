@@ -38,11 +38,7 @@ _LOG = re.compile(r"(^|/)(_delta_log/|metadata/[^/]*\.metadata\.json$)")
 
 
 def is_left_out(path: str) -> bool:
-    """Whether a file or folder inside a folder of samples is not one of its samples.
-
-    Args:
-        path: its path from the folder on, with "/".
-    """
+    """Whether a path within a folder of samples (with "/") is a file or folder that is none of the samples."""
     return _LEFT_OUT.search(path) is not None
 
 
@@ -56,17 +52,10 @@ def problem_of_pointer(content: bytes) -> str:
 
 
 def check_no_table(pattern: str, files: Sequence[str], is_local: bool = False) -> None:
-    """Refuse the files of a table of Delta Lake, Iceberg or Hudi that a glob or a folder names.
+    """Raise a ConfigError if a glob or a folder names files of a table of Delta Lake, Iceberg or Hudi; with `is_local`,
+    also if a log is beside the folders of the files.
 
     Only the log of the table says which files have rows of its current version. The others have removed rows.
-
-    Args:
-        pattern: the glob or folder.
-        files: the files that it names.
-        is_local: also look for a log beside the folders of these files.
-
-    Raises:
-        ConfigError: They belong to a table.
     """
     found = next(filter(_LOG.search, files), "")
     if is_local and not found:
@@ -90,12 +79,8 @@ def _log_of(folder: str) -> str:
 
 
 def warn_of_partitions(path: str, known: Sequence[str] = ()) -> None:
-    """Warn of columns that only the names of folders have, such as `year=2024/a.parquet`, and not the rows.
-
-    Args:
-        path: of the first file; the folders of all files have the same columns.
-        known: columns of the file.
-    """
+    """Warn of columns that only the names of folders have, such as `year=2024/a.parquet`, and not the `known` columns
+    of the rows. The folders of all files have the same, so `path` is that of the first file."""
     names = [name for name in _PARTITION.findall(path) if name not in known]
     if names:
         logger.warning(

@@ -213,9 +213,6 @@ def _listing(root: Path, classes: Sequence[str], at_most: int | None = None) -> 
         Eight int64 vectors: the number of files up to the end of each class, the names of the files within their
         classes (two), the modification time of each folder (ns), the folders within the root (two), and the files
         within the root that are left out (two). None if there are more entries than `at_most`.
-
-    Raises:
-        ConfigError: A folder cannot be listed.
     """
     from tqdm import tqdm
 

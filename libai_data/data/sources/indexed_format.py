@@ -42,14 +42,7 @@ _CHECKED_AT_ONCE = 1 << 20
 
 @dataclass(frozen=True)
 class SequenceIndex:
-    """The content of an `.idx` file.
-
-    Args:
-        dtype: dtype of the tokens.
-        sizes: int32 [n], tokens of each sequence.
-        pointers: int64 [n], the byte of `.bin` at which each sequence begins.
-        documents: int64 [documents + 1], the first sequence of each document, and n at the end.
-    """
+    """The content of an `.idx` file; see the arrays in the table above. `documents` is int64 [documents + 1]."""
 
     dtype: np.dtype
     sizes: np.ndarray
@@ -71,15 +64,13 @@ def code_of(dtype: Any) -> int:
 
 
 def parse_index(content: np.ndarray, bin_bytes: int, name: str) -> SequenceIndex:
-    """Read an index without a copy, and check all of it.
+    """Read an index without a copy, and check all of it. A FormatError if it is truncated, of another format, or does
+    not fit the `.bin` file.
 
     Args:
         content: uint8, the bytes of the `.idx` file; the arrays of the result are views of these bytes.
         bin_bytes: size of the `.bin` file, in bytes.
         name: name of the `.idx` file, for messages.
-
-    Raises:
-        FormatError: The index is truncated, of another format, or does not fit the `.bin` file.
     """
     if len(content) < _HEADER.size:
         raise FormatError(f"{name} has {len(content)} bytes, but the header of a .idx file alone has {_HEADER.size}")

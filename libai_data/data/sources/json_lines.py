@@ -104,11 +104,7 @@ class _Shard:
 
 
 def parsed_object(line: Any) -> dict[str, Any]:
-    """The object in a line of JSON lines, text or bytes.
-
-    Raises:
-        FormatError: The line is no JSON, or no object.
-    """
+    """The object in a line of JSON lines, text or bytes; a FormatError if the line is no JSON, or no object."""
     try:
         found = parsed_json(line)
     except (ValueError, RecursionError) as error:

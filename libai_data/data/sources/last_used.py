@@ -15,13 +15,8 @@ class LastUsed:
     """A cache of values that are expensive to make; if it is full, it drops the least recently used ones.
 
     All shards of a source share one cache, and so do threads. Another process, forked or not, begins with an empty one.
-
-    Args:
-        limit: bytes; one value is kept even if it has more. In addition, at most 16,384 values are kept: a process may
-            have 65,530 memory maps.
-
-    Attributes:
-        limit: size of the cache, in bytes.
+    `limit` is in bytes; one value is kept even if it has more. In addition, at most 16,384 values are kept: a process
+    may have 65,530 memory maps.
     """
 
     def __init__(self, limit: int) -> None:

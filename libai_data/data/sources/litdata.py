@@ -61,11 +61,8 @@ class LitDataSource(DescribedSource):
 
 
 class Chunk(SampleShard):
-    """The samples of a chunk: plain samples, or the rows of an Arrow table at the end of the chunk.
-
-    Args:
-        kept: cache of the last decompressed or decoded batches of samples.
-    """
+    """The samples of a chunk: plain samples, or the rows of an Arrow table at the end of the chunk. `kept` is the cache
+    of the last decompressed or decoded batches of samples."""
 
     def __init__(self, kept: LastUsed, *args: Any) -> None:
         super().__init__(*args)

@@ -30,12 +30,8 @@ _JSON, _TEXT_LIST, _INT_LIST, _FLOAT_LIST, _BOOL_LIST, _DICT, _DICTS = range(7)
 
 
 def decoder_of(encoding: str, what: str) -> Decode:
-    """The function that decodes a value.
-
-    Args:
-        encoding: name, and details that all values have in common, such as "no_header_numpy:9".
-        what: name of the column in errors.
-    """
+    """The function that decodes the values of an encoding, a name with details that all values have in common, such as
+    "no_header_numpy:9"; `what` names the column in errors."""
     name, _, details = encoding.partition(":")
     if name in ("pickle", "graph"):
         raise pickled(what)

@@ -85,13 +85,12 @@ class LocalCache:
             make: writes the copy to the given path.
 
         Returns:
-            The path, and a function that ends the use. A process that is forked meanwhile uses the copy too, until it
-            calls this function itself.
+            The path, and a function that ends the use. A forked process must call it itself.
 
         Raises:
             ConfigError: The folder cannot be written to.
-            StorageError: There is no room, the process that was making the copy has failed, or something deletes the
-                files of the cache again and again.
+            StorageError: There is no room, the process that was making the copy has failed, or files are deleted in the
+                folder again and again.
         """
         copy = self.directory / f"{key}-{name}"
         first: Failures | None = None
@@ -120,12 +119,8 @@ class LocalCache:
                 os.close(lock)
 
     def expect(self, key: str, when: int) -> None:
-        """Set the priority of a copy: the cache first removes the copy with the lowest priority that is not in use.
-
-        Args:
-            key: key of the copy.
-            when: the priority, a modification time (ns); a later time keeps the copy longer.
-        """
+        """Set the priority of a copy to a modification time (ns): the cache first removes the copy with the lowest
+        priority that is not in use."""
         with contextlib.suppress(FileNotFoundError):
             os.utime(self.directory / f"{key}.lock", ns=(when, when))
 
@@ -300,14 +295,8 @@ class _Uses:
 
 
 def use(folder: Path, key: str) -> Callable[[], None]:
-    """Mark a copy as in use.
-
-    Returns:
-        A function that ends the use in this process.
-
-    Raises:
-        OSError: The folder cannot be written to, or another process is removing the copy.
-    """
+    """Mark a copy as in use; returns a function that ends the use in this process. An OSError if the folder cannot be
+    written to, or another process is removing the copy."""
     with _guard:
         uses = _current.get(folder)
         if uses is None or not uses.is_current(folder):

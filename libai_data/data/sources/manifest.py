@@ -18,12 +18,7 @@ UNFINISHED = ".libai_data_parts"
 
 
 class Manifest(NamedTuple):
-    """The content of a manifest.
-
-    Args:
-        plan: settings of the conversion.
-        shards: file name -> what the conversion reports of the shard, with its `records` and `size`.
-    """
+    """The settings of a conversion; and file name -> what it reports of the shard, with its `records` and `size`."""
 
     plan: dict[str, Any]
     shards: dict[str, dict[str, Any]]
@@ -46,11 +41,7 @@ def _numbers(shard: Any) -> dict[str, int]:
 
 
 def places_of(folder: str, names: Iterable[str], files: Sequence[str]) -> dict[str, str]:
-    """Where the shards of a manifest are, in its folder or below: name -> one of `files`.
-
-    Raises:
-        ConfigError: A shard is missing.
-    """
+    """Where the shards of a manifest are, in its folder or below: name -> a file; a ConfigError if one is missing."""
     there, by_name = set(files), {path.rpartition("/")[2]: path for path in reversed(files)}
     direct = {name: f"{folder}/{name}" for name in names}
     found = {name: path if path in there else by_name.get(name, "") for name, path in direct.items()}
@@ -73,12 +64,8 @@ def check_finished(folder: Path) -> None:
 
 
 def check_complete(folder: Path) -> None:
-    """Refuse a folder of this machine that lacks shards of `libai-data convert`, or has other ones.
-
-    Raises:
-        ConfigError: The conversion is not finished, or a shard is missing.
-        FormatError: The manifest cannot be read, or a shard has another size.
-    """
+    """Refuse a folder of this machine that lacks shards of `libai-data convert`, with a ConfigError, or has other ones
+    or an unreadable manifest, with a FormatError."""
     check_finished(folder)
     path = folder / MANIFEST
     if not path.exists():

@@ -18,7 +18,7 @@ _SECONDS_BETWEEN_CHECKS = 0.02
 
 
 class MappedFile:
-    """The bytes of a file that does not change while it is in use.
+    """The bytes of a file that does not change while it is in use; a ConfigError if there is no such file.
 
     Args:
         source: path or address; a file of a store is read from a copy, see `storage.LocalFile`.
@@ -27,10 +27,6 @@ class MappedFile:
     Attributes:
         source: path or address.
         identity: identity of the file when this object was made; see `libai_data.data.files.identity`.
-
-    Raises:
-        ConfigError: The file does not exist.
-        OSError: The file may not be read.
     """
 
     def __init__(self, source: PathLike, local: LocalFile | None = None) -> None:
@@ -73,11 +69,8 @@ class MappedFile:
     def bytes(self) -> Any:
         """The content, to be sliced: a memory map, or empty bytes if the file is empty.
 
-        If the file is replaced or removed while it is mapped, the old content stays readable. If the file is written
-        to, the first read later than 20 ms after the last check raises an error.
-
-        Raises:
-            FormatError: The file has changed since this object was made.
+        If the file is replaced or removed while it is mapped, the old content stays readable. If it is written to, the
+        first read later than 20 ms after the last check raises a FormatError.
         """
         return self._mapped().bytes
 

@@ -19,12 +19,8 @@ _DTYPE_OF_NUMBER = dict(zip((8, 16, 32, 64, 9, 17, 33, 65, 18, 34, 66), _NUMBERS
 
 
 def decoder_of(encoding: str, what: str) -> Decode:
-    """The function that decodes a value.
-
-    Args:
-        encoding: name, and details that all arrays have in common, such as "ndarray:float32:3,4".
-        what: name of the column in errors.
-    """
+    """The function that decodes the values of an encoding, a name with details that all arrays have in common, such as
+    "ndarray:float32:3,4"; `what` names the column in errors."""
     name, _, details = encoding.partition(":")
     if name == "ndarray":
         dtype, _, shape = details.partition(":")

@@ -52,14 +52,10 @@ class NodeMemory:
 
 
 def shared_memory(name: str, fill: Callable[[int], None]) -> NodeMemory:
-    """The memory with a name; the first process fills it.
+    """The memory with a name that identifies its content; the first process fills it. A PeerError if another user has
+    the name.
 
-    Args:
-        name: identifies the content of the memory.
-        fill: writes the content to a descriptor, at least one byte. If it raises, the next process calls its `fill`.
-
-    Raises:
-        PeerError: A process of another user has the name.
+    `fill` writes the content to a descriptor, at least one byte. If it raises, the next process calls its own.
     """
     address = f"\0libai_data/memory/{os.getuid()}/{name}"
     began, has_warned = time.monotonic(), False

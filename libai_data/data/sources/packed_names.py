@@ -13,12 +13,7 @@ _NUMBER = 8
 
 
 class PackedNames(Sequence[str]):
-    """Names of files, concatenated in one array.
-
-    Args:
-        ends: int64 [n], where each name ends.
-        data: uint8 [bytes], the names as the system encodes them.
-    """
+    """Names of files in one array: where each name ends, int64 [n], and the bytes of all names, uint8 [bytes]."""
 
     def __init__(self, ends: np.ndarray, data: np.ndarray) -> None:
         self._ends, self._data = ends, data
@@ -64,11 +59,7 @@ class PackedNames(Sequence[str]):
         return int(np.searchsorted(self._ends, found[0], side="right")) if len(found) else None
 
     def many(self, indices: np.ndarray) -> list[str]:
-        """The names at these indices; three times as fast as one by one.
-
-        Args:
-            indices: int64 [n], each at least 0.
-        """
+        """The names at these indices, int64 [n], each at least 0; three times as fast as one by one."""
         begins = np.where(indices > 0, self._ends[np.maximum(indices, 1) - 1], 0).tolist()
         data = self._data.data
         return [os.fsdecode(bytes(data[start:stop])) for start, stop in zip(begins, self._ends[indices].tolist())]

@@ -114,12 +114,9 @@ def is_joined(file: Any, content: Any, size: int) -> bool:
     """Whether `cat` joined Parquet files. The footer of the last file would then be used for the pages of the first.
 
     Args:
-        file: the `pyarrow.parquet.ParquetFile`.
+        file: the `pyarrow.parquet.ParquetFile`; if the columns in its footer are damaged or encrypted, an OSError or
+            ArrowException is raised.
         content: the bytes of the file, to be sliced.
-        size: of the file, in bytes.
-
-    Raises:
-        OSError: The columns in the footer are damaged or encrypted; or an ArrowException.
     """
     metadata = file.metadata
     ends = [len(_MAGIC)]

@@ -79,11 +79,8 @@ class PublishedImages:
         return int(self._ends[-1])
 
     def read(self, index: int) -> tuple[np.ndarray, int]:
-        """An image, uint8 [H, W] or [H, W, 3], and its label.
-
-        Raises:
-            FormatError: The label is not below the number of classes, or a file was written to.
-        """
+        """An image, uint8 [H, W] or [H, W, 3], and its label; a FormatError if this is no class, or a file has
+        changed."""
         for mapped in self._mapped_files:
             mapped.check_not_written()
         file, row = self._place(index)
@@ -125,15 +122,8 @@ class PublishedImages:
 def downloaded(urls: Sequence[str], md5: str) -> Iterator[Path]:
     """A verified copy of a published file in the cache of this node; one process fetches it, others wait.
 
-    Args:
-        urls: addresses of the file; if one cannot be fetched or has another digest, the next one is tried.
-        md5: MD5 digest of the file, hexadecimal.
-
-    Yields:
-        Path of the copy, which is in use until the block ends.
-
-    Raises:
-        StorageError: No address has the file with this digest.
+    Yields the path of the copy, which is in use until the block ends. If an address cannot be fetched, or the file has
+    another MD5 digest (hexadecimal), the next address is tried; a StorageError if none is right.
     """
     failures = []
     for url in urls:

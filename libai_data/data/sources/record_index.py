@@ -26,21 +26,14 @@ STALE_INDEX = (
 def record_index(
     file: MappedFile, kind: str, build: Callable[[], Sequence[np.ndarray]], cache_dir: PathLike | None
 ) -> list[np.ndarray]:
-    """The current index of a file: read from its index file, or built and written to it.
+    """The current index of a file: read-only arrays, read from its index file, or built and written to it; see
+    `cached_arrays`. A FormatError if the file changed while the index was built.
 
     Args:
-        file: the file of records.
         kind: format of the indexed file, with a version.
         build: makes the arrays of the index, int64 [n] each.
         cache_dir: folder for index files; see `index_folder`. By default, the index of a local file is in
             `.libai_data_index` beside the file, and the index of a store's file is beside its copy.
-
-    Returns:
-        The arrays, read-only; see `cached_arrays`.
-
-    Raises:
-        ConfigError: The folder's path leads through a file.
-        FormatError: The file changed while the index was built.
     """
 
     def build_of_this_file() -> Sequence[np.ndarray]:
@@ -56,16 +49,12 @@ def record_index(
 
 
 def index_folder(cache_dir: PathLike | None, beside: Path | None, name: str) -> Path:
-    """The folder for an index.
+    """The folder for an index with a name (without its ending).
 
     Args:
-        cache_dir: the user's choice; None or "" for the default.
+        cache_dir: the user's choice, a path on this machine or else a ConfigError; None or "" for the default.
         beside: a folder beside the data. The default is this folder if it already has the index, or if it is writable
             and LIBAI_DATA_CACHE_DIR is not set; otherwise `indices` in `cache_home()`.
-        name: name of the index file, without its ending.
-
-    Raises:
-        ConfigError: `cache_dir` is no path on this machine.
     """
     if cache_dir not in (None, ""):
         check({"cache_dir": OUTPUT}, cache_dir=cache_dir)

@@ -72,12 +72,8 @@ def without_protocol(path: str) -> str:
 
 
 def look_up(url: str, attempts: int) -> RemoteFile:
-    """Ask the store for the size and version of a file.
-
-    Raises:
-        ConfigError: There is no such file, access is denied, or the package for the store is not installed.
-        StorageError: The store does not answer.
-    """
+    """Ask the store for the size and version of a file. A ConfigError if there is no such file, access is denied, or
+    the package for the store is not installed; a StorageError if the store does not answer."""
 
     def ask() -> RemoteFile:
         store, name = _store_of(url)
@@ -88,15 +84,11 @@ def look_up(url: str, attempts: int) -> RemoteFile:
 
 
 def list_files(url: str, attempts: int) -> list[str]:
-    """The addresses of the files that a glob or a folder of a store names, sorted; empty if there are none.
+    """The addresses of the files that a glob or a folder of a store names, sorted; empty if there are none. Errors are
+    as those of `look_up`.
 
     Args:
         url: a file, a glob ("**" for any depth), or a folder, for all its files except hidden ones.
-        attempts: most attempts.
-
-    Raises:
-        ConfigError: Access is denied, or the package for the store is not installed.
-        StorageError: The store does not answer.
     """
 
     def ask() -> list[str]:
@@ -122,17 +114,8 @@ def list_files(url: str, attempts: int) -> list[str]:
 
 
 def read_ranges(url: str, read: Callable[[Any], _Result], attempts: int) -> _Result:
-    """Read ranges of a store's file, and return the result of `read`.
-
-    Args:
-        url: address of the file.
-        read: function of the open file; each of its reads requests only this range from the store.
-        attempts: most attempts.
-
-    Raises:
-        ConfigError: There is no such file, access is denied, or the package for the store is not installed.
-        StorageError: The store does not answer, does not support ranges, or `read` fails.
-    """
+    """The result of `read`, a function of the open file of a store; each of its reads requests only this range. Errors
+    are as those of `look_up`; also a StorageError if the store does not support ranges, or `read` fails."""
 
     def ask() -> _Result:
         store, name = _store_of(url)
@@ -149,9 +132,7 @@ def fetch(remote: RemoteFile, target: Path, attempts: int, changed: str = _WHILE
     """Copy a file of a store to a local path, and verify size, version and MD5 digest.
 
     Args:
-        remote: the file; it must not have changed.
         target: path of the copy; after an error, the copy may be incomplete.
-        attempts: most attempts.
         changed: end of the message if the file has changed: since when, and what to do.
 
     Raises:
@@ -205,12 +186,8 @@ def fetch(remote: RemoteFile, target: Path, attempts: int, changed: str = _WHILE
 
 
 def write_file(url: str, content: bytes, attempts: int) -> None:
-    """Write a file to a store.
-
-    Raises:
-        ConfigError: The store is read-only, or this user may not write.
-        StorageError: The store does not answer.
-    """
+    """Write a file to a store. A ConfigError if the store is read-only, or this user may not write; a StorageError if
+    the store does not answer."""
 
     def write() -> None:
         store, name = _store_of(url)

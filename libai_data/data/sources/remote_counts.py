@@ -18,12 +18,8 @@ _RECORD_BATCH, _END = 3, 0
 
 
 def count_by_ranges(kind: str, remote: RemoteFile, attempts: int) -> int | None:
-    """The number of records of a file; None if the format or the file does not store this number.
-
-    Raises:
-        ConfigError: The file does not exist, or the package for its format is not installed.
-        StorageError: The store does not answer, or does not support ranges.
-    """
+    """The number of records of a file; None if the format or the file does not store this number. Errors are those of
+    `read_ranges`, or a ConfigError if the package for the format is not installed."""
     if kind not in _COUNTERS or not remote.size:
         return None
     size = remote.size

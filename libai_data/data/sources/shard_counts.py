@@ -56,8 +56,7 @@ def counted(
         columns: as for `described_shards`.
 
     Raises:
-        ConfigError: The folder is none of a store, has no such shards, or a format that cannot be streamed; or its
-            samples can be counted only by reading.
+        ConfigError: The folder is none of a store, or has no shards that can be streamed or counted.
         FormatError: The files beside the shards do not fit the shards.
         StorageError: The store does not answer.
     """
@@ -135,11 +134,7 @@ def parted(address: str) -> tuple[str, str]:
 
 
 def selected(folder: str, table: ShardTable, pattern: str) -> ShardTable:
-    """The shards of a table whose names match a glob.
-
-    Raises:
-        ConfigError: No name matches.
-    """
+    """The shards of a table whose names match a glob; a ConfigError if none does."""
     if not pattern:
         return table
     kept = np.flatnonzero([_matches(name, pattern) for name in table.names])

@@ -34,13 +34,8 @@ _NAMED, _NUMBERED = ("builtins.dict", "collections.OrderedDict"), ("builtins.tup
 
 
 class Column(NamedTuple):
-    """A value that each sample has.
-
-    Args:
-        name: name of the value in a record.
-        encoding: how the value is stored.
-        size: bytes; 0 if each sample stores the size of its value; None if the value is the whole sample.
-    """
+    """A value that each sample has: its name, how it is stored, and its bytes; 0 if each sample stores the size of its
+    value, and None if the value is the whole sample."""
 
     name: str
     encoding: str
@@ -80,9 +75,7 @@ class DescribedShard(NamedTuple):
 def described_shards(
     files: Sequence[str], format: str, columns: Sequence[str] | None = None
 ) -> dict[str, DescribedShard]:
-    """Path -> description of a shard.
-
-    The order is that of the indices, if `files` has indices, and otherwise that of the files.
+    """Path -> description of a shard, in the order of the indices if `files` has indices, and otherwise of `files`.
 
     Args:
         files: paths of shards and indices. Without indices, those in the folders of the shards are read.
@@ -149,15 +142,8 @@ def decompressed(
     version: str = "",
     on_fetch: Callable[[], None] = lambda: None,
 ) -> DecompressedFile:
-    """The decompressed content of a compressed shard.
-
-    Args:
-        path: path or address of the compressed file.
-        shard: description of the shard.
-        storage: where copies are kept; by default as the environment sets it.
-        version: the version that an object in a store must have; by default any.
-        on_fetch: called after the shard was fetched, because the cache did not have the copy.
-    """
+    """The decompressed content of a compressed shard; `version` is that which an object of a store must have, by
+    default any, and the other arguments are as for `DecompressedFile`."""
     if shard.compression != "zstd":
         method = shard.compression or "an unknown method"
         raise FormatError(f"{path} is compressed by {method}; shards that are raw, or compressed by zstd, are read")

@@ -87,12 +87,7 @@ class ShardTable:
 
     @classmethod
     def read(cls, folder: str) -> ShardTable:
-        """Read the table of a folder.
-
-        Raises:
-            ConfigError: There is no table.
-            FormatError: The table is damaged, or of another version.
-        """
+        """Read the table of a folder; a ConfigError if there is none, a FormatError if it is damaged or outdated."""
         path = f"{folder}/{TABLE}"
         with LocalFile(path) as file:
             try:

@@ -30,12 +30,8 @@ _LARGEST_POINTER = 1024  # bytes
 
 
 def opened(paths: Paths | MappedFile) -> list[MappedFile]:
-    """The files that `paths` names, see `storage.listed`; or only the given file, if it is open already.
-
-    Raises:
-        ConfigError: There is no such file, or a folder does not have all shards of `libai-data convert`.
-        FormatError: A file is a pointer of Git LFS.
-    """
+    """The files that `paths` names, see `storage.listed`; or only the given file, if it is open already. Also a
+    ConfigError if a folder lacks shards of `libai-data convert`; a FormatError if a file is a pointer of Git LFS."""
     if isinstance(paths, MappedFile):
         return [paths]
     folders = [Path(folder) for folder in map(without_protocol, patterns_of(paths)) if os.path.isdir(folder)]
@@ -120,11 +116,8 @@ class Records:
     __getitems__ = read_many
 
     def located(self, indices: Indices) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """Group records by shard: the shard's number, the places of its records in `indices`, and their rows in it.
-
-        Raises:
-            IndexError: There is no such record.
-        """
+        """Group records by shard: the shard's number, the places of its records in `indices`, and their rows in it. An
+        IndexError if there is no such record."""
         return runs_of(self._ends, self._checked(indices))
 
     def _checked(self, indices: Indices) -> np.ndarray:
@@ -186,12 +179,8 @@ class ShardedSource(Records):
 
 
 def runs_of(ends: np.ndarray, rows: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Find rows in consecutive parts; yield a part's number, the places in `rows`, and the rows within the part.
-
-    Args:
-        ends: rows up to the end of each part, int64 [parts].
-        rows: int64 [n].
-    """
+    """Find rows, int64 [n], in consecutive parts, of which `ends` says where they end, int64 [parts]; yields a part's
+    number, the places in `rows`, and the rows within the part."""
     if not len(rows):
         return
     numbers = ends.searchsorted(rows, side="right")
@@ -206,12 +195,8 @@ def runs_of(ends: np.ndarray, rows: np.ndarray) -> Iterator[tuple[int, np.ndarra
 
 
 def checked_indices(indices: Indices, count: int, what: str) -> np.ndarray:
-    """Convert indices, of which negative ones count from the end, to int64 [n] from 0 on.
-
-    Raises:
-        IndexError: An index is outside.
-        TypeError: The indices are no list of ints, such as a mask.
-    """
+    """Convert indices, of which negative ones count from the end, to int64 [n] from 0 on. An IndexError if one is
+    outside; a TypeError if they are no list of ints, such as a mask."""
     asked = np.asarray(indices)
     if asked.ndim != 1 or (asked.size and asked.dtype.kind not in "iu"):
         raise TypeError(

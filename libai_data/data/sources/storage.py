@@ -177,11 +177,7 @@ def local_path(path: PathLike) -> Path:
 
 
 def patterns_of(patterns: Any) -> list[str]:
-    """One pattern, or several, as a list of texts.
-
-    Raises:
-        ConfigError: A pattern is no path.
-    """
+    """One pattern, or several, as a list of texts; a ConfigError if a pattern is no path."""
     # Mappings and sets are refused: keys are no list of files, and the order of a set differs between processes.
     is_list = isinstance(patterns, Iterable) and not isinstance(patterns, (str, bytes, os.PathLike, Mapping, Set))
     found = list(patterns) if is_list else [patterns]

@@ -145,12 +145,8 @@ class StreamedSource(Records):
         return opened
 
     def hold(self, number: int) -> Copy | DecompressedFile:
-        """The copy of a shard, which the cache keeps until the copy is closed; fetched if the cache does not have it.
-
-        Raises:
-            ConfigError: The shard does not exist any more.
-            StorageError: The shard cannot be fetched, has changed, or finds no room in the cache.
-        """
+        """The copy of a shard, which the cache keeps until the copy is closed; fetched if the cache does not have it. A
+        ConfigError or StorageError as of `LocalFile`, or if the shard has changed."""
         remote = self.table.remote(self.folder, number)
 
         def on_fetch() -> None:

@@ -22,13 +22,8 @@ _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"\x28\xb5":
 
 @dataclass(frozen=True)
 class TarIndex:
-    """The regular files of an archive, in the order of the archive.
-
-    Attributes:
-        names: names of the files, without a leading "./".
-        offsets: int64 [n], offset of the first byte of each file.
-        sizes: int64 [n], bytes of each file.
-    """
+    """The regular files of an archive, in its order: their names without a leading "./"; the offset of the first byte
+    of each file, and its bytes, int64 [n] each."""
 
     names: PackedNames
     offsets: np.ndarray
@@ -49,13 +44,8 @@ class TarIndex:
 
 
 def index_tar(path: str | Path, start: int = 0, stop: int | None = None, called: str = "") -> TarIndex:
-    """Find the files of an archive; reads its headers only.
-
-    Args:
-        path: path of the file with the archive.
-        start: offset at which the archive begins in the file.
-        stop: offset at which the archive ends; by default the end of the file.
-        called: name of the file in messages; by default its path.
+    """Find the files of an archive, which begins at the offset `start` of a file, and ends at `stop` or with the file;
+    reads its headers only. `called` is the name of the file in messages, by default its path.
 
     Raises:
         FormatError: The archive is truncated, compressed, no tar, has a hard link or a name that leads out of it, or

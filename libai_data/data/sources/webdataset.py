@@ -61,11 +61,7 @@ class _Shard:
         return len(self._first) - 1
 
     def read(self, rows: Sequence[int]) -> list[dict[str, Any]]:
-        """The samples of these rows, in this order.
-
-        Raises:
-            FormatError: The headers of a sample are not those that were indexed.
-        """
+        """The samples of these rows, in this order; a FormatError if a sample's headers are not the indexed ones."""
         asked = np.asarray(rows, np.int64)
         firsts, afters = self._first[asked], self._first[asked + 1]
         counts = afters - firsts
