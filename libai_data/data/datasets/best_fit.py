@@ -13,13 +13,8 @@ _WINDOWS_AT_ONCE = 256
 
 
 def best_fit(lengths: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
-    """Choose the pieces of each sample.
-
-    Each piece is put into the sample of its window in which it leaves the least room, or else into a new sample.
-
-    Args:
-        lengths: int64 [pieces], lengths of the pieces, from 1 to `room`.
-        room: length of a sample.
+    """Choose the pieces of each sample: a piece is put into the sample of its window in which it leaves the least room,
+    or else into a new sample. Lengths are int64 [pieces], from 1 to `room`, the length of a sample.
 
     Returns:
         int64 [pieces], the pieces in the order of the samples; and int64 [samples + 1], where samples begin in it.
@@ -43,12 +38,8 @@ def best_fit(lengths: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def best_fit_in_each(lengths: np.ndarray, room: int) -> list[list[np.ndarray]]:
-    """The samples of many windows: for each window its samples, each as the places of its pieces in the window, int64.
-
-    Args:
-        lengths: int64 [windows, pieces], from 1 to `room`; 0 if there is no piece.
-        room: length of a sample.
-    """
+    """For each window its samples, each as the places of its pieces in the window, int64. Lengths are int64 [windows,
+    pieces], from 1 to `room`, the length of a sample; 0 if there is no piece."""
     pieces_first = np.argsort(lengths == 0, axis=1, kind="stable")
     pieces = np.take_along_axis(lengths, pieces_first, axis=1).astype(np.int32)
     numbers = np.where(pieces, _samples_of_windows(pieces, room), lengths.shape[1])

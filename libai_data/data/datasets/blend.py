@@ -189,18 +189,9 @@ def _limits(max_epochs: Sequence[float | None] | None, sizes: tuple[int, ...]) -
 
 
 def proportions(weights: Sequence[float]) -> tuple[int, ...]:
-    """Convert weights to integer numbers of samples in one period.
-
-    Args:
-        weights: none negative, not all 0; a float counts as the decimal number that Python prints for it.
-
-    Returns:
-        The smallest integers in these proportions, if their sum is at most `LONGEST_PERIOD`. Otherwise the nearest
-        integers with this sum (by largest remainders), each at least 1 if its weight is not 0.
-
-    Raises:
-        ConfigError: A weight is negative or no number, or all are 0.
-    """
+    """Convert weights to integer numbers of samples in one period: the smallest integers in these proportions, if their
+    sum is at most `LONGEST_PERIOD`. Otherwise the nearest integers with this sum (by largest remainders), each at least
+    1 if its weight is not 0. Weights are as for `shares_of`."""
     shares = shares_of("the weights of a blend", weights)
     period = 1
     for share in shares:

@@ -25,11 +25,7 @@ _ROW = "  {:<40} {:>14} {:>18} {:>8} {:>8} {:>8} {:>8}"
 
 def log_blend(dataset: Any, samples: int, position_of: Callable[[int], int]) -> None:
     """Log how often a training uses each dataset of a blend, or each corpus of tokens; other datasets are not logged.
-
-    Args:
-        samples: samples of the whole training.
-        position_of: returns the position of a step's first sample.
-    """
+    `samples` are those of the whole training; `position_of` returns the position of a step's first sample."""
     whole = dataset
     while isinstance(whole, (Map, StreamTransform)):
         whole = whole.dataset

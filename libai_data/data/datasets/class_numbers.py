@@ -14,11 +14,8 @@ _MOST_WRAPPERS = 16
 
 
 class ClassNumbers:
-    """The numbers of classes in datasets that are used together, as a state for checkpoints.
-
-    Raises:
-        ConfigError: A number means two classes; see `check_class_numbers`.
-    """
+    """The numbers of classes in datasets that are used together, as a state for checkpoints; see
+    `check_class_numbers`."""
 
     may_be_absent = True  # Checkpoints of earlier versions do not have this state.
 

@@ -222,12 +222,8 @@ def refuse_class(dataset: Any) -> None:
 
 
 def length_of(dataset: Any) -> int:
-    """The number of samples of a dataset.
-
-    Raises:
-        ConfigError: The dataset has no length, or is a mapping or a table: `table[index]` is a column, but a sample is
-            expected.
-    """
+    """The number of samples of a dataset. A ConfigError if it has no length, or is a mapping or a table, of which
+    `table[index]` is a column, but a sample is expected."""
     refuse_class(dataset)
     name = type(dataset).__name__
     for base in type(dataset).__mro__:
@@ -250,11 +246,7 @@ def length_of(dataset: Any) -> int:
 
 
 def indexed_length(dataset: Any) -> int:
-    """The number of samples of a dataset whose samples have indices.
-
-    Raises:
-        ConfigError: The dataset has no length, or is a filter or packer, whose outputs depend on the order of samples.
-    """
+    """`length_of` a dataset whose samples have indices; a ConfigError for a filter or packer."""
     refuse_outputs_without_indices(dataset)
     return length_of(dataset)
 
@@ -266,17 +258,12 @@ def check_index(index: int, length: int) -> None:
 
 
 def joint_read_batch(datasets: Sequence[Any], locate: Locate) -> Callable[..., None]:
-    """A `read_batch` of several datasets.
+    """A `read_batch` of several datasets, with the argument `parts` if the `read_batch` of all datasets has it.
 
     Args:
-        datasets: each has `read_batch(indices, out)` or `read_batch(indices, out, parts)`, which reads its own rows.
+        datasets: each has `read_batch(indices, out)` or `read_batch(indices, out, parts)`, which reads its own rows;
+            otherwise an AttributeError is raised.
         locate: indices -> numbers of the samples' datasets, and indices in these datasets; int64 [n] each.
-
-    Returns:
-        The function; it has the argument `parts` if the `read_batch` of all datasets has it.
-
-    Raises:
-        AttributeError: A dataset has no `read_batch`.
     """
     for dataset in datasets:
         if batch_method_of(dataset, "read_batch") is None:

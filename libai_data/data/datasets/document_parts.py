@@ -19,14 +19,12 @@ Parts = Optional[list[Optional[Any]]]
 
 
 def split_documents(dataset: Any, proportions: Sequence[float]) -> Parts:
-    """Datasets with the same arguments, each over a part of the documents; see `IndexedSource.split`.
+    """Datasets with the same arguments, each over a part of the documents; see `IndexedSource.split`. A ConfigError if
+    the dataset contains another dataset that repeats documents.
 
     Returns:
         The parts; a part is None if its documents are too few for one sample. None instead of the list if the samples
         can be divided instead, because they are not made of documents, or no document is in two samples.
-
-    Raises:
-        ConfigError: The dataset contains another dataset that repeats documents.
     """
     if isinstance(dataset, Map):
         parts = split_documents(dataset.dataset, proportions)

@@ -15,17 +15,11 @@ _MOST_CHARACTERS = 400
 
 
 def fingerprint_of(dataset: Any) -> dict[str, Any]:
-    """The name of a dataset's class, and the result of its method `fingerprint()`, or its attribute `fingerprint`.
+    """{"name": name of a dataset's class, "content": result of its method `fingerprint()`, or its attribute
+    `fingerprint`}.
 
-    Args:
-        dataset: its method `fingerprint()`, if it has one, returns JSON values, such as a hash of its files, or their
-            names and sizes. The call should be cheap. The result must stay equal while each index has the same sample.
-
-    Returns:
-        {"name": name of its class, "content": result of `fingerprint()`}; a long result is stored as a hash.
-
-    Raises:
-        ConfigError: JSON cannot store the result of `fingerprint()`.
+    The method should be cheap, and return JSON values, such as a hash of its files; a ConfigError if JSON cannot store
+    them. The result must stay equal while each index has the same sample. A long one is stored as a hash.
     """
     found: dict[str, Any] = {"name": type(dataset).__name__}
     own = attribute_of(dataset, "fingerprint")

@@ -190,11 +190,8 @@ class BatchFiller:
         """Fill the fields that depend on where pieces begin and end.
 
         Args:
-            stretch: the rows and their pieces.
             begins: int64 [rows], the places where the samples begin; a row may be a part of its sample.
-            has_token: bool [rows, width], whether a place has a token.
-            counts: bool [rows, width], whether a place has a next token to predict.
-            out: field -> rows to fill.
+            has_token, counts: bool [rows, width], whether a place has a token, and a next token to predict.
             wanted: field -> slices of the width.
         """
         width = counts.shape[1]

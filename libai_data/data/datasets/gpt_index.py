@@ -68,20 +68,12 @@ def documents(bounds: np.ndarray, num_epochs: int, seed: int | None, left_out: i
 
 
 def packed(bounds: np.ndarray, length: int, num_epochs: int, seed: int | None) -> list[np.ndarray]:
-    """Samples of whole documents.
-
-    A place of the stream is a pair of a token and the next one: a document of n tokens has n - 1 pairs. A document with
-    more pairs than a sample is cut into pieces that fit. The pieces are packed by best fit; see `best_fit`.
-
-    Args:
-        bounds: int64 [documents + 1], where documents begin and end in the `.bin` file, in tokens.
-        length: pairs of a sample.
-        num_epochs: how often the corpus is repeated.
-        seed: decides each epoch's order of documents; None for the order of the file.
+    """Samples of whole documents. A place of the stream is a pair of a token and the next one: a document of n tokens
+    has n - 1 pairs. A document with more pairs than a sample's `length` is cut. The pieces are packed by `best_fit`.
 
     Returns:
         `starts` and `offsets` of the pieces, in the order of the samples; and `firsts`, int64 [samples + 1], the first
-        piece of each sample, and at the end the number of pieces.
+        piece of each sample, and at the end the number of pieces. The arguments are as for `documents`.
     """
     whole = documents(bounds, num_epochs, seed, left_out=1)
     pairs = np.diff(whole.starts[:-1])

@@ -52,12 +52,7 @@ class Masker:
     def mask(
         self, tokens: np.ndarray, special: np.ndarray, random: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Mask some tokens.
-
-        Args:
-            tokens: int64 [n].
-            special: bool [n], tokens that are not masked.
-            random: the generator of the sample.
+        """Mask some tokens, int64 [n], but none that is `special`, bool [n].
 
         Returns:
             The tokens with masks, int64 [n]; the tokens without masks and without the marks of Chinese words, int64
@@ -81,18 +76,11 @@ class Masker:
         return masked, clean, chosen
 
     def choose(self, tokens: np.ndarray, special: np.ndarray, random: np.random.Generator) -> np.ndarray:
-        """Choose the tokens to predict: `round(probability * n)`, at least 1, or fewer if no further whole word fits.
+        """Choose the tokens to predict, bool [n]: `round(probability * n)`, at least 1, or fewer if no further whole
+        word fits. No token is chosen that is `special`, bool [n].
 
         If a word has more tokens than this number, each of its tokens counts as a word. So at least one token is
         chosen, unless all are special.
-
-        Args:
-            tokens: int64 [n].
-            special: bool [n], tokens that are not chosen.
-            random: the generator of the sample.
-
-        Returns:
-            Bool [n].
         """
         quota = max(1, round(len(tokens) * self._masking.probability))
         starts, ends = self._words(tokens, special, quota)

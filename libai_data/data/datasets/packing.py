@@ -36,15 +36,9 @@ _WINDOWS_KEPT = 4
 
 
 class Window(NamedTuple):
-    """The outputs of a window.
-
-    Args:
-        begin: first place of the window.
-        end: the place after the window, in the same lane.
-        last: last place of the window.
-        outputs: for each output the places of its samples, int64 [samples].
-        samples: place -> the sample that was read to measure its amount; empty if amounts were known.
-    """
+    """The outputs of a window: its first and its last place, and the place after it in the same lane; for each output
+    the places of its samples, int64 [samples]; and place -> the sample that was read to measure its amount, empty if
+    amounts were known."""
 
     begin: int
     end: int

@@ -31,12 +31,8 @@ class Passages(NamedTuple):
 def find_passages(source: Any, rule: SentenceRule, separators: bool) -> Passages:
     """The samples of a corpus, by a rule; with `separators`, a sample needs room for one token between two documents.
 
-    Args:
-        source: the corpus; has `sizes`, the tokens of each sentence, `doc_idx`, the first sentence of each document,
-            and `document_offsets()`.
-
-    Raises:
-        ConfigError: The corpus has no token.
+    The corpus has `sizes`, the tokens of each sentence, `doc_idx`, the first sentence of each document, and
+    `document_offsets()`. A ConfigError if it has no token.
     """
     line = _TokenLine(source, separators)
     if not line.ends[-1]:

@@ -53,15 +53,8 @@ class SentenceDataset:
         self.read_source(source if isinstance(source, IndexedSource) else IndexedSource(source))
 
     def read_source(self, source: IndexedSource, share: float = 1.0) -> None:
-        """Find the samples of a corpus, which replace the samples of an earlier corpus.
-
-        Args:
-            source: the corpus.
-            share: if the dataset has a given number of samples, use this share of the number.
-
-        Raises:
-            ConfigError: The documents are too few for one sample.
-        """
+        """Find the samples of a corpus, which replace the samples of an earlier corpus. If the dataset has a given
+        number of samples, use a `share` of the number. A ConfigError if the documents are too few for one sample."""
         if self._rule.max_num_samples is not None:
             self._rule = replace(self._rule, max_num_samples=ceil(self._rule.max_num_samples * share))
         self.source = source

@@ -68,14 +68,8 @@ class SentenceSamples(NamedTuple):
 
 
 def find_samples(source: Any, rule: SentenceRule) -> SentenceSamples:
-    """The samples of a corpus.
-
-    Args:
-        source: the corpus; has `sizes`, tokens of each sentence, and `doc_idx`, the first sentence of each document.
-
-    Raises:
-        ConfigError: No document has enough sentences.
-    """
+    """The samples of a corpus, which has `sizes`, tokens of each sentence, and `doc_idx`, the first sentence of each
+    document. A ConfigError if no document has enough sentences."""
     sizes = np.asarray(source.sizes)
     full = np.flatnonzero(sizes)
     documents = np.searchsorted(full, source.doc_idx)

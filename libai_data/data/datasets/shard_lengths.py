@@ -17,12 +17,9 @@ from libai_data.errors import ConfigError
 def shard_lengths_of(dataset: Any) -> np.ndarray:
     """The number of samples of each shard file of a dataset, int64 [shards], in the order of the indices.
 
-    Args:
-        dataset: a source of files, or a dataset with an attribute `shard_lengths`; or a `ConcatDataset`, a contiguous
-            `Subset`, a `Map`, a filter or a packer of these. For a filter or packer, its input samples are counted.
-
-    Raises:
-        ConfigError: The shard files are not known, or `shard_lengths` does not fit the dataset.
+    The dataset is a source of files, or has an attribute `shard_lengths`; or is a `ConcatDataset`, a contiguous
+    `Subset`, a `Map`, a filter or a packer of these; of the last two, input samples are counted. Otherwise a
+    ConfigError.
     """
     lengths = array_of(_lengths(dataset), int)
     name, samples = type(dataset).__name__, length_of(dataset)

@@ -14,13 +14,8 @@ from libai_data.errors.argument_rules import ANYTHING, several
 
 
 def shares_of(what: str, weights: Sequence[Any]) -> list[Fraction]:
-    """Exact shares with the sum 1, in the proportions of weights.
-
-    A float counts as the decimal number that Python prints for it. `what` names the weights in messages.
-
-    Raises:
-        ConfigError: A weight is negative or no number, or all are 0.
-    """
+    """Exact shares with the sum 1, in the proportions of weights, which `what` names in messages. A float counts as the
+    decimal number that Python prints for it. A ConfigError if a weight is negative or no number, or all are 0."""
     if not several(ANYTHING).accepts(weights):
         raise ConfigError(f"{what} are {weights!r:.200}; give a list of numbers")
     exact = [_fraction(what, weight, weights) for weight in weights]

@@ -98,13 +98,9 @@ class StreamedShards:
         return locate
 
     def use_share(self, share: float, is_kept: bool) -> None:
-        """Set how much of the cache this process, and each of its workers, may use for open copies.
-
-        Args:
-            share: fraction of the node's cache for this process.
-            is_kept: whether open shards stay open if the fraction is the same. Must be False if workers are forked now,
-                because they would keep these shards open too.
-        """
+        """Set the fraction of the node's cache that this process, and each of its workers, may use for open copies. If
+        it is the same as before, open shards stay open, unless `is_kept` is False: workers that are forked now would
+        keep them open too."""
         self._share = share
         self._budget = int(min(source.storage.size for source in self.sources) * share) // 2
         opened = self.sources[0].opened
@@ -114,12 +110,8 @@ class StreamedShards:
             source.opened = opened
 
     def plan_of(self, lane_plan: ShardPlan, lengths: np.ndarray) -> ShardPlan:
-        """Convert the plan of an order with lanes, which numbers all shards of the dataset, to this object's numbers.
-
-        Args:
-            lane_plan: the plan of the order.
-            lengths: `shard_lengths_of` the dataset, int64 [shards].
-        """
+        """Convert the plan of an order with lanes, which numbers all shards of the dataset, to this object's numbers;
+        with `shard_lengths_of` the dataset, int64 [shards]."""
         streamed = self._streamed(lengths)
         own = np.zeros(self.none + 1, np.int64)
         full = np.flatnonzero(lengths)
@@ -135,22 +127,14 @@ class StreamedShards:
         return np.append(self.sizes, 0)[self._streamed(lengths)]
 
     def most_in_order(self, samples: int, orders: int) -> int:
-        """The most bytes of shards that are needed at once, if samples are read in the order of their indices.
-
-        Args:
-            samples: number of samples that are read at once.
-            orders: number of datasets of a blend, each of which is read in this order; otherwise 1.
-        """
+        """The most bytes of shards that are needed at once, if so many samples are read in the order of their indices;
+        in `orders` such orders, one for each dataset of a blend."""
         lengths = np.concatenate([np.empty(0, np.int64), *(source.shard_lengths for source in self.sources)])
         return orders * most_of_turns(samples, 1, lengths, self.sizes)
 
     def uses_in(self, samples: Iterable[tuple[np.ndarray, np.ndarray]]) -> Iterator[ShardUse]:
-        """The uses of shards, in the order of their first batch.
-
-        Args:
-            samples: the batch and the index of each sample, int64 [n] each, for several batches at a time; batches
-                ascending.
-        """
+        """The uses of shards, in the order of their first batch. `samples` are the batch (ascending) and the index of
+        each sample, int64 [n] each, for several batches at a time."""
         for batches, indices in samples:
             shards = self.at(indices)
             found, firsts = np.unique(shards, return_index=True)
@@ -159,15 +143,9 @@ class StreamedShards:
                 yield ShardUse(int(found[row]), int(batches[firsts[row]]), int(batches[lasts[row]]))
 
     def read_ahead(self, plan: ShardPlan, most_bytes: Callable[[], int]) -> None:
-        """Prefetch shards in the order of a plan.
-
-        Args:
-            plan: the plan of this process.
-            most_bytes: returns the most bytes that any process with a part of the same size may need at once.
-
-        Raises:
-            ConfigError: This process's share of the cache is smaller than the shards that it needs at once.
-        """
+        """Prefetch shards in the order of the plan of this process. A ConfigError if its share of the cache is smaller
+        than the shards that it needs at once; `most_bytes` returns the most that any process with an equal part may
+        need."""
         self.end_read_ahead()
         sizes = np.append(self.sizes, 0)
         first = _first_uses(plan.uses)
@@ -208,11 +186,8 @@ class StreamedShards:
         return source, shard - first
 
     def check_holds_all(self) -> None:
-        """Check that all shards fit into this process's share of the cache, for an order that needs all at once.
-
-        Raises:
-            ConfigError: The shards do not fit.
-        """
+        """Raise a ConfigError if not all shards fit into this process's share of the cache, as an order needs all at
+        once."""
         needed = int(self.sizes.sum())
         if needed > self._budget:
             self._refuse(

@@ -162,12 +162,7 @@ def _pieces(total: int, count: int, random: np.random.Generator) -> np.ndarray:
 
 
 def corrupt(tokens: np.ndarray, spans: Spans, sentinels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Replace the spans of a passage by sentinels.
-
-    Args:
-        tokens: integers [n].
-        spans: the spans, ascending; between two spans is at least one token.
-        sentinels: int64, at least as many as spans.
+    """Replace the spans of a passage, integers [n], by sentinels; between two spans is at least one token.
 
     Returns:
         int64: the passage with a sentinel for each span; and the spans, each with its sentinel before it.

@@ -41,11 +41,8 @@ class TransformInputs:
         self._known_bad = known_bad
 
     def read(self, seed: int, epoch: int, index: int) -> tuple[Any, Replacement | None]:
-        """A sample or `LEFT_OUT`; and a `Replacement` if the sample replaces a failed sample, else None.
-
-        Raises:
-            SampleError: The sample cannot be read, and is not replaced, or all its replacements failed.
-        """
+        """A sample or `LEFT_OUT`; and a `Replacement` if the sample replaces a failed sample, else None. A SampleError
+        if the sample cannot be read, and is not replaced, or all its replacements failed."""
         if self._known_bad is None:
             return self._read_one(seed, epoch, index), None
         reason, kind = "listed in the quarantine file", ""

@@ -36,11 +36,7 @@ _WITHOUT_SPACES = (
 
 
 def special_id(tokenizer: Any, role: str) -> int:
-    """The id of a special token such as "mask": `mask_token_id` of this package's, LiBai's or Hugging Face's tokenizer.
-
-    Raises:
-        ConfigError: The tokenizer has no such token.
-    """
+    """The id of a special token such as "mask": `mask_token_id` of a tokenizer; a ConfigError if it has none."""
     ident = getattr(tokenizer, f"{role}_token_id", None)
     if ident is None:
         raise ConfigError(f"the tokenizer has no {role} token ({role}_token_id is None), which this dataset needs")
@@ -57,13 +53,10 @@ class VocabularyTables(NamedTuple):
 
 
 def vocabulary_tables(tokenizer: Any) -> VocabularyTables:
-    """Tables of a tokenizer's vocabulary.
+    """Tables of a tokenizer's vocabulary; a ConfigError if it has only special tokens.
 
     Words are found by "##" (WordPiece), or by the mark of white space before a token (byte-level BPE, sentencepiece).
     Each character of a script without spaces begins a word too, unless it is a combining mark.
-
-    Raises:
-        ConfigError: The vocabulary has only special tokens.
     """
     vocabulary: dict[str, int] = tokenizer.get_vocab()
     size = 1 + max(vocabulary.values())
