@@ -216,17 +216,9 @@ class LanedBlendOrder(BlendOrder, LaneOrder):
 
 
 def order_over(dataset: Any, seed: int, shuffle: bool, laned: LaneOrder | None = None) -> Order:
-    """The endless order of a dataset; for a blend, the order of the blend.
-
-    Args:
-        dataset: the samples.
-        seed: decides the order.
-        shuffle: another permutation in each epoch.
-        laned: the order of the dataset in lanes; None to read it without lanes.
-
-    Raises:
-        ConfigError: A part of the dataset is a blend, whose weights the order would ignore.
-    """
+    """The endless order of a dataset; for a blend, the order of the blend. `laned` is the order of the dataset in
+    lanes, None to read it without. A ConfigError if a part of the dataset is a blend, whose weights the order would
+    ignore."""
     blend = blend_of(dataset)
     refuse_inner_blend(dataset)
     if blend is None:
@@ -242,12 +234,7 @@ def _laned_blend(laned: LaneOrder, blend: Blend) -> LanedBlendOrder:
 
 
 def order_from_json(state: Any) -> Order:
-    """Read an order from the result of its `to_json`.
-
-    Raises:
-        ConfigError: The numbers are impossible for an order.
-        KeyError, TypeError, ValueError: The state is malformed.
-    """
+    """Read an order from the result of its `to_json`; a ConfigError if its numbers are impossible."""
     plain = state["samples"], state["seed"], bool(state["shuffle"]), state["epoch_size"]
     if "weights" in state:
         return WeightedOrder(*plain, state["weights"]["digest"], state["weights"]["replacement"])

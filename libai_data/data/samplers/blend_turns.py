@@ -27,13 +27,8 @@ _ONE_LANE = np.zeros(1, dtype=np.int64)
 
 
 class Turns(NamedTuple):
-    """The dataset of each slot of one period.
-
-    Args:
-        datasets: int64 [period], the number of the dataset at each slot.
-        ranks: int64 [period], how many slots this dataset had before in the period.
-        slots: for each dataset its slots, int64 [number of its slots], ascending.
-    """
+    """The dataset of each slot of one period, int64 [period]; how many slots this dataset had before in the period,
+    int64 [period]; and for each dataset its slots, int64, ascending."""
 
     datasets: np.ndarray
     ranks: np.ndarray
@@ -152,12 +147,8 @@ def phases_of(blend: Blend) -> Blend:
 
 
 def lane_patterns(blend: Blend, lanes: np.ndarray) -> tuple[Pattern, ...]:
-    """The weights of a blend in each lane, for each of `patterns_of`.
-
-    Args:
-        blend: the blend, with the places of all phases.
-        lanes: int64 [lanes], the lane of each residue.
-    """
+    """The weights of a blend, with the places of all phases, in each lane, for each of `patterns_of`. `lanes` is the
+    lane of each residue, int64 [lanes]."""
     found: list[Pattern] = []
     for pattern in patterns_of(blend):
         found.append(_pattern(found, pattern.start, pattern.counts, lanes))

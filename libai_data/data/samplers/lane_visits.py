@@ -24,13 +24,9 @@ _ROW, _GROUPS, _SHARDS = range(3)
 
 
 class ShardRow(NamedTuple):
-    """All shards that have samples in one row, which the lanes cut into spans.
-
-    Args:
-        starts: int64 [shards + 1], the index of each shard's first sample in the dataset.
-        shards: int64 [n], the numbers of the shards in the order of the row.
-        edges: int64 [n + 1], samples before each place of the row.
-    """
+    """All shards that have samples in one row, which the lanes cut into spans: the index of each shard's first sample
+    in the dataset, int64 [shards + 1]; the numbers of the shards in the order of the row, int64 [n]; and the samples
+    before each place of the row, int64 [n + 1]."""
 
     starts: np.ndarray
     shards: np.ndarray
@@ -84,14 +80,10 @@ class Visits(NamedTuple):
 
 
 class LaneVisits:
-    """Computes the visits of lanes, and caches the last used tables.
+    """Computes the visits of lanes, and caches the last used tables, `kept` of them.
 
-    Args:
-        row: the shards.
-        block: shards that are shuffled together, at most.
-        seed: decides the orders.
-        shuffle: without it, groups, shards and samples keep the order of the row.
-        kept: size of the cache, in tables.
+    At most `block` shards are shuffled together. Without `shuffle`, groups, shards and samples keep the order of the
+    row.
     """
 
     def __init__(self, row: ShardRow, block: int, seed: int, shuffle: bool, kept: int) -> None:

@@ -75,9 +75,8 @@ class ListedBatches(EpochPositions):
         return None
 
     def batches(self, position: int) -> Iterator[IndexBatch]:
-        """The batches of the cursor's epoch, beginning at `position`, a number of samples of all ranks together.
-
-        If a restored position is the end of its epoch, the batches of the next epoch.
+        """The batches of the cursor's epoch, beginning at `position`, a number of samples of all ranks together. If a
+        restored position is the end of its epoch, the batches of the next epoch.
 
         Raises:
             CheckpointError: The lists differ from those before the checkpoint.
@@ -160,12 +159,8 @@ class ListedBatches(EpochPositions):
         )
 
     def _replay_rounds(self, rounds: int, expected: str) -> None:
-        """Iterate the rounds before a restored one again, so that the sampler's own random state advances.
-
-        Args:
-            rounds: number of rounds before the restored one.
-            expected: digest of the last of these rounds; "" if not known.
-        """
+        """Iterate the rounds before a restored one again, so that the sampler's own random state advances; `expected`
+        is the digest of the last of these rounds, "" if not known."""
         lists = self._length()
         if isinstance(self._batches, abc.Sequence) or (lists is None and not self._all_ended):
             # A list has no random state, and a sampler without a length may be endless.
@@ -215,11 +210,9 @@ class ListedBatches(EpochPositions):
             return None
 
     def state_dict(self) -> dict[str, Any]:
-        """At position 0, the previous epoch, and a digest of this rank's lists of that epoch.
-
-        At other positions, the epoch, the number of its samples that all ranks have used, and a digest of this rank's
-        lists of these samples. For a sampler without a length, also whether all earlier rounds ended.
-        """
+        """The epoch, the number of its samples that all ranks have used, and a digest of this rank's lists of these
+        samples; at position 0, the previous epoch. Without a length of the sampler, also whether all earlier rounds
+        ended."""
         state = {
             "position": self.position,
             "epoch": self.cursor.epoch - (self.position == 0),
@@ -308,9 +301,8 @@ def _has_length(dataset: Any) -> bool:
 def as_stream(batch_sampler: Any, dataset: Any = None) -> Any:
     """Return the sampler itself if it is a `StreamSampler` or `ListedBatches`, otherwise wrap it in `ListedBatches`.
 
-    Raises:
-        ConfigError: The sampler is derived from `StreamSampler`, but has its own `__iter__`, which the loader would
-            ignore; or it is no sampler of batches.
+    A ConfigError if the sampler is derived from `StreamSampler`, but has its own `__iter__`, which the loader would
+    ignore; or if it is no sampler of batches.
     """
     if isinstance(batch_sampler, (StreamSampler, ListedBatches)):
         name = type(batch_sampler).__name__

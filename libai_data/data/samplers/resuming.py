@@ -38,12 +38,8 @@ def check_overrides(override: Collection[str], others: Sequence[str] = ()) -> No
 
 
 def refuse(differences: Mapping[str, str], override: Collection[str]) -> None:
-    """Raise a CheckpointError if a saved state has differences that `override` does not allow.
-
-    Args:
-        differences: name of the override that allows a difference -> the difference, in words.
-        override: names of the differences that are allowed.
-    """
+    """Raise a CheckpointError if a saved state has differences that `override` does not allow; `differences` has the
+    name of the override that allows each -> the difference, in words."""
     check_overrides(override)
     refused = {name: words for name, words in differences.items() if name not in override}
     if refused:
@@ -162,17 +158,13 @@ def reconcile(
     """Find the state from which a stream continues after a saved state.
 
     Args:
-        saved_json: the saved state.
         own: the state of the stream that is to continue, before its first step.
         places_to_skip: schedule -> the places that the stream leaves out on purpose in a run of this schedule.
-        override: names of the differences that are allowed.
+        override: names of the differences that are allowed; a ConfigError if a name is unknown.
 
     Returns:
         The state from which the stream continues, and notes on repeated or left-out samples; none if nothing changed.
-
-    Raises:
-        CheckpointError: The saved state belongs to another stream, or is broken.
-        ConfigError: `override` has an unknown name.
+        A CheckpointError if the saved state belongs to another stream, or is broken.
     """
     saved = StreamState.from_json(saved_json)
     changed = differences(saved_json, own)

@@ -185,12 +185,8 @@ class StepSchedule:
 
 
 def left_out_by(skip_steps: Iterable[tuple[int, int]], schedule: StepSchedule) -> LeftOut:
-    """The places that `train.skip_steps` leaves out: those that these steps would use in a run without any skip.
-
-    Args:
-        skip_steps: (first step, last step), both included.
-        schedule: the schedule of the run.
-    """
+    """The places that `train.skip_steps` (first step, last step, both included) leaves out: those that these steps
+    would use in a run of this schedule without any skip."""
     begin = schedule.first_step
     taken = ((max(first, begin), last + 1) for first, last in skip_steps if last >= begin)
     return LeftOut(tuple((schedule.position_of(first), schedule.position_of(end)) for first, end in taken))

@@ -36,12 +36,8 @@ def shard_plan_of(sampler: StreamSampler, position: int, shards: StreamedShards)
 
 
 def most_bytes_of(sampler: StreamSampler, batches: int, shards: StreamedShards) -> int:
-    """The most bytes of streamed shards that any reader with as many rows as this one may need at once.
-
-    Args:
-        batches: number of consecutive batches that are read at once.
-        shards: the streamed shards of the dataset.
-    """
+    """The most bytes of streamed shards that any reader with as many rows as this one may need at once, if so many
+    consecutive batches are read at once."""
     order, size, rows = sampler.order, sampler.global_batch_size, len(sampler.rows_of(sampler.global_batch_size))
     if not isinstance(order, LaneOrder):
         blend = blend_of(sampler.dataset)
@@ -53,11 +49,8 @@ def most_bytes_of(sampler: StreamSampler, batches: int, shards: StreamedShards) 
 
 
 def _samples_ahead(sampler: StreamSampler, first: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The samples that this reader may read, several batches at a time, from batch `first` on without end.
-
-    Yields:
-        The batch (see `batch_of`) and the index of each sample, int64 [n] each.
-    """
+    """The samples that this reader may read, several batches at a time, from batch `first` on without end. Yields the
+    batch (see `batch_of`) and the index of each sample, int64 [n] each."""
     size = sampler.global_batch_size
     # With a stream transform, the outputs of this rank may need any sample.
     rows = np.arange(size) if sampler.makes_outputs else sampler.rows_of(size)

@@ -146,11 +146,8 @@ def start_from_json(start: Any, lanes: int) -> Start:
 
 
 def order_in_words(stream: Any) -> str:
-    """What decides the samples of a stream, in words: its state without the position. Equal streams have equal words.
-
-    Args:
-        stream: an object with `order_words()` or `state_dict()`.
-    """
+    """What decides the samples of a stream, in words: its `order_words()`, or its state without the position. Equal
+    streams have equal words."""
     words = stream.order_words() if hasattr(stream, "order_words") else stream.state_dict()
     found = [f"{key} {value}" for key, value in sorted(words.items()) if key not in ("position", "start")]
     start = getattr(stream, "restored_start", None)

@@ -66,13 +66,9 @@ class TransformRounds(EpochPositions, StreamSampler):
         raise TypeError("the number of batches in an epoch of a stream transform is not known in advance")
 
     def batches(self, position: int) -> Iterator[IndexBatch]:
-        """This rank's parts of all batches from `position` to the end of the cursor's epoch.
-
-        If no output is left in this epoch, the batches of the next epoch.
-
-        Raises:
-            ConfigError: An epoch has no output, or with "drop" fewer than a global batch.
-        """
+        """This rank's parts of all batches from `position` to the end of the cursor's epoch; if no output is left in
+        this epoch, the batches of the next epoch. A ConfigError if an epoch has no output, or with "drop" fewer than a
+        global batch."""
         epoch = self.cursor.epoch
         batch = self._batch(epoch, position)
         if batch is None and position:
@@ -151,11 +147,8 @@ class TransformRounds(EpochPositions, StreamSampler):
         return state
 
     def load_state_dict(self, state: Mapping[str, Any], override: Collection[str] = ()) -> None:
-        """Continue where another such sampler stopped. Its batch size and number of ranks may differ.
-
-        Raises:
-            CheckpointError: The state belongs to another kind of stream, or to another order.
-        """
+        """Continue where another such sampler stopped. Its batch size and number of ranks may differ. A CheckpointError
+        if the state belongs to another kind of stream, or to another order."""
         check_state(state, _STATE, "a loader over the epochs of a stream transform")
         saved, own = order_from_json(state), self.order
         if saved != own:

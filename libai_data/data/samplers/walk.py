@@ -77,16 +77,12 @@ class Walk:
         return self._starts[position][turn] if position in self._starts else UNKNOWN
 
     def outputs(self, position: int, count: int, turns: Sequence[int] | None = None) -> tuple[np.ndarray, Start]:
-        """Find `count` outputs, beginning at a position.
+        """Find `count` outputs, beginning at a position; of lanes, only those of some turns, all others' are `UNKNOWN`.
 
-        Args:
-            turns: of lanes, those whose outputs are found; all others' are `UNKNOWN`.
+        A ConfigError if about as many consecutive samples as an epoch has yield no output.
 
         Returns:
             The start of each output, int64 [count]; and the start of the output after them.
-
-        Raises:
-            ConfigError: About as many consecutive samples as an epoch has yield no output.
         """
         lanes = len(self._lanes)
         turns = range(lanes) if turns is None else turns
@@ -299,11 +295,8 @@ class _LaneWalk:
 
 
 def different_starts(starts: np.ndarray) -> str:
-    """Describe the first lane for which ranks know different starts of the next output; "" if all ranks agree.
-
-    Args:
-        starts: int64 [ranks, lanes], the starts that each rank knows; otherwise `UNKNOWN`.
-    """
+    """Describe the first lane for which ranks know different starts of the next output; "" if all ranks agree. `starts`
+    are int64 [ranks, lanes]; `UNKNOWN` if a rank does not know the start."""
     latest = starts.max(axis=0)
     _, lanes = np.nonzero((starts != latest) & (starts != UNKNOWN))
     if not len(lanes):
