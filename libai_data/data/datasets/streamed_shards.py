@@ -186,7 +186,7 @@ class StreamedShards:
         return source, shard - first
 
     def check_holds_all(self) -> None:
-        """Raise a ConfigError if not all shards fit into this process's share of the cache, as an order needs all at
+        """Raise a ConfigError if this process's share of the cache has no room for all shards, which an order needs at
         once."""
         needed = int(self.sizes.sum())
         if needed > self._budget:

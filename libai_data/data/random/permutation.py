@@ -25,17 +25,8 @@ _AT_ONCE = 1 << 15
 
 
 def permuted(size: int, seed: int, number: int, places: np.ndarray) -> np.ndarray:
-    """The values at these places of a permutation.
-
-    Args:
-        size: number of places of the permutation.
-        seed: any int.
-        number: number of the permutation; each seed has many.
-        places: int64 [n], each of 0..size-1.
-
-    Returns:
-        int64 [n], each of 0..size-1.
-    """
+    """The values at these places, int64 [n], of one of the numbered permutations of 0, 1, ... size-1 of a seed (any
+    int)."""
     if size < _SORTED_BELOW:
         return _small_permutation(size, seed, number)[places]
     return _walk(places.astype(np.uint64), size, _round_keys(seed, number), _feistel).astype(np.int64)
@@ -57,16 +48,8 @@ def places_in_permutation(size: int, seed: int, number: int, values: np.ndarray)
 
 
 def permuted_each(sizes: np.ndarray, keys: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """The values at places of many permutations, each with its own size.
-
-    Args:
-        sizes: uint64 [n], of the permutation of each place.
-        keys: uint64 [n], which decide the permutation of each place.
-        places: int64 [n], each below its size.
-
-    Returns:
-        int64 [n], each below its size.
-    """
+    """The values at places of many permutations: int64 [n], each below its size, uint64 [n]; `keys`, uint64 [n], decide
+    the permutations."""
     return _in_each(sizes, keys, places, _feistel)
 
 
@@ -76,15 +59,8 @@ def places_in_each(sizes: np.ndarray, keys: np.ndarray, values: np.ndarray) -> n
 
 
 def whole_permutations(sizes: np.ndarray, seeds: np.ndarray) -> np.ndarray:
-    """Permutation 0 of each seed in full, as `permuted` has it; the values behind the size of a row are undefined.
-
-    Args:
-        sizes: int64 [n].
-        seeds: uint64 [n].
-
-    Returns:
-        int64 [n, greatest size].
-    """
+    """Permutation 0 of each seed in full, as `permuted` has it: int64 [n, greatest size]; the values behind the size of
+    a row are undefined. Sizes are int64 [n], seeds uint64 [n]."""
     width, zero = int(sizes.max()), np.zeros(1, np.int64)
     if width >= _SORTED_BELOW:
         found = np.zeros((len(sizes), width), np.int64)

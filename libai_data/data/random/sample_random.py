@@ -43,13 +43,7 @@ def is_worker_process() -> bool:
 
 
 class SampleKeys(Sequence[tuple[int, int, int]]):
-    """(seed, epoch, index) of samples that are read together; a key is made when it is needed.
-
-    Args:
-        seed: the loader's.
-        epochs: int64 [n].
-        indices: int64 [n].
-    """
+    """(seed, epoch, index) of samples that are read together, from int64 [n]; made when they are needed."""
 
     def __init__(self, seed: int, epochs: np.ndarray, indices: np.ndarray) -> None:
         self._seed, self._epochs, self._indices = seed, epochs, indices
@@ -149,11 +143,7 @@ class reading_row(reading_samples):
 
 
 def reading_some_of_them(rows: np.ndarray) -> reading_samples:
-    """Within the block, this thread reads only some of the samples that are read together.
-
-    Args:
-        rows: int64 [n], the numbers of these samples.
-    """
+    """Within the block, this thread reads only these rows, int64 [n], of the samples that are read together."""
     keys = _keys()
     return reading_inputs([keys[row] for row in rows.tolist()] if keys else ())
 

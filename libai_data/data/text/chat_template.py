@@ -70,10 +70,9 @@ class ChatTemplate:
         return type(self), (self._source, self._special)
 
     def render(self, messages: Sequence[Message], tools: Any = None, ask: bool = False) -> str:
-        """The text of messages.
+        """The text of messages, dicts such as {"role": "user", "content": "Hello"}.
 
         Args:
-            messages: dicts such as {"role": "user", "content": "Hello"}.
             tools: the tools that an assistant may use, in the form that the template needs.
             ask: whether the text ends with the generation prompt, which asks an assistant to speak.
 

@@ -44,11 +44,8 @@ def messages_of(item: Any) -> tuple[Sequence[Message], Any]:
 
 
 def pair_of(item: Any) -> tuple[Sequence[Message], Sequence[Message], Any]:
-    """The two conversations of a preference pair, the preferred one first, and the tools that its assistants may use.
-
-    Raises:
-        FormatError: The record has another layout.
-    """
+    """The two conversations of a preference pair, the preferred one first, and the tools that its assistants may use; a
+    FormatError for other layouts."""
     item = _plain(item)
     if not isinstance(item, dict) or any(name not in item for name in _ANSWERS):
         raise FormatError(
@@ -183,11 +180,7 @@ def _texts(value: Any) -> list[str]:
 
 
 def checked(messages: Any) -> list[Message]:
-    """Messages with a role, and a content that is a text.
-
-    Raises:
-        FormatError: A value is no message; its number is named.
-    """
+    """Messages with a role, and a content that is a text; a FormatError with the number of any other value."""
     if not isinstance(messages, list) or not messages:
         raise FormatError(f"its messages are {messages!r:.100}; they must be a list of one or more")
     return [_message(number, message) for number, message in enumerate(messages)]

@@ -100,11 +100,8 @@ class FastEncoder(Encoder):
         return [encoding.ids for encoding in self._encode(list(texts), add_special_tokens=False)]
 
     def encode_with_places(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """The tokens of a text, special ones included, and the (start, stop) of each token in characters.
-
-        Raises:
-            ConfigError: The tokenizer escapes special tokens.
-        """
+        """The tokens of a text, special ones included, and the (start, stop) of each token in characters; a ConfigError
+        if the tokenizer escapes special tokens."""
         if self.tokenizer.encode_special_tokens:
             raise ConfigError("the tokenizer escapes special tokens (escape_special_tokens), which chat templates need")
         encoding = self.tokenizer.encode(text, add_special_tokens=False)

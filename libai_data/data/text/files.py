@@ -129,14 +129,9 @@ def format_of(path: Path) -> str:
 
 
 def open_decompressed(path: Path, raw: IO[bytes]) -> IO[bytes]:
-    """The content of an opened file, decompressed as its suffix says.
-
-    Args:
-        raw: the file itself; its `tell` shows how much of it has been read.
-
-    Raises:
-        ConfigError: The file is compressed by zstd, and the package zstandard is not installed.
-    """
+    """The content of an opened file, decompressed as its suffix says. The `tell` of the file itself, `raw`, shows how
+    much of it has been read. A ConfigError if the file is compressed by zstd, and the package zstandard is not
+    installed."""
     kind = compression_of(path)
     if kind == ".gz":
         return cast(IO[bytes], gzip.GzipFile(fileobj=raw))

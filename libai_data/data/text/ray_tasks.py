@@ -26,17 +26,13 @@ _writer_of = lru_cache(maxsize=1)(WriteShards)
 def tokenize_on_ray(
     folder: Path, parts: Iterable[Part], task: Task, workers: int
 ) -> Iterator[tuple[Part, ShardReport]]:
-    """Write the shard of each part, on the machines of Ray.
+    """Write the shard of each part, on the machines of Ray; yields each part with its report, as soon as it is
+    finished.
 
     If Ray runs in this process, it is used as it is. Otherwise, Ray is started. It then joins the cluster of
-    `RAY_ADDRESS`, or the one on this machine, or begins one here; and it is shut down after the last shard.
-
-    Args:
-        folder: the folder of the shards; all machines must have this folder, the corpus and the tokenizer.
-        workers: processes on all machines together; those for which Ray has processors run at once.
-
-    Returns:
-        Each part with its report, as soon as it is finished.
+    `RAY_ADDRESS`, or the one on this machine, or begins one here; and it is shut down after the last shard. All
+    machines must have the folder of the shards, the corpus and the tokenizer. `workers` counts the processes on all
+    machines together; those for which Ray has processors run at once.
 
     Raises:
         ConfigError: Ray is not installed.

@@ -28,15 +28,8 @@ _OPENERS = "(\"'“‘["
 
 
 def split_sentences(text: str, keep_newlines: bool = False) -> list[str]:
-    """Split a text into sentences.
-
-    Args:
-        keep_newlines: keep the white space behind a sentence, line ends included, in the sentence; so nothing of the
-            text is lost.
-
-    Returns:
-        The sentences, none of them empty or white space alone.
-    """
+    """Split a text into sentences, none of them empty or white space alone. With `keep_newlines`, the white space
+    behind a sentence, line ends included, is kept in the sentence; so nothing of the text is lost."""
     sentences, start = [], 0
     for match in _BOUNDARY.finditer(text):
         begin, end = match.span()

@@ -103,11 +103,8 @@ class TokenizingError(WorkError):
 
 
 def tokenize_parts(folder: Path, parts: Iterable[Part], task: Task, workers: int) -> Iterator[tuple[Part, ShardReport]]:
-    """Write the shard of each part with `workers` processes; yields each part with its report when it is finished.
-
-    Raises:
-        TokenizingError: A process failed to tokenize a part, or several processes died while they tokenized it.
-    """
+    """Write the shard of each part with `workers` processes; yields each part with its report when it is finished. A
+    TokenizingError if a process failed to tokenize a part, or several processes died while they tokenized it."""
     yield from done_by_processes(Work(WriteShards(folder, task), name_of, TokenizingError), parts, workers)
 
 
