@@ -102,7 +102,7 @@ class LocalCache:
                 if not _try_lock(lock):
                     logger.info("Waiting for another process, which is fetching %s.", copy.name)
                     fcntl.flock(lock, fcntl.LOCK_EX)
-                if not self._is_current(lock, f"{key}.lock"):
+                if not _is_at(lock, self.directory / f"{key}.lock"):
                     continue  # The copy and its lock were removed meanwhile.
                 if not _is_whole(copy, size):
                     self._make(key, copy, size, make, lock, first)
@@ -231,20 +231,20 @@ class LocalCache:
                 f"no files can be kept in {self.directory} ({error}); set LIBAI_DATA_CACHE_DIR to another folder"
             ) from error
 
-    def _is_current(self, lock: int, name: str) -> bool:
-        """Whether the lock's file is still the one at this name, which other processes open."""
-        try:
-            return os.path.samestat(os.fstat(lock), os.stat(self.directory / name))
-        except FileNotFoundError:
-            return False
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Whether an open file is still the one at a path, which other processes open."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 def _is_whole(copy: Path, size: int | None) -> bool:
     try:
-        found = copy.stat().st_size
+        return size in (None, copy.stat().st_size)
     except FileNotFoundError:
         return False
-    return size is None or found == size
 
 
 def _try_lock(lock: int) -> bool:
@@ -276,13 +276,6 @@ class _Uses:
             del self._counts[key]
             raise BlockingIOError(f"the copy {key} is being removed")
 
-    def is_current(self, folder: Path) -> bool:
-        """Whether other processes use the same file; False after the folder was deleted."""
-        try:
-            return os.path.samestat(os.fstat(self.descriptor), os.stat(folder / _IN_USE))
-        except FileNotFoundError:
-            return False
-
     def remove(self, folder: Path, key: str) -> None:
         with _guard:
             self._counts[key] -= 1
@@ -299,7 +292,7 @@ def use(folder: Path, key: str) -> Callable[[], None]:
     written to, or another process is removing the copy."""
     with _guard:
         uses = _current.get(folder)
-        if uses is None or not uses.is_current(folder):
+        if uses is None or not _is_at(uses.descriptor, folder / _IN_USE):  # The folder was deleted meanwhile.
             uses = _current[folder] = _Uses(folder)
         uses.add(key)
     return lambda: uses.remove(folder, key)
