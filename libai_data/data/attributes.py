@@ -36,10 +36,10 @@ def call_if_there(thing: Any, name: str, *arguments: Any) -> None:
 
 
 def inner_datasets(dataset: Any) -> list[Any]:
-    """The datasets that a dataset wraps or joins: its attribute `dataset`, and those of its list `datasets`."""
+    """What a dataset wraps or joins: its attributes `source` and `dataset`, and the datasets of its list `datasets`."""
     joined = attribute_of(dataset, "datasets")
-    inner = [attribute_of(dataset, "dataset"), *(joined if isinstance(joined, (list, tuple)) else ())]
-    return [each for each in inner if each is not None]
+    inner = [attribute_of(dataset, name) for name in ("source", "dataset")]
+    return [each for each in (*inner, *(joined if isinstance(joined, (list, tuple)) else ())) if each is not None]
 
 
 def batch_method_of(dataset: Any, name: str) -> Callable[..., Any] | None:

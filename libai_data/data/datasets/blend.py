@@ -229,7 +229,7 @@ def refuse_inner_blend(dataset: Any, depth: int = 0) -> None:
 
     The dataset may be of any class, such as torch's `Subset` or a wrapper of the user.
     """
-    for part in [attribute_of(dataset, "source"), *inner_datasets(dataset)] if depth < _MOST_WRAPPERS else ():
+    for part in inner_datasets(dataset) if depth < _MOST_WRAPPERS else ():
         # A `Map` or a stream transform has the blend of its dataset.
         if blend_of(part) is not None and blend_of(part) is not blend_of(dataset):
             raise ConfigError(

@@ -68,9 +68,7 @@ def identity_within(data: Any) -> Any:
     identity = attribute_of(data, "identity", "")
     if identity and isinstance(identity, (str, list, tuple)):
         return identity
-    source = attribute_of(data, "source")
-    inner = [*([] if source is None else [source]), *inner_datasets(data)]
-    return [identity for identity in map(identity_within, inner) if identity]
+    return [identity for identity in map(identity_within, inner_datasets(data)) if identity]
 
 
 class FileStatus(NamedTuple):
