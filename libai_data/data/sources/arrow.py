@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
 from libai_data.data.json_text import parsed_json
-from libai_data.data.sources.arrow_columns import BatchedShard, BatchRows, FileColumns, import_pyarrow
+from libai_data.data.sources.arrow_columns import BatchedShard, BatchRows, FileColumns, damage_named, import_pyarrow
 from libai_data.data.sources.last_used import LastUsed
 from libai_data.data.sources.mapped_file import MappedFile
 from libai_data.data.sources.paths import is_file, text_of
@@ -24,6 +24,7 @@ _OBJECTS = 2000
 _FILE_MAGIC = b"ARROW1"
 _MESSAGES_BEGIN, _END_MARK, _TRAILER = 8, 8, 10
 _STATE, _SPLITS = "state.json", "dataset_dict.json"
+_UNREADABLE = "cannot be read, or the file is cut short"
 
 
 class ArrowSource(ShardedSource):
@@ -83,12 +84,13 @@ class ArrowShard(BatchedShard):
     def __init__(self, file: MappedFile, columns: FileColumns, kept: LastUsed) -> None:
         super().__init__(file, kept)
         batches = self._batches()
-        with _named(file, "record batch 0"):
+        with damage_named(f"{file.source}, record batch 0 {_UNREADABLE}"):
             self._ends = np.cumsum([len(batches.get(number)) for number in range(batches.total)], dtype=np.int64)
         self._columns = columns.chosen(file.source, batches.schema, len(self))
 
     def _decoded(self, number: int) -> tuple[BatchRows, int]:
-        with _named(self._file, f"record {self._first(number)}: record batch {number}"):
+        where = f"{self._file.source}, record {self._first(number)}: record batch {number}"
+        with damage_named(f"{where} {_UNREADABLE}"):
             batch = self._batches().get(number)
             batch.validate(full=True)
             return BatchRows(batch, self._columns), _OBJECTS + _own_bytes([batch], self._file)
@@ -107,23 +109,11 @@ class _Batches(NamedTuple):
     get: Callable[[int], Any]
 
 
-@contextmanager
-def _named(file: MappedFile, what: str) -> Iterator[None]:
-    import pyarrow
-
-    try:
-        yield
-    except (pyarrow.ArrowException, ValueError, OSError) as error:
-        if isinstance(error, FormatError):
-            raise
-        raise FormatError(f"{file.source}, {what} cannot be read, or the file is cut short: {error}") from error
-
-
 def _open(file: MappedFile) -> tuple[_Batches, int]:
     """The batches of a file, and the bytes of memory that they need while cached."""
     import pyarrow
 
-    with _named(file, "no Arrow file: it"):
+    with damage_named(f"{file.source}, no Arrow file: it {_UNREADABLE}"):
         content = pyarrow.py_buffer(file.array)
         if file.bytes[: len(_FILE_MAGIC)] == _FILE_MAGIC:
             reader = pyarrow.ipc.open_file(content)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Callable
 
@@ -21,6 +22,19 @@ _OF_VIEWS = {"string_view": "large_string", "binary_view": "large_binary"}
 def import_pyarrow(whom: str) -> Any:
     """The package pyarrow; `whom` names the user of the package in the error if it is not installed."""
     return installed("pyarrow", whom, "'libai_data[records]'")
+
+
+@contextmanager
+def damage_named(where: str) -> Iterator[None]:
+    """Raise an error of Arrow in the block as a FormatError that begins with `where`."""
+    import pyarrow
+
+    try:
+        yield
+    except FormatError:
+        raise
+    except (pyarrow.ArrowException, ValueError, OSError) as error:
+        raise FormatError(f"{where}: {error}") from error
 
 
 class BatchRows:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from libai_data.data.sources.arrow_columns import BatchedShard, BatchRows, FileColumns, import_pyarrow
+from libai_data.data.sources.arrow_columns import BatchedShard, BatchRows, FileColumns, damage_named, import_pyarrow
 from libai_data.data.sources.file_formats import warn_of_partitions
 from libai_data.data.sources.last_used import LastUsed
 from libai_data.data.sources.mapped_file import MappedFile
@@ -65,7 +64,8 @@ class _Shard(BatchedShard):
         super().__init__(file, kept)
         opened = self._parquet()
         metadata = opened.metadata
-        with _named(file, "the columns of its footer cannot be read; encrypted files are not supported"):
+        where = f"{file.source}, offset {file.size}"
+        with damage_named(f"{where}: the columns of its footer cannot be read; encrypted files are not supported"):
             joined = is_joined(opened, file.bytes, file.size)
         if joined:
             raise FormatError(f"{file.source}: {JOINED}")
@@ -142,18 +142,8 @@ def _open(file: MappedFile) -> tuple[Any, int]:
     import pyarrow
     from pyarrow.parquet import ParquetFile
 
-    with _named(file, "no Parquet file, or it is cut short"):
+    with damage_named(f"{file.source}, offset {file.size}: no Parquet file, or it is cut short"):
         content = pyarrow.BufferReader(pyarrow.py_buffer(file.array))
         # Threads share the file, but must not share a buffer of what is read ahead, which ends the process.
         found = ParquetFile(content, page_checksum_verification=True, pre_buffer=False)
         return found, _PARSED_FOOTER * found.metadata.serialized_size
-
-
-@contextmanager
-def _named(file: MappedFile, what: str) -> Iterator[None]:
-    import pyarrow
-
-    try:
-        yield
-    except (pyarrow.ArrowException, OSError, ValueError) as error:
-        raise FormatError(f"{file.source}, offset {file.size}: {what}: {error}") from error
