@@ -121,7 +121,7 @@ class ImageFolderSource:
         """The encoded image in its file, and its label."""
         path, label = self[index]
         # Without O_NONBLOCK, opening a pipe waits for a writer. Reading a device may never end.
-        with open(path, "rb", opener=_open_without_waiting) as file:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise FormatError(f"{path} is not an image but a pipe or a device; remove it from the folder")
             return file.read(), label
@@ -262,10 +262,6 @@ def _listing(root: Path, classes: Sequence[str], at_most: int | None = None) -> 
         return None
     seen_folders, left_out = PackedNames.of(folders).numbers(), PackedNames.of(sorted(others)).numbers()
     return [np.array(ends[1:]), *packed.numbers(), np.array(times), *seen_folders, *left_out]
-
-
-def _open_without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 class _TooManyError(Exception):

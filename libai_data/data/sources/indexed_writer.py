@@ -74,7 +74,8 @@ class IndexedWriter:
         if values.dtype != self.dtype:
             self._check_range(values)
             values = values.astype(self.dtype)
-        self._check_size(len(values))
+        if len(values) > LARGEST_SEQUENCE:
+            raise ValueError(f"a sequence has {len(values)} tokens, but may have {LARGEST_SEQUENCE}; cut it")
         self._write(np.ascontiguousarray(values).data)
         self._sizes.append(len(values))
 
@@ -168,17 +169,10 @@ class IndexedWriter:
             return
         low, high = int(values.min()), int(values.max())
         if low < self._limits.min or high > self._limits.max:
-            outside = np.flatnonzero((values < self._limits.min) | (values > self._limits.max))
-            place = int(outside[0])
+            place = int(np.argmax((values < self._limits.min) | (values > self._limits.max)))
             raise ValueError(
                 f"token {values[place]} at place {place} of sequence {len(self._sizes)} does not fit {self.dtype} "
                 f"({self._limits.min} to {self._limits.max}); write {self.prefix} with a larger dtype"
-            )
-
-    def _check_size(self, size: int) -> None:
-        if size > LARGEST_SEQUENCE:
-            raise ValueError(
-                f"a sequence has {size} tokens, but the format allows only {LARGEST_SEQUENCE}; cut it into several"
             )
 
     def _check_ended(self) -> None:

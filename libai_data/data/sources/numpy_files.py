@@ -48,7 +48,8 @@ class NumpySource(ShardedSource):
             files = [file for row in rows for file in row]
         else:
             files = opened(paths)
-            arrays = [_open_npz(each) if _is_npz(each) else {FIELD: _open_npy(each)} for each in files]
+            is_npz = [file.path.suffix.lower() == ".npz" for file in files]
+            arrays = [_open_npz(file) if npz else {FIELD: _open_npy(file)} for file, npz in zip(files, is_npz)]
             shards = [_Shard(fields, file.source) for file, fields in zip(files, arrays)]
         for each in shards:
             each.check_like(shards[0])
@@ -94,10 +95,6 @@ class _Shard:
         )
         if ours != theirs:
             raise SchemaError(f"the shards differ: {self._name} has {ours}, {other._name} {theirs}")
-
-
-def _is_npz(file: MappedFile) -> bool:
-    return file.path.suffix.lower() == ".npz"
 
 
 def _open_npy(file: MappedFile) -> np.ndarray:
