@@ -79,11 +79,7 @@ class Blend:
         object.__setattr__(self, "phases", tuple(joined))
 
     def at_steps(self, place_of: Callable[[int], int]) -> Blend:
-        """This blend with the first places of all phases.
-
-        Args:
-            place_of: returns the place of a step's first sample.
-        """
+        """This blend with the first places of all phases; `place_of` returns the place of a step's first sample."""
         phases = dict(self.phases)
         for step, counts in self.steps:
             # Steps before the start of the run all get place 0, so the last of them applies.
@@ -95,13 +91,8 @@ class Blend:
         return self.phases[: bisect_left([start for start, _ in self.phases], place)]
 
     def continued(self, place: int, past: tuple[Phase, ...], other: Blend) -> Blend:
-        """This blend up to a place, and another blend from this place on.
-
-        Args:
-            place: the place from which on the other blend applies.
-            past: the phases of this blend that had an effect before the place.
-            other: a blend of datasets of the same sizes.
-        """
+        """This blend up to a place, and another one of datasets of the same sizes from this place on; `past` are the
+        phases of this blend that had an effect before the place."""
         now = other.before(place + 1)[-1][1]
         later = ((place, now), *other.phases[len(other.before(place + 1)) :])
         if self.limits == other.limits:

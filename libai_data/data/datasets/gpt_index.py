@@ -47,7 +47,6 @@ def documents(bounds: np.ndarray, num_epochs: int, seed: int | None, left_out: i
 
     Args:
         bounds: int64 [documents + 1], where documents begin and end in the `.bin` file, in tokens.
-        num_epochs: how often the corpus is repeated.
         seed: decides each epoch's order of documents; None for the order of the file.
         left_out: number of tokens at the end of each document that the stream leaves out.
     """

@@ -26,13 +26,9 @@ _ATTEMPTS = 10
 
 
 class SentenceDataset:
-    """Base of the datasets whose samples are made of a corpus's sentences: pairs of passages, or one passage each.
-
-    Args:
-        rule: how sentences are joined; each sample is one passage if `min_sentences` is 1.
-        separators: whether a passage needs room for one token between two documents.
-        **arguments: other values that decide the samples, for the fingerprint.
-    """
+    """Base of the datasets whose samples are made of a corpus's sentences, by a rule: pairs of passages, or one passage
+    each if `min_sentences` is 1. With `separators`, a passage needs room for one token between two documents. Other
+    arguments decide the samples too, for the fingerprint."""
 
     def __init__(
         self,

@@ -153,15 +153,8 @@ class StreamTransform:
         return bool(self._keeps)
 
     def follow_order(self, order: InputOrder, in_rounds: bool = False) -> None:
-        """Set the order of the samples; a sampler calls this before any sample is read.
-
-        Args:
-            order: the order of the samples.
-            in_rounds: whether no output has samples of two epochs.
-
-        Raises:
-            ConfigError: Another sampler has set another order.
-        """
+        """Set the order of the samples; a sampler calls this before any sample is read. In rounds, no output has
+        samples of two epochs. A ConfigError if another sampler has set another order."""
         if self._order is not None and (self._order, self._in_rounds) != (order, in_rounds):
             raise ConfigError(
                 f"one {type(self).__name__} serves two samplers of different orders ({self._order} and {order}); make "
@@ -170,11 +163,8 @@ class StreamTransform:
         self._order, self._in_rounds = order, in_rounds
 
     def replace_failing(self, known_bad: frozenset[int]) -> None:
-        """From now on, if a sample fails, read a replacement, which is the same in all processes.
-
-        Args:
-            known_bad: indices of samples to replace without an attempt to read them.
-        """
+        """From now on, replace samples that fail, or are known to be bad; replacements are the same in all
+        processes."""
         self._inputs.replace_failing(known_bad)
         self._amounts.clear()
 
@@ -183,15 +173,7 @@ class StreamTransform:
         return self._planned.get((epoch, index))
 
     def amounts(self, epochs: np.ndarray, indices: np.ndarray) -> np.ndarray:
-        """The units that these samples yield.
-
-        Args:
-            epochs: int64 [n], the epochs of the samples.
-            indices: int64 [n], the indices of the samples.
-
-        Returns:
-            int64 [n], each at least 0.
-        """
+        """The units, at least 0, that the samples with these epochs and indices yield; int64 [n] each."""
         kept = np.ones(len(indices), dtype=bool) if self._kept is None else self._kept[indices]
         found = np.zeros(len(indices), dtype=np.int64)
         if not self.reads_to_measure:
@@ -216,15 +198,8 @@ class StreamTransform:
         return amount, read
 
     def amounts_between(self, first: Start, end: Start) -> tuple[np.ndarray, np.ndarray]:
-        """The samples of the outputs from one start up to another.
-
-        Args:
-            first: start of the first output.
-            end: start of the output after the last one.
-
-        Returns:
-            The indices of the samples, and the units of each in these outputs, int64 [n] each.
-        """
+        """The samples of the outputs from the start of the first output up to that of the output after the last one:
+        their indices, and the units of each in these outputs, int64 [n] each."""
         if isinstance(first, tuple) and isinstance(end, tuple):
             found = [self.amounts_between(*of_lane) for of_lane in zip(first, end)]
             return np.concatenate([indices for indices, _ in found]), np.concatenate([amounts for _, amounts in found])

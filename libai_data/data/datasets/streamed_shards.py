@@ -33,10 +33,8 @@ _HOUR = 3600 * 10**9
 class StreamedShards:
     """The shards of all streamed sources within a dataset, numbered consecutively over all sources.
 
-    Args:
-        dataset: a streamed source; or a dataset with a streamed `source`, whose samples are the source's records, or
-            whose `shard_lengths` belong to the source's shards. Or a `Map`, `Subset`, `RandomPart`, `ConcatDataset`,
-            blend, filter or packer of such datasets.
+    The dataset is a streamed source, or has one as `source`, whose records are its samples, or to whose shards its
+    `shard_lengths` belong. Or it is a `Map`, `Subset`, `RandomPart`, `ConcatDataset`, blend, filter or packer of such.
 
     Attributes:
         sources: the streamed sources, each once.

@@ -30,7 +30,7 @@ def cached_arrays(
     build: Callable[[], Sequence[np.ndarray]],
     is_current: Callable[[list[np.ndarray]], bool] = lambda _: True,
 ) -> list[np.ndarray]:
-    """The arrays that `build` returns: loaded from a file if there is one, else built and written to the file.
+    """The arrays that `build` returns, read-only: loaded from a file if there is one, else built and written to it.
 
     If several processes ask at once, one process builds, and the others wait. This also works on nodes that share a
     file system with locks. If that process fails, the others fail too. If it dies, another one builds. The file appears
@@ -43,13 +43,9 @@ def cached_arrays(
         build: makes the arrays, int64 [n] each.
         is_current: returns whether the arrays of a file are still those that `build` would make; else they are rebuilt.
 
-    Returns:
-        The arrays, read-only; views of the file's memory map, if there is a file.
-
     Raises:
         ConfigError: `folder`, or a part of its path, is a file.
         PeerError: The process that was building the arrays has failed.
-        Exception: What `build` raises.
     """
     path = folder / f"{key}.npy"
     found = _load(path)

@@ -278,11 +278,7 @@ class BatchRandom:
         return _generator((self._seed, self._position, 0), _STREAM_OF_BATCHES)
 
     def of_row(self, row: int) -> np.random.Generator:
-        """A new generator that depends on (seed, epoch, index) of the sample in this row alone.
-
-        Args:
-            row: number of the row in this part.
-        """
+        """A new generator that depends on (seed, epoch, index) of the sample in this row of this part alone."""
         return _generator(self._keys[row], _STREAM_OF_ROWS)
 
 

@@ -112,15 +112,13 @@ class CyclicSampler(StreamSampler):
         """Cut the stream into the steps of a schedule. Call this before a state is restored.
 
         Args:
-            schedule: the global batch size of each step.
             skip_steps: (first step, last step), both included: the stream leaves out the samples that these steps would
                 use in a run without any skip. The training still numbers its steps without a gap.
             micro_batches: global batch size -> number of batches that a step of this size is cut into; by default 1.
 
         Raises:
-            ConfigError: A step cannot be cut into these batches; or the schedule has several sizes, but `drop_last`
-                leaves out a tail that depends on the size; or a stream transform, with steps to skip or with weights
-                that change at steps.
+            ConfigError: A step cannot be cut into these batches; or sizes change with `drop_last`, whose tail depends
+                on the size; or a stream transform, with steps to skip or with weights that change at steps.
         """
         micro_batches = dict(micro_batches or {})
         for step, size in schedule.sizes:

@@ -192,15 +192,11 @@ class LaneOrder(Order):
         return turns
 
     def shard_uses(self, rows: range, batch_size: int, first_batch: int = 0) -> Iterator[ShardUse]:
-        """The shards that a reader needs, without end, in the order of their first use.
+        """The shards that a reader needs, without end, in the order of their first use. Uses that end before
+        `first_batch` are left out. The rows that the reader reads of each global batch are contiguous.
 
         The samples of a block are shuffled, so its shards are in use from the block's first sample to its last one. If
         a shard is read in several blocks, it is yielded once for each block.
-
-        Args:
-            rows: the rows of each global batch that the reader reads, contiguous.
-            batch_size: rows of a global batch; batch k begins at place k * batch_size.
-            first_batch: uses that end before this batch are left out.
         """
         lanes = self.lanes_of(rows, batch_size).tolist()
         uses = (self._uses_of_lane(lane, batch_size, first_batch) for lane in lanes)
@@ -212,12 +208,8 @@ class LaneOrder(Order):
             yield ShardUse(shard, max(low, start) // batch_size, high // batch_size)
 
     def visits_from(self, lane: int, start: int) -> Iterator[tuple[int, int, int]]:
-        """The shards that a lane visits, without end: each with the first and the last place of its block.
-
-        Args:
-            lane: number of the lane.
-            start: blocks that end before this place are left out.
-        """
+        """The shards that a lane visits, without end: each with the first and the last place of its block. Blocks that
+        end before the place `start` are left out."""
         for epoch in count(start // self.epoch_size):
             span, first = self._span(epoch, lane), self._first_place(epoch, lane)
             if span[0] == span[1]:
@@ -235,14 +227,8 @@ class LaneOrder(Order):
                             yield shard, low, high
 
     def most_bytes(self, rows: range, batch_size: int, batches: int, sizes: np.ndarray) -> int:
-        """An upper bound of the bytes of shards that a reader needs for any `batches` consecutive batches.
-
-        Args:
-            rows: the rows of each global batch that the reader reads, contiguous.
-            batch_size: rows of a global batch.
-            batches: number of consecutive batches.
-            sizes: int64 [shards], the bytes of each shard.
-        """
+        """An upper bound of the bytes of shards (their sizes, int64 [shards]) that a reader needs for any so many
+        consecutive batches; see `shard_uses`."""
         row, (share, more) = self._visits.row, divmod(self.size, self.lanes)
         turns, found = -(-batches * batch_size // self.lanes), 0
         for lane in self.lanes_of(rows, batch_size).tolist():

@@ -54,17 +54,8 @@ class Ledger:
         return range(first, first + self.schedule.size_of(step))
 
     def samples_of(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """The samples of a step.
-
-        Args:
-            step: index of the step.
-
-        Returns:
-            epochs and indices, int64 [global batch size] each, in the order of rows.
-
-        Raises:
-            CheckpointError: The step is before the first step of the state's schedule.
-        """
+        """Epochs and indices of the samples of a step, int64 [global batch size] each, in the order of rows. A
+        CheckpointError if the step is before the first step of the state's schedule."""
         return self.state.order.locate(self._places_of(step))
 
     def _places_of(self, step: int) -> np.ndarray:
@@ -75,19 +66,8 @@ class Ledger:
         return self.state.order.in_rows(places.reshape(self._batches.get(len(positions), 1), -1)).ravel()
 
     def uses_of(self, index: int, until_step: int) -> list[Use]:
-        """The steps before `until_step` that use a sample.
-
-        Args:
-            index: index of the sample in the dataset.
-            until_step: the step after the last step to search.
-
-        Returns:
-            The uses, in order. If an epoch leaves the sample out, there is no use in this epoch.
-
-        Raises:
-            CheckpointError: `until_step` is before the first step of the state's schedule.
-            IndexError: The dataset has no such sample.
-        """
+        """The steps before `until_step` that use a sample, in order, except in epochs that leave the sample out. A
+        CheckpointError as of `samples_of`; an IndexError if the dataset has no such sample."""
         self._refuse_transform()
         self._check(until_step)
         state, schedule = self.state, self.schedule

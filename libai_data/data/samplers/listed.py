@@ -224,15 +224,11 @@ class ListedBatches(EpochPositions):
         return state
 
     def load_state_dict(self, state: Mapping[str, Any], override: Collection[str] = ()) -> None:
-        """Resume after the samples that the state counts.
+        """Resume after the samples that the state of such a sampler counts; a CheckpointError for that of another kind.
+        With "seed" in `override`, the lists may differ from those before.
 
-        Args:
-            state: the `state_dict()` of such a sampler. Only ranks with the data-axis coordinate of the rank that saved
-                the state compare the digest; other ranks have other lists.
-            override: with "seed", the lists may differ from those before.
-
-        Raises:
-            CheckpointError: The state is that of another kind of sampler.
+        Only ranks with the data-axis coordinate of the rank that saved the state compare the digest; other ranks have
+        other lists.
         """
         check_state(state, _STATE, "a batch_sampler")
         position = int(state["position"])

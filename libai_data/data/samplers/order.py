@@ -69,14 +69,7 @@ class Order:
         return np.broadcast_to(np.arange(places.shape[-1]), places.shape)
 
     def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Find the samples at these places.
-
-        Args:
-            positions: int64 [n], the places, each at least 0; in any order, of any epochs.
-
-        Returns:
-            epochs and indices, int64 [n] each.
-        """
+        """Epochs and indices of the samples at these places of any epochs, int64 [n] each, at least 0, in any order."""
         epochs, offsets = np.divmod(np.asarray(positions, dtype=np.int64), self.epoch_size)
         if not self.shuffle or not len(offsets):
             return epochs, offsets
@@ -94,19 +87,8 @@ class Order:
         return permuted(self.size, self.seed, epoch, offsets)
 
     def uses_of(self, index: int, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-        """Find all places of a sample within a range of places; the inverse of `locate`.
-
-        Args:
-            index: index of the sample.
-            first: the first place to search.
-            end: the place after the last one to search.
-
-        Returns:
-            epochs and places, int64 [n] each, ascending.
-
-        Raises:
-            IndexError: The dataset has no such sample.
-        """
+        """Find all places of a sample from `first` up to before `end`; the inverse of `locate`. Returns epochs and
+        places, int64 [n] each, ascending. An IndexError if the dataset has no such sample."""
         self._check_index(index)
         epochs = np.arange(first // self.epoch_size, -(-end // self.epoch_size), dtype=np.int64)
         places = np.array([self._place_in_epoch(epoch, index) for epoch in epochs.tolist()], dtype=np.int64)

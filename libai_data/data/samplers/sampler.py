@@ -131,11 +131,8 @@ class StreamSampler:
         return np.concatenate([first * len(shard) + shard for first in self._shards])
 
     def serving(self, shards: tuple[int, ...]) -> StreamSampler:
-        """This sampler for a reader that reads for several data-parallel ranks.
-
-        Args:
-            shards: coordinates of these ranks on the data axis, ascending; each batch concatenates their parts.
-        """
+        """This sampler for a reader that reads for several data-parallel ranks, with these coordinates on the data
+        axis, ascending; each batch concatenates their parts."""
         other = copy(self)
         other._serve(shards)
         return other
@@ -161,15 +158,8 @@ class StreamSampler:
             batch = self.batch_at(batch.position + batch.size)
 
     def _part(self, position: int, size: int, valid: int, number: int, end: int | None = None) -> IndexBatch:
-        """Find this reader's rows of a global batch; rows after `valid` repeat the last valid sample.
-
-        Args:
-            position: position of the global batch.
-            size: rows of the global batch.
-            valid: rows that count.
-            number: number of the batch since the stream's beginning.
-            end: position at which the epoch ends, if no batch may have rows of the next epoch.
-        """
+        """Find this reader's rows of the number-th global batch, of which `valid` rows count; others repeat the last of
+        these. `end` is where the epoch ends, if no batch may have rows of the next epoch."""
         if end is not None and self._first_of_turns(position, size) + size * self._ranks_in_turn > end:
             places = self._places_of_rows(np.array([position]), size, self.rows_of(size), end)
             epochs, indices = self.order.locate(places.ravel())
@@ -179,14 +169,9 @@ class StreamSampler:
         return new_index_batch((number, place // self.order.epoch_size, position, size, valid, epochs, indices, None))
 
     def _places_of_rows(self, positions: np.ndarray, size: int, rows: np.ndarray, end: int | None = None) -> np.ndarray:
-        """The places of some rows of the batches that begin at these positions, int64 [batches, rows].
-
-        Args:
-            positions: int64 [batches], the positions of the batches, ascending.
-            size: rows of a batch.
-            rows: int64 [rows], numbers of the rows to find.
-            end: for a single batch, the position after the last row that counts; rows after this repeat the last one.
-        """
+        """The places of some rows, int64 [rows], of the batches that begin at these positions, int64 [batches],
+        ascending: int64 [batches, rows]. For a single batch, rows from the position `end` on repeat the last one before
+        it."""
         if self.order.lanes == 1:
             rows = rows if end is None else np.minimum(rows, end - 1 - positions[0])
             return self.left_out.places_of(positions[:, None] + rows)
@@ -251,11 +236,8 @@ class StreamSampler:
         return position // self.order.epoch_size * self.order.epoch_size
 
     def take_turns(self, ranks: int) -> None:
-        """Let each batch be the part of one data-parallel rank, one rank after the other, instead of a global batch.
-
-        Args:
-            ranks: number of ranks; so many consecutive batches have the rows of one global batch.
-        """
+        """Let each batch be the part of one data-parallel rank, one after the other, instead of a global batch; the
+        batches of so many ranks have the rows of one global batch."""
         self._ranks_in_turn = ranks
         self._forget_window()
 

@@ -112,11 +112,8 @@ class StreamState:
 
     @staticmethod
     def from_json(state: Mapping[str, Any]) -> StreamState:
-        """Read a state from the result of `to_json`.
-
-        Raises:
-            CheckpointError: A key is missing or unknown, or a value is impossible.
-        """
+        """Read a state from the result of `to_json`; a CheckpointError if a key is missing or unknown, or a value
+        wrong."""
         check_state(state, _KEYS, "a sampler")
         try:
             order = order_from_json(state)

@@ -123,13 +123,10 @@ class Walk:
         return (epoch, turn, *starts) if len(self._lanes) > 1 else starts[0]
 
     def of_round(self, epoch: int, start: Any, count: int) -> tuple[np.ndarray, Start]:
-        """Find the next `count` outputs of an epoch, or fewer at the epoch's end.
+        """Find the next `count` outputs of an epoch, or fewer at its end. Returns as `outputs`.
 
         The lanes take turns, and a lane without outputs left in the epoch is skipped. With lanes, the start of an
         output is (epoch, turn of its lane, the start of the next output of each lane...).
-
-        Returns:
-            The start of each output, int64 [up to count]; and the start of the output after them.
         """
         stop, found = (epoch + 1) * self._order.epoch_size, [np.empty(0, dtype=np.int64)]
         _, turn, *starts = start if isinstance(start, tuple) else (epoch, 0, start)

@@ -30,12 +30,8 @@ class CIFARKind:
     Attributes:
         classes: number of classes.
         labels: bytes of labels before each image; the last one is the class.
-        folder: name of the folder of the files.
-        train: names of the files of the training set.
-        test: names of the files of the test set.
-        names: name of the file with the names of the classes.
-        url: address of the archive.
-        md5: MD5 digest of the archive, hexadecimal.
+        folder, train, test, names: the folder, and its files: images for training and test, and names of the classes.
+        url, md5: address of the archive, and its MD5 digest, hexadecimal.
         pickled: name of the folder of the pickled version, which is not read.
     """
 

@@ -67,21 +67,15 @@ class IndexedSource:
         return len(self._index.sizes)
 
     def __getitem__(self, number: int) -> np.ndarray:
-        """The tokens of a sequence, as a view of the memory map; negative numbers count from the end.
-
-        Raises:
-            IndexError: There is no such sequence.
-        """
+        """The tokens of a sequence, as a view of the memory map; negative numbers count from the end. An IndexError if
+        there is no such sequence."""
         number = _checked(number, len(self), "sequences", self.prefix)
         start = int(self._index.pointers[number]) // self.dtype.itemsize
         return self.tokens[start : start + int(self._index.sizes[number])]
 
     def document(self, number: int) -> np.ndarray:
-        """The tokens of all sequences of a document, as a view of the memory map.
-
-        Raises:
-            IndexError: There is no such document.
-        """
+        """The tokens of all sequences of a document, a view of the memory map; an IndexError if there is no such
+        document."""
         number = _checked(number, self.num_documents, "documents", self.prefix)
         start, stop = self._offsets_of(self._index.documents[number : number + 2])
         return self.tokens[start:stop]
@@ -112,12 +106,8 @@ class IndexedSource:
         return len(self._index.documents) - 1
 
     def document_offsets(self, first: int = 0, stop: int | None = None) -> np.ndarray:
-        """The place in `tokens` at which each document begins, and the end of the last one, int64 [documents + 1].
-
-        Args:
-            first: number of the first of these places to return.
-            stop: number after the last one to return; by default all.
-        """
+        """The places in `tokens` at which documents begin, and the end of the last one, int64 [documents + 1]; only
+        those from number `first` to before `stop`."""
         return self._offsets_of(self._index.documents[first:stop])
 
     def _offsets_of(self, sequences: np.ndarray) -> np.ndarray:

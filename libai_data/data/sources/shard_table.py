@@ -26,15 +26,14 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class ShardTable:
-    """The shards below one folder of a store.
+    """The shards below one folder of a store, in the order of the samples.
 
     Args:
         format: format of the shards, a name of `opening.SOURCES`.
-        names: paths of the files relative to the folder, in the order of the samples.
-        samples: int64 [shards], number of samples.
-        sizes: int64 [shards], bytes.
-        versions: V12 [shards], `RemoteFile.identity`, two hexadecimal digits per byte (`packed_digits`).
-        sums: V16 [shards], `RemoteFile.md5`, all zeros if the store reports none.
+        names: paths of the files relative to the folder.
+        samples, sizes: int64 [shards], numbers of samples and bytes.
+        versions, sums: V12 and V16 [shards], `RemoteFile.identity` and `RemoteFile.md5` (all zeros for None), two
+            hexadecimal digits per byte (`packed_digits`).
         sure: uint8 [shards], `RemoteFile.md5_is_sure`.
     """
 

@@ -80,12 +80,8 @@ class Records:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def __getitem__(self, index: int) -> Any:
-        """The record at an index; negative indices count from the end.
-
-        Raises:
-            IndexError: There is no such record.
-            FormatError: The record cannot be read; the message has shard, record and offset.
-        """
+        """The record at an index; negative indices count from the end. An IndexError if there is no such record; a
+        FormatError with shard, record and offset if it cannot be read."""
         return self.read_many([operator.index(index)])[0]
 
     def __iter__(self) -> Iterator[Any]:
@@ -94,16 +90,8 @@ class Records:
             yield from self.read_many(range(first, min(first + _READ_AT_ONCE, len(self))))
 
     def read_many(self, indices: Indices) -> list[Any]:
-        """Records, in the order of their indices; faster than one by one.
-
-        Args:
-            indices: [n]; negative indices count from the end.
-
-        Raises:
-            IndexError: There is no such record.
-            TypeError: `indices` are no ints.
-            FormatError: A record cannot be read; the message has shard, record and offset.
-        """
+        """Records, in the order of their indices, [n]; faster than one by one. Errors are those of `source[index]`;
+        also a TypeError if the indices are no ints."""
         if len(self._ends) == 1:
             return self.rows_of(0, self._checked(indices))
         found: list[Any] = [None] * len(indices)
@@ -125,12 +113,8 @@ class Records:
 
 
 class ShardedSource(Records):
-    """Records of files, in the order of the files.
-
-    Args:
-        files: the files; the same number of consecutive files for each shard.
-        shards: the records of each file, or of each group of files.
-        options: other values on which the records depend.
+    """Records of files, in the order of the files; each shard has the same number of consecutive files. `options` are
+    other values on which the records depend.
 
     Attributes:
         paths: paths or addresses of the files.

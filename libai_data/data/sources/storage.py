@@ -136,13 +136,7 @@ class LocalFile:
     def _hold(
         self, storage: Storage, key: str, size: int | None, make: Callable[[Path], None], ending: str = ""
     ) -> None:
-        """Use a copy in the cache until this object is closed.
-
-        Args:
-            storage: settings of the cache.
-            key, size, make: as for `LocalCache.hold`.
-            ending: ending of the source's name that the copy's name leaves out.
-        """
+        """Use a copy in the cache until this object is closed; see `LocalCache.hold`. Its name leaves out an ending."""
         name = re.sub(r"[^A-Za-z0-9._-]", "_", re.split(r"[?#]", self.source)[0].rpartition("/")[2])[-_LONGEST_NAME:]
         cache = LocalCache(storage.directory, storage.size)
         self.path, release = cache.hold(key, name.removesuffix(ending), size, make)

@@ -48,18 +48,15 @@ class StreamedSource(Records):
     Args:
         address: of a folder, or a glob of shards ("**" for any depth).
         sources: format -> the source of a file.
-        format: of the shards; by default from the endings of their names.
-        columns: names of the columns to read, as for `open_source`.
+        format, columns: as for `open_source`.
 
     Attributes:
-        shard_lengths: int64 [shards].
-        identity: of the records; see `libai_data.data.files.identity`.
+        shard_lengths, identity: as for `ShardedSource`.
         opened: the shards that are open; sources of one dataset share it (`StreamedShards`).
         fetched: the shards that this process has fetched, and that its log does not count yet.
 
     Raises:
-        ConfigError: There are no shards, they cannot be streamed, their samples cannot be counted, or the cache is
-            smaller than a shard.
+        ConfigError: There are no shards, they cannot be streamed, or the cache is smaller than a shard.
         FormatError: The table, manifest, index or a footer is damaged.
         StorageError: The store does not answer.
     """

@@ -38,15 +38,9 @@ class Span(NamedTuple):
 
 
 class ChatTemplate:
-    """A template of conversations. It has no access to the date, so a conversation always gives the same text.
-
-    Args:
-        source: the template in Jinja, as `chat_template` of `tokenizer_config.json`.
-        special: name such as "bos_token" -> token.
-
-    Raises:
-        ConfigError: The template is not valid Jinja.
-    """
+    """A template of conversations in Jinja, as `chat_template` of `tokenizer_config.json`, with special tokens by names
+    such as "bos_token". It has no access to the date, so a conversation always gives the same text. A ConfigError if it
+    is not valid Jinja."""
 
     def __init__(self, source: str, special: Mapping[str, str]) -> None:
         self._source, self._special = source, dict(special)

@@ -64,11 +64,8 @@ class Task:
             )
 
     def ends(self, tokenizer: TextTokenizer) -> tuple[list[int], list[int]]:
-        """The ids of the tokens that each document begins with, and ends with; at most one of each.
-
-        Raises:
-            ConfigError: The tokenizer does not have the token, or has no token that ends documents.
-        """
+        """The ids of the tokens that each document begins with, and ends with; at most one of each. A ConfigError if
+        the tokenizer does not have the token, or has no token that ends documents."""
         begin = [tokenizer.id_of(self.bos_token)] if self.bos_token else []
         if self.eod_token:
             return begin, [tokenizer.id_of(self.eod_token)]

@@ -92,15 +92,12 @@ def _chat_template(folder: Path, found: Any) -> str:
 def special_tokens(
     vocabulary: Mapping[str, int], said: Mapping[str, str], marked: Collection[str] | None
 ) -> dict[str, int]:
-    """Role -> id, of the roles that a vocabulary has.
+    """Role -> id, of the roles that a vocabulary has; a ConfigError if it does not have a token of `said`.
 
     Args:
         said: role -> token, from the tokenizer's files.
         marked: tokens that the tokenizer's file marks as special; others, such as HTML's </s>, are text. None if it
             marks none.
-
-    Raises:
-        ConfigError: The vocabulary does not have a token of `said`.
     """
     for role, token in said.items():
         if token not in vocabulary:

@@ -66,11 +66,7 @@ class TextTokenizer:
 
     def encode_with_places(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Tokenize a text, without adding special tokens; also returns the first character of each token, and the one
-        behind it.
-
-        Raises:
-            ConfigError: The tokenizer is not from a `tokenizer.json`, or escapes special tokens.
-        """
+        behind it. A ConfigError if the tokenizer is not from a `tokenizer.json`, or escapes special tokens."""
         if type(self._encoder) is not FastEncoder:
             raise ConfigError(
                 "only a tokenizer.json gives the places of tokens in a text; pass one, or a folder with one"
