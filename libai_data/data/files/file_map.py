@@ -86,10 +86,6 @@ class FileMap:
         """All bytes, uint8 [size]."""
         return np.asarray(self) if self.status.size else np.empty(0, np.uint8)
 
-    def check_not_written(self) -> None:
-        """Raise a FormatError if the file was written to. A file that was replaced or removed stays mapped."""
-        check_not_written(self.path, self.status)
-
     def release(self) -> None:
         """Drop the bytes from this process's resident memory; the system loads them again when they are read."""
         if self.status.size:

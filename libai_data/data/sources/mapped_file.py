@@ -91,10 +91,10 @@ class MappedFile:
 
         This also holds if something else reads or maps the file, such as an array in another process.
         """
-        if self._map is not None:
-            self._mapped()
-        elif not self.is_copy and self._is_check_due():
-            check_not_written(self.path, self._status)
+        is_due = time.monotonic() - self._checked > _SECONDS_BETWEEN_CHECKS
+        if is_due and (self._map is not None or not self.is_copy):
+            check_not_written(self.path, self._status if self._map is None else self._map.status)
+            # Only now: after an error, the next read must not use the map, which may be longer than the file.
             self._checked = time.monotonic()
 
     def release(self) -> None:
@@ -106,14 +106,9 @@ class MappedFile:
         if self._map is None:
             self._map = FileMap(self.path, None if self.is_copy else self._status)
             self._checked = time.monotonic()
-        elif self._is_check_due():
-            self._map.check_not_written()
-            # Only now: after an error, the next read must not use the map, which may be longer than the file.
-            self._checked = time.monotonic()
+        else:
+            self.check_not_written()
         return self._map
-
-    def _is_check_due(self) -> bool:
-        return time.monotonic() - self._checked > _SECONDS_BETWEEN_CHECKS
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_map": None, "_array": None}
