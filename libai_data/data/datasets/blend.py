@@ -21,6 +21,7 @@ from libai_data.data.datasets.shares import shares_of, split_evenly
 from libai_data.data.items import array_in, as_leaf, leaves_of
 from libai_data.errors import ConfigError, SchemaError
 from libai_data.errors.argument_rules import MAPPING, REAL, check, check_types, list_of, or_none
+from libai_data.structures import check_field_names
 
 logger = logging.getLogger(__name__)
 
@@ -249,12 +250,7 @@ def check_same_fields(datasets: Sequence[Any]) -> None:
             first = whose, forms
             continue
         other, expected = first
-        if set(forms) != set(expected):
-            raise SchemaError(
-                f"{whose} has the fields {list(forms)}, but {other} has {list(expected)}: missing "
-                f"{sorted(set(expected) - set(forms))}, unexpected {sorted(set(forms) - set(expected))}; all datasets "
-                "of a blend must have the same fields"
-            )
+        check_field_names(list(forms), list(expected), whose)
         for name, form in forms.items():
             if form != expected[name]:
                 raise SchemaError(

@@ -26,7 +26,7 @@ def fingerprint_of(dataset: Any) -> dict[str, Any]:
     if callable(own) or isinstance(own, (str, int, float, list, tuple, dict)):
         content = own() if callable(own) else own
         try:
-            text = json.dumps(content, sort_keys=True, default=_plain)
+            text = json.dumps(content, sort_keys=True, default=np.generic.item)
         except (TypeError, ValueError) as error:
             raise ConfigError(
                 f"{found['name']}.fingerprint() returned {content!r:.200}, which JSON cannot hold ({error}); return "
@@ -35,12 +35,6 @@ def fingerprint_of(dataset: Any) -> dict[str, Any]:
         # Convert the content as JSON will read it back: tuples become lists.
         found["content"] = json.loads(text) if len(text) <= _MOST_CHARACTERS else hash_of(text.encode())
     return found
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.generic):
-        return value.item()
-    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 
 
 def hash_of(data: bytes | memoryview, size: int = 12) -> str:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import tarfile
 from array import array
 from collections.abc import Iterator, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 from zlib import crc32
 
@@ -111,28 +113,19 @@ def _build(file: MappedFile) -> list[np.ndarray]:
 
 def _samples(file: MappedFile, index: TarIndex) -> Iterator[tuple[str, dict[str, int]]]:
     """For each sample, its key, and a dict from ending to the number of the member."""
-    current: str | None = None
-    sample: dict[str, int] = {}
     seen: set[str] = set()
-    for number in range(len(index)):
-        named = _key_and_ending(index.names[number])
-        if named is None:
-            continue
-        key, ending = named
-        if key != current:
-            if current is not None:
-                yield current, sample
+    members = ((number, *named) for number, named in enumerate(map(_key_and_ending, index.names)) if named is not None)
+    for key, of_sample in groupby(members, key=itemgetter(1)):
+        sample: dict[str, int] = {}
+        for number, _, ending in of_sample:
             if key in seen:
-                raise _refused(
-                    file, index, number, f"the key {key!r} occurred before; the files of a sample must be consecutive"
-                )
-            seen.add(key)
-            current, sample = key, {}
-        if ending in sample or ending == "__key__":
-            raise _refused(file, index, number, f"a second field {ending!r} of the sample {key!r}")
-        sample[ending] = number
-    if current is not None:
-        yield current, sample
+                why = f"the key {key!r} occurred before; the files of a sample must be consecutive"
+                raise _refused(file, index, number, why)
+            if ending in sample or ending == "__key__":
+                raise _refused(file, index, number, f"a second field {ending!r} of the sample {key!r}")
+            sample[ending] = number
+        seen.add(key)
+        yield key, sample
 
 
 def _refused(file: MappedFile, index: TarIndex, number: int, why: str) -> FormatError:
