@@ -8,7 +8,6 @@ import logging
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import lru_cache
 from pathlib import Path
 from typing import Callable
 
@@ -17,6 +16,7 @@ import numpy as np
 from libai_data.atomic_files import written_whole
 from libai_data.data.failure_notes import failures_noted, note_failure, write_notes
 from libai_data.data.files.file_map import FileMap, npy_array
+from libai_data.data.random.global_generators import warn_once
 from libai_data.errors import ConfigError, PeerError
 
 logger = logging.getLogger(__name__)
@@ -111,18 +111,12 @@ def _build(path: Path, build: Callable[[], Sequence[np.ndarray]], descriptor: in
 
 
 def _in_memory(arrays: Sequence[np.ndarray], folder: Path, error: OSError) -> list[np.ndarray]:
-    _warn_once(folder, error.strerror)
-    return _read_only(arrays)
-
-
-@lru_cache(maxsize=64)
-def _warn_once(folder: Path, reason: str) -> None:
-    logger.warning(
+    warn_once(
         "No index can be kept in %s (%s). Each process, in each run, builds its own in memory instead. To keep them, "
         "set cache_dir or LIBAI_DATA_CACHE_DIR to a folder that can be written to.",
-        folder,
-        reason,
+        *(folder, error.strerror),
     )
+    return _read_only(arrays)
 
 
 def _read_only(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
