@@ -50,7 +50,7 @@ class DescribedSource(ShardedSource):
             by_path = described_shards(listed(paths), self._format, columns)
             found = [*by_path.values()]
             files = [
-                MappedFile(path, decompressed(path, shard) if shard.is_packed(path) else None)
+                MappedFile(path, decompressed(path, shard) if shard.packed and path.endswith(shard.packed) else None)
                 for path, shard in by_path.items()
             ]
         shards = [self._shard(file, shard, columns) for file, shard in zip(files, found)]

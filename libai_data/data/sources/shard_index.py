@@ -67,10 +67,6 @@ class DescribedShard(NamedTuple):
     columns: tuple[Column, ...]
     compressed: str = ""
 
-    def is_packed(self, path: str) -> bool:
-        """Whether `path` is the compressed file of this shard."""
-        return bool(self.packed) and path.endswith(self.packed)
-
 
 def described_shards(
     files: Sequence[str], format: str, columns: Sequence[str] | None = None
@@ -184,10 +180,6 @@ def _check(shard: DescribedShard) -> None:
         raise ValueError("a number of samples or bytes is below 0, or too large")
 
 
-def _of_mds(content: Any) -> list[DescribedShard]:
-    return list(map(_mds_shard, content["shards"]))
-
-
 def _mds_shard(shard: Any) -> DescribedShard:
     if (shard["format"], shard["version"]) != ("mds", _MDS_VERSION):
         raise ValueError(f"a shard has the format {shard['format']!r}, version {shard['version']}; MDS 2 is read")
@@ -251,7 +243,7 @@ def _leaves(spec: Any, name: str = "") -> list[str]:
 
 
 DESCRIBED: dict[str, tuple[str, Callable[[Any], list[DescribedShard]]]] = {
-    "mds": ("MDS shards", _of_mds),
+    "mds": ("MDS shards", lambda content: [*map(_mds_shard, content["shards"])]),
     "litdata": ("LitData chunks", _of_litdata),
 }
 """Formats whose index describes each shard -> name of the shards in errors, and the function that reads the index."""

@@ -9,6 +9,7 @@ import json
 import random
 import re
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -31,10 +32,11 @@ SPOKEN = "_spoken_messages"
 
 
 class Span(NamedTuple):
-    """The place of a message in the text of its conversation."""
+    """The place of a message in the text of its conversation, or of a part that a template marks."""
 
-    start: int  # the first character of the message's words, behind a generation prompt
-    stop: int  # the character behind the message's end, without white space after it
+    number: int  # number of the message, or UNKNOWN
+    start: int  # the first character of the message's words, behind a generation prompt; or of the part
+    stop: int  # the character behind the message's end, without white space after it; or behind the part
 
 
 class ChatTemplate:
@@ -47,7 +49,8 @@ class ChatTemplate:
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", GenerationMarks]
         )
-        environment.filters["tojson"] = _to_json
+        # As Hugging Face's: characters of all scripts, and of HTML, stay as they are.
+        environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
         environment.globals["raise_exception"] = _raise
         try:
             self._template = environment.from_string(source)
@@ -75,7 +78,7 @@ class ChatTemplate:
         """
         return self._rendered(messages, tools, ask)[0]
 
-    def _rendered(self, messages: Sequence[Message], tools: Any, ask: bool = False) -> tuple[str, list[MarkedPart]]:
+    def _rendered(self, messages: Sequence[Message], tools: Any, ask: bool = False) -> tuple[str, list[Span]]:
         try:
             text, parts = self._filled(messages, tools, ask)
         except Exception as error:  # a template can raise any error
@@ -88,7 +91,7 @@ class ChatTemplate:
             raise FormatError(f"it is not Unicode text: {error.reason}, {error.object[error.start]!r}") from error
         return text, parts
 
-    def _filled(self, messages: Sequence[Message], tools: Any, ask: bool) -> tuple[str, list[MarkedPart]]:
+    def _filled(self, messages: Sequence[Message], tools: Any, ask: bool) -> tuple[str, list[Span]]:
         given = {"messages": messages, "tools": tools, "add_generation_prompt": ask, SPOKEN: messages}
         return self._generation_marks.removed(self._template.render(**given, **self._special))
 
@@ -131,7 +134,7 @@ class ChatTemplate:
                 f"the chat template marks {len(parts)} parts by 'generation', but not in a loop over the messages, of "
                 f"which {len(assistants)} are the assistant's; mark each of these once"
             )
-        spans = [Span(*part[1:]) for number, part in zip(numbers, parts) if number in wanted and part.start < part.stop]
+        spans = [part for number, part in zip(numbers, parts) if number in wanted and part.start < part.stop]
         others = sorted(set(wanted).difference(assistants, numbers))
         return text, spans + [self._span(text, messages, number, tools) for number in others]
 
@@ -169,7 +172,7 @@ class ChatTemplate:
         start, stop = self._start(text, messages, number, tools), len(text)
         if number + 1 < len(messages):
             stop = len(self._before(text, messages, number + 1, tools))
-        return Span(start, start + len(text[start:stop].rstrip()))
+        return Span(number, start, start + len(text[start:stop].rstrip()))
 
     def _start(self, text: str, messages: Sequence[Message], number: int, tools: Any) -> int:
         if messages[number]["role"] != "assistant":
@@ -200,21 +203,8 @@ class ChatTemplate:
         return before
 
 
-def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-    """Like Hugging Face's filter `tojson`: characters of all scripts, and of HTML, stay as they are."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
-
-
 def _raise(message: str) -> None:
     raise ValueError(message)
-
-
-class MarkedPart(NamedTuple):
-    """A part of a text that a template marks."""
-
-    number: int  # number of its message, or UNKNOWN
-    start: int  # its first character
-    stop: int  # the character behind it
 
 
 class GenerationMarks(Extension):
@@ -242,10 +232,10 @@ class GenerationMarks(Extension):
     def _begin(self, context: Context) -> str:
         return self._mark.format(_number_of_message(context[SPOKEN], context.get_all()))
 
-    def removed(self, marked: str) -> tuple[str, list[MarkedPart]]:
+    def removed(self, marked: str) -> tuple[str, list[Span]]:
         """The text without marks, and the parts that were between marks."""
         pieces: list[str] = []
-        parts: list[MarkedPart] = []
+        parts: list[Span] = []
         opened: list[tuple[int, int]] = []
         length = behind = 0
         for mark in self._pattern.finditer(marked):
@@ -255,7 +245,7 @@ class GenerationMarks(Extension):
             if mark[1]:
                 opened.append((int(mark[1]), length))
             else:
-                parts.append(MarkedPart(*opened.pop(), length))
+                parts.append(Span(*opened.pop(), length))
         return "".join([*pieces, marked[behind:]]), parts
 
 
