@@ -35,19 +35,13 @@ class T5Dataset(SentenceDataset):
     sentence continues in the next sample. Spans are random and new in each epoch.
 
     Args:
-        name: name of the dataset for logs; the samples do not depend on it.
         tokenizer: has `get_vocab()`, `pad_token_id`, `eos_token_id`, `additional_special_tokens_ids` (the sentinels)
             and `bos_token_id`. If `bos_token_id` is None, the padding replaces it, as in T5.
-        indexed_dataset: the sentences (or whole documents), or None to open the files of `data_prefix`.
-        data_prefix: path of the two files without their endings.
-        max_num_samples: number of samples; the corpus is repeated until there are enough. None: use the corpus once.
         masked_lm_prob: share of the tokens to predict.
-        max_seq_length: tokens of the encoder.
-        max_seq_length_dec: tokens of the decoder.
-        short_seq_prob: share of samples whose target length is random and shorter.
-        seed: decides which samples are short.
+        max_seq_length, max_seq_length_dec: tokens of the encoder and of the decoder.
         mean_span_length: tokens of a span, on average.
-        cache_dir: folder for the index; by default `<data_prefix>.cache`; see `record_index.index_folder`.
+
+    The other arguments are as in `BertDataset`; the sentences may be whole documents.
 
     Raises:
         ConfigError: An argument is out of range, the sentinels or the decoder's tokens are too few for the spans, a
