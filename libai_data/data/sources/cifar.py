@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from libai_data.atomic_files import written_together
-from libai_data.data.sources.paths import is_file, text_of, why_missing
+from libai_data.data.sources.paths import check_is_file, is_file, text_of
 from libai_data.data.sources.published import PublishedImages, downloaded
-from libai_data.errors import ConfigError, FormatError
+from libai_data.errors import FormatError
 
 SIDE = 32
 _PIXELS = 3 * SIDE * SIDE
@@ -91,15 +91,10 @@ class CIFARSource(PublishedImages):
         return f"{self._paths[file]} at offset {row * (self.kind.labels + _PIXELS) + self.kind.labels - 1}"
 
     def _opened(self, path: Path) -> np.ndarray:
-        if not is_file(path):
-            pickled = path.parent.parent / self.kind.pickled
-            found = f"; {pickled} is the pickled version, which could run any code when it is read" * os.path.isdir(
-                pickled
-            )
-            raise ConfigError(
-                f"there is no {path}{why_missing(path)}{found}; give download=True, or unpack "
-                f"{self.kind.url} in {path.parent.parent}"
-            )
+        root = path.parent.parent
+        pickled = root / self.kind.pickled
+        found = f"; {pickled} is the pickled version, which could run any code when it is read" * os.path.isdir(pickled)
+        check_is_file(path, f"{found}; give download=True, or unpack {self.kind.url} in {root}")
         content = self._mapped(path)
         record, size = self.kind.labels + _PIXELS, len(content)
         if size % record or not size:

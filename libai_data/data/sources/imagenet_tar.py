@@ -19,10 +19,10 @@ from libai_data.data.files.identity import file_identity, key_of
 from libai_data.data.files.index_cache import cached_arrays
 from libai_data.data.sources.mapped_file import MappedFile
 from libai_data.data.sources.packed_names import PackedNames
-from libai_data.data.sources.paths import checked_path, is_file, text_of, why_missing
+from libai_data.data.sources.paths import check_is_file, checked_path, is_file, text_of
 from libai_data.data.sources.record_index import index_folder
 from libai_data.data.sources.tar_index import TarIndex, index_tar
-from libai_data.errors import ConfigError, FormatError
+from libai_data.errors import FormatError
 from libai_data.errors.argument_rules import FLAG, check
 
 TRAIN_TAR, VAL_TAR = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
@@ -59,12 +59,8 @@ class ImageNetTarSource:
         check({"train": FLAG}, train=train)
         root = checked_path("root", root)
         self.path = root / (TRAIN_TAR if train else VAL_TAR)
-        if not is_file(self.path):
-            folder = root / ("train" if train else "val")
-            raise ConfigError(
-                f"there is no {self.path}{why_missing(self.path)}, and no folder {folder}; put one of them there, or "
-                "give another root"
-            )
+        folder = root / ("train" if train else "val")
+        check_is_file(self.path, f", and no folder {folder}; put one of them there, or give another root")
         self._file = MappedFile(self.path)
         kept_in = index_folder(cache_dir, None, "")
         self._paths, key = [self.path], key_of("imagenet", train, self._file.identity)
@@ -137,11 +133,7 @@ def _index_of_classes(path: Path) -> list[np.ndarray]:
 
 def _classes_of(path: Path, images: Sequence[str]) -> list[str]:
     """The class of each image, read from a file of labels."""
-    if not is_file(path):
-        raise ConfigError(
-            f"there is no {path}{why_missing(path)}, which lists the classes of the validation images; give its "
-            "path as val_labels"
-        )
+    check_is_file(path, ", which lists the classes of the validation images; give its path as val_labels")
     lines = [line.split() for line in text_of(path).splitlines() if line.strip()]
     if len(lines) != len(images) or len({len(line) for line in lines}) != 1 or len(lines[0]) > 2:
         raise FormatError(

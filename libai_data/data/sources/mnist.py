@@ -18,9 +18,9 @@ import numpy as np
 
 from libai_data.atomic_files import written_together
 from libai_data.data.files.file_map import FileMap
-from libai_data.data.sources.paths import is_file, why_missing
+from libai_data.data.sources.paths import check_is_file, is_file
 from libai_data.data.sources.published import PublishedImages, downloaded
-from libai_data.errors import ConfigError, FormatError
+from libai_data.errors import FormatError
 
 _BYTES = 8
 _LABELS_BEGIN = 8
@@ -94,11 +94,7 @@ class MNISTSource(PublishedImages):
         names = sorted(name for name in self.kind.md5 if name.startswith("train-") == train)  # images, then labels
         self._paths = [_found(self.folder, name) or _found(root, name) or self.folder / name for name in names]
         for path in self._paths:
-            if not is_file(path):
-                raise ConfigError(
-                    f"there is no {path}, nor {path.name}.gz{why_missing(path)}; give download=True, or put the "
-                    "file there"
-                )
+            check_is_file(path, f", nor {path.name}.gz; give download=True, or put the file there")
         self._images, self._labels = (read_idx(path, dims, self._mapped) for path, dims in zip(self._paths, (3, 1)))
         if len(self._images) != len(self._labels):
             raise FormatError(

@@ -26,6 +26,12 @@ def is_file(path: PathLike) -> bool:
     return os.path.isfile(path)
 
 
+def check_is_file(path: Path, advice: str, kind: str = "") -> None:
+    """Raise a ConfigError with advice if a path does not lead to a file of a kind, such as "file "."""
+    if not is_file(path):
+        raise ConfigError(f"there is no {kind}{path}{why_missing(path)}{advice}")
+
+
 def why_missing(path: PathLike) -> str:
     """Why a path does not lead to the expected file or folder, as the end of a message; "" if nothing is there."""
     try:

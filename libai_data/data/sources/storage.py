@@ -24,7 +24,7 @@ from libai_data.atomic_files import PathLike
 from libai_data.data.files.identity import key_of
 from libai_data.data.sources.file_formats import check_no_table, is_left_out
 from libai_data.data.sources.local_cache import LocalCache
-from libai_data.data.sources.paths import checked_path, is_file, why_missing
+from libai_data.data.sources.paths import check_is_file, checked_path, is_file, why_missing
 from libai_data.data.sources.remote import fetch, is_remote, list_files, look_up, without_protocol
 from libai_data.errors import ConfigError, StorageError
 from libai_data.errors.argument_rules import PATH, check
@@ -98,8 +98,7 @@ class LocalFile:
             self._fetch(storage or Storage.from_environment(), identity)
         else:
             self.path = Path(without_protocol(self.source))
-            if not is_file(self.path):
-                raise ConfigError(f"there is no file {self.path}{why_missing(self.path)}")
+            check_is_file(self.path, "", "file ")
             # Before the file is opened, this process may change its working folder, or send this object to another one.
             self.path = self.path.absolute()
             self.source = str(self.path)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from libai_data.data.cached_property import cached_property
-from libai_data.data.sources.paths import checked_path, is_file, why_missing
+from libai_data.data.sources.paths import check_is_file, checked_path, is_file
 from libai_data.data.text.encoders import Encoder, FastEncoder, open_encoder
 from libai_data.data.text.special_tokens import SETTINGS, FolderSettings, read_settings, special_tokens
 from libai_data.errors import ConfigError, nearest
@@ -161,10 +161,7 @@ class TokenizerFiles:
     def __post_init__(self) -> None:
         check(_RULES, **{name: getattr(self, name) for name in _RULES})
         for path in self.files():
-            if not is_file(path):
-                raise ConfigError(
-                    f"there is no tokenizer file {path}{why_missing(path)}; nothing is downloaded from a hub"
-                )
+            check_is_file(path, "; nothing is downloaded from a hub", "tokenizer file ")
         kind = self.files()[0].suffix
         if self.chinese_words and kind != ".txt":
             raise ConfigError(f"words of Chinese are marked only with BERT's vocabularies (.txt), not with {self.path}")
