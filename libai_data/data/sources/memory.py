@@ -108,18 +108,9 @@ class InMemorySource(Records):
 
     def _read(self, indices: Sequence[int], draws: GlobalDraws) -> list[Any]:
         source = self._source
-        read_many = batch_method_of(source, "read_many")
-        if read_many is not None:
-
-            def read_together() -> list[Any] | None:
-                if draws.found:  # Then each record needs a reading of its own.
-                    return None
-                with reading_samples([(self._seed, 0, index) for index in indices]):
-                    return list(read_many(indices))
-
-            together = draws.around(read_together)
-            if together is not None:
-                return together
+        read_many = batch_method_of(source, "read_many") if isinstance(source, Records) else None
+        if read_many is not None:  # The sources of this package draw nothing.
+            return list(read_many(indices))
 
         def read(key: tuple[int, int, int]) -> Any:
             with reading_samples((key,)):
