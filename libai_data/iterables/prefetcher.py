@@ -13,7 +13,7 @@ from typing import Any, Callable, Optional
 
 from libai_data.data.fork_lock import end_if_fork_of
 from libai_data.data.items import ReuseCheck
-from libai_data.data.random.generator_states import marks_of, watched
+from libai_data.data.random.generator_states import Watched, watched
 from libai_data.data.random.global_generators import warn_once
 from libai_data.errors import PassError, SampleError, error_text
 from libai_data.iterables.shared_use import SaveState
@@ -145,10 +145,10 @@ def _end(shared: _Shared, thread: threading.Thread) -> None:
         thread.join(_END_SECONDS)
 
 
-def warn_of_draws(name: str, generators: tuple[Any, ...], marks: list[Any], draws_in_torch: bool) -> None:
+def warn_of_draws(name: str, generators: Watched, marks: Any, draws_in_torch: bool) -> None:
     """Warn once if an iterable has moved global random generators since they had these marks; see `Prefetcher`."""
-    changes = zip([each.name for each in generators], marks, marks_of(generators))
-    drawn = [which for which, before, after in changes if before != after and not (draws_in_torch and which == "torch")]
+    moved = zip(generators.generators, generators.moved(marks, generators.marks()))
+    drawn = [each.name for each, has_moved in moved if has_moved and not (draws_in_torch and each.name == "torch")]
     if drawn:
         warn_once(
             "%s draws from %s, which the whole program shares. So its rows may differ in the next run and on other "
@@ -162,7 +162,7 @@ def warn_of_draws(name: str, generators: tuple[Any, ...], marks: list[Any], draw
 def _run(shared: _Shared, open_round: Open, size: int, name: str, draws_in_torch: bool) -> None:
     process, waits = os.getpid(), shared.waits
     generators = watched()
-    marks = marks_of(generators)
+    marks = generators.marks()
     try:
         if shared.is_over:
             return
@@ -177,7 +177,7 @@ def _run(shared: _Shared, open_round: Open, size: int, name: str, draws_in_torch
                 except StopIteration:
                     ended = True
                     break
-                if waits & 1 and marks_of(generators) != marks and shared.waits == waits:
+                if waits & 1 and generators.marks() != marks and shared.waits == waits:
                     warn_of_draws(name, generators, marks, draws_in_torch)
                 reuse.see(item)
                 items.append(item)
@@ -185,7 +185,7 @@ def _run(shared: _Shared, open_round: Open, size: int, name: str, draws_in_torch
                 # The first item, the second, the fourth, and so on, to save time.
                 waits = 0 if shared.items & (shared.items - 1) else shared.waits
                 if waits & 1:
-                    marks = marks_of(generators)
+                    marks = generators.marks()
             shared.put(Group(items, save() if save is not None else None, ended))
     except BaseException as error:
         shared.put(Group([], error=error))

@@ -17,7 +17,7 @@ from time import perf_counter
 from typing import Any, Callable, NamedTuple
 
 from libai_data.data.items import ReuseCheck, fields_in
-from libai_data.data.random.generator_states import marks_of, watched
+from libai_data.data.random.generator_states import watched
 from libai_data.data.random.hashing import combine64
 from libai_data.data.random.sample_random import become_worker_process
 from libai_data.data.shard_work.process_pool import Work
@@ -105,8 +105,8 @@ class ShardReader:
 
     def __call__(self, part: Part) -> tuple[list[Any], bool, str | None]:
         """The rows of a part, whether the shard has ended, and the state after the part if the source has one."""
-        generators = watched() if self.is_process and part.shard == part.place.taken == 0 else ()
-        marks = marks_of(generators)
+        generators = watched() if self.is_process and part.shard == part.place.taken == 0 else None
+        marks = generators and generators.marks()
         next_start, iterator, save, thing = self._open.pop(part.shard, (None, iter(()), None, None))
         if next_start != (part.epoch, part.place.taken):
             thing, iterator, save = self._opened(part)
@@ -122,7 +122,7 @@ class ShardReader:
                     ended = False
                     break
             state = None if ended or save is None else save()
-        if generators:
+        if generators is not None:
             name = getattr(thing, "__qualname__", type(thing).__name__)
             warn_of_draws(name, generators, marks, yields_batches(thing) if self._batches is None else self._batches)
         if not ended:

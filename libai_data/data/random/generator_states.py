@@ -1,4 +1,4 @@
-"""The states of the random generators that all code shares: Python's, numpy's, torch's, OneFlow's.
+"""States of the random generators that all code shares: Python's, numpy's, torch's, OneFlow's.
 
 A generator's *mark* is a few bytes, or words, that change with each draw. Its *state* decides all later draws.
 """
@@ -6,13 +6,13 @@ A generator's *mark* is a few bytes, or words, that change with each draw. Its *
 from __future__ import annotations
 
 import ctypes
+import operator
 import os
 import random
 import sys
 from contextlib import AbstractContextManager
 from functools import cache
-from operator import methodcaller
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 
@@ -21,33 +21,36 @@ from libai_data.data.random.hashing import mix64
 from libai_data.data.random.sample_random import is_worker_process
 
 _WORDS = 624
+_BYTES = 4 * _WORDS
+_TORCHS_FLAGS = 5040, 5052
+"""Where a state of PyTorch says whether it keeps a float64, or a float32, for the next draw."""
 _flow_was_forked = False
 _generator_lock = ForkLock()
 """For the generators of PyTorch and OneFlow. Both acquire a lock of their own while they hold the GIL, and make objects
 under it. If this starts the garbage collection, a finalizer may let another thread run, which would hold the GIL and
 wait for that lock forever. With this lock of Python, the other thread waits earlier, without the GIL."""
-_mark = methodcaller("mark")
-_last: list[tuple[list[Any], list[Any]]] = [([], [])]
-"""Marks of the generators, and their states, which are valid as long as the marks do not change."""
+_seen: tuple[int, Watched | None] = 0, None
+"""Number of modules, and the generators that were watched then."""
+_join = b"".join
+_python: Any = random._inst
 
 
 class _Python:
     name = "random"
 
-    def __init__(self) -> None:
-        self._instance: Any = random._inst
-        address = id(self._instance) + object.__basicsize__
-        words = (ctypes.c_uint32 * (1 + _WORDS)).from_address(address)
+    def views(self) -> list[memoryview]:
+        """The memory that changes with each draw; an error, or nothing, if this memory is not known."""
         # CPython stores the place and then the words. The place and the first word change with each draw, the last word
-        # with each seed.
+        # with each seed. The number that Python keeps for `gauss` is not in this memory.
+        address = id(_python) + object.__basicsize__
         *state, place = random.getstate()[1]
-        if list(words) != [place, *state]:
-            self.mark = random.getstate  # type: ignore[method-assign]
-        self._place = ctypes.c_uint64.from_address(address)
-        self._last = ctypes.c_uint32.from_address(address + 4 * _WORDS)
+        if ctypes.string_at(address, 4 + _BYTES) != np.array([place, *state], np.uint32).tobytes():
+            return []
+        return [_view(address, 8), _view(address + _BYTES, 4)]
 
-    def mark(self) -> Any:
-        return self._place.value, self._last.value, self._instance.gauss_next
+    def exact(self) -> Any:
+        """A mark that needs no knowledge of the memory."""
+        return random.getstate()
 
     def save(self) -> Any:
         return random.getstate()
@@ -64,30 +67,39 @@ class _Numpy:
 
     def __init__(self) -> None:
         self._rand: Any = np.random.mtrand._rand
-        self._keeps = _flag_of_kept_number(self._rand)
-        self._bits: Any = None
-        self._place: Any = None
+        self.bits: Any = None
         self._address = 0
 
-    def mark(self) -> Any:
-        bits = self._rand._bit_generator
-        if bits is not self._bits:
-            self._bits, self._place = bits, None
-            if isinstance(bits, np.random.MT19937) and self._keeps is not None:
-                # Numpy's interface for ctypes: uint32 key[624], int pos. The last word and the place change.
-                self._address = bits.ctypes.state_address
-                self._place = ctypes.c_uint64.from_address(self._address + 4 * (_WORDS - 1))
-        if self._place is None:
-            return str(np.random.get_state(legacy=False))
-        return self._place.value, self._keeps.value
+    def views(self) -> list[memoryview]:
+        self.bits, self._address = self._rand._bit_generator, 0
+        if not isinstance(self.bits, np.random.MT19937) or type(self._rand) is not np.random.RandomState:
+            return []
+        # The second of two normal numbers is kept. Drawing this number only clears a flag of the `RandomState`.
+        known: Any = np.random.RandomState(0)
+
+        def keep(keeps: bool) -> bytes:
+            known.set_state({**known.get_state(legacy=False), "has_gauss": int(keeps)})
+            return ctypes.string_at(id(known), type(known).__basicsize__)
+
+        [flag] = _flags(keep)
+        # Numpy's interface for ctypes: uint32 key[624], int pos. The last word and the place change.
+        self._address = self.bits.ctypes.state_address
+        return [_view(self._address + _BYTES - 4, 8), _view(id(self._rand) + flag, 1)]
+
+    def is_replaced(self) -> bool:
+        """Whether `set_bit_generator` was called since the views were made."""
+        return self._rand._bit_generator is not self.bits
+
+    def exact(self) -> Any:
+        return str(np.random.get_state(legacy=False))
 
     def save(self) -> Any:
-        words = None if self._place is None else ctypes.string_at(self._address, 4 * _WORDS + 4)
+        words = ctypes.string_at(self._address, _BYTES + 4) if self._address else None
         return np.random.get_state(legacy=False), words
 
     def restore(self, saved: Any) -> None:
         state, words = saved
-        if state["has_gauss"] or words is None or self._place is None:
+        if state["has_gauss"] or words is None or self.is_replaced():
             np.random.set_state(state)
             return
         # Ten times as fast as `set_state`: drop the number that numpy keeps, and restore the words.
@@ -98,23 +110,6 @@ class _Numpy:
         np.random.seed(seed & 0xFFFFFFFF)
 
 
-def _flag_of_kept_number(rand: Any) -> Any:
-    """The flag in the memory of a `RandomState` that tells whether it keeps a normal number for the next draw.
-
-    Drawing this number changes nothing else. Numpy's legacy-distributions.h: `int has_gauss; double gauss`. None if the
-    memory is another one.
-    """
-    known = np.random.RandomState(0)
-    known.normal()
-    kept = np.float64(known.get_state(legacy=False)["gauss"]).tobytes()
-    place = ctypes.string_at(id(known), type(known).__basicsize__).find(kept) - 8
-    if place < object.__basicsize__ or type(rand) is not type(known):
-        return None
-    flag = ctypes.c_int.from_address(id(known) + place)
-    before, _, after = flag.value, known.normal(), flag.value
-    return ctypes.c_int.from_address(id(rand) + place) if (before, after) == (1, 0) else None
-
-
 class _OfLibrary:
     """The generator of PyTorch or OneFlow, each of which is seeded with other numbers than numpy's."""
 
@@ -122,7 +117,7 @@ class _OfLibrary:
         self.name, self._seed_offset = name, seed_offset
         self._generator: Any = sys.modules[name].default_generator
 
-    def mark(self) -> Any:
+    def exact(self) -> Any:
         return self.save().numpy().tobytes()
 
     def save(self) -> Any:
@@ -138,6 +133,28 @@ class _OfLibrary:
             self._generator.manual_seed(mix64(seed + self._seed_offset) >> 1)
 
 
+class _Torch(_OfLibrary):
+    def views(self) -> list[memoryview]:
+        torch = sys.modules["torch"]
+        known = torch.Generator()
+        saved = known.get_state().numpy()
+        words = saved[24:].view(np.uint64)[:_WORDS].astype(np.uint32).tobytes()
+        with open("/proc/self/mem", "rb", buffering=0) as memory:  # Memory that is not there is not read.
+            start = os.pread(memory.fileno(), len(saved), known._cdata).find(words)
+        if start < 0:
+            return []
+
+        def keep(keeps: bool) -> bytes:
+            saved[[*_TORCHS_FLAGS]] = keeps
+            known.set_state(torch.from_numpy(saved))
+            return ctypes.string_at(known._cdata + start + _BYTES, 32)
+
+        first, last = _flags(keep)
+        # The place is before the words. It changes with each draw, and the first word with each seed.
+        address = self._generator._cdata + start
+        return [_view(address - 4, 8), _view(address + _BYTES + first, last + 1 - first)]
+
+
 class _Flow(_OfLibrary):
     """OneFlow's. After `restore`, it continues some hundred numbers later, because OneFlow shows no exact place."""
 
@@ -149,9 +166,80 @@ class _Flow(_OfLibrary):
             super().restore(state)
 
 
+def _views_of(generator: Any) -> list[memoryview]:
+    try:
+        return generator.views()
+    except (AttributeError, OSError, TypeError, ValueError):
+        return []
+
+
+def _view(address: int, size: int) -> memoryview:
+    return memoryview((ctypes.c_char * size).from_address(address))
+
+
+def _flags(keep: Callable[[bool], bytes]) -> list[int]:
+    """The places in the memory that `keep` returns of the flags that it sets and clears."""
+    values = zip(keep(False), keep(True), keep(False))
+    return [place for place, each in enumerate(values) if each == (0, 1, 0)]
+
+
+class Watched:
+    """The generators whose marks show whether they have moved.
+
+    If the memory of one of them is not as expected, the marks are whole states, which takes ten times as long.
+    """
+
+    def __init__(self, has_torch: bool) -> None:
+        self._numpy = _Numpy()
+        self.generators: tuple[Any, ...] = (_Python(), self._numpy, *([_Torch("torch", 1)] if has_torch else []))
+        self._last: tuple[Any, list[Any]] = None, []
+        """Marks of the generators, and their states, which are valid as long as the marks do not change."""
+        self._find_memory()
+
+    def _find_memory(self) -> None:
+        parts = [_views_of(generator) for generator in self.generators]
+        ends = np.cumsum([0, *(sum(map(len, part)) for part in parts)]).tolist()
+        self._parts = [*map(slice, ends, ends[1:])]
+        self._views = [view for part in parts for view in part] if all(parts) else None
+
+    def marks(self) -> Any:
+        """The marks of all generators, to be compared."""
+        if self._views is None:
+            return [generator.exact() for generator in self.generators]
+        return _join(self._views), _python.gauss_next
+
+    def moved(self, before: Any, after: Any) -> list[bool]:
+        """Whether each generator has moved between two calls of `marks`."""
+        if type(before) is not type(after):
+            return [True] * len(self.generators)
+        if type(before) is list:
+            return [*map(operator.ne, before, after)]
+        moved = [before[0][part] != after[0][part] for part in self._parts]
+        return [moved[0] or before[1] != after[1], *moved[1:]]
+
+    def marks_and_states(self, beside_others: bool) -> tuple[Any, list[Any]]:
+        """Marks and states of the generators.
+
+        Args:
+            beside_others: whether other threads may draw meanwhile. The marks belong to the states in any case.
+        """
+        last, marks = self._last, self.marks()
+        if last[0] == marks:
+            return last
+        if self._numpy.is_replaced():
+            self._find_memory()
+            marks = self.marks()
+        while True:
+            before, states = marks, [generator.save() for generator in self.generators]
+            marks = self.marks()
+            if marks == before or not beside_others:
+                self._last = last = marks, states
+                return last
+
+
 @cache
-def _watched(has_torch: bool) -> tuple[Any, ...]:
-    return (*_watched(False), _OfLibrary("torch", 1)) if has_torch else (_Python(), _Numpy())
+def _watched(has_torch: bool, has_flow: bool) -> Watched:
+    return Watched(has_torch)
 
 
 @cache
@@ -160,37 +248,19 @@ def flow_generator() -> _Flow:
     return _Flow("oneflow", 2)
 
 
-def watched() -> tuple[Any, ...]:
-    """The generators whose marks show whether they have moved."""
-    return _watched(hasattr(sys.modules.get("torch"), "default_generator"))
+def watched() -> Watched:
+    """The generators whose marks show whether they have moved; other ones after PyTorch or OneFlow was imported."""
+    global _seen
+    modules, generators = _seen
+    if len(sys.modules) != modules or generators is None:
+        modules, has_torch = len(sys.modules), hasattr(sys.modules.get("torch"), "default_generator")
+        _seen = modules, generators = modules, _watched(has_torch, has_flow())
+    return generators
 
 
 def generators_in_turn() -> AbstractContextManager[Any]:
     """The lock for code that reads or seeds the generators of PyTorch or OneFlow, in one thread at a time."""
     return _generator_lock
-
-
-def marks_of(generators: tuple[Any, ...]) -> list[Any]:
-    """The mark of each generator."""
-    return [*map(_mark, generators)]
-
-
-def marks_and_states(generators: tuple[Any, ...], beside_others: bool) -> tuple[list[Any], list[Any]]:
-    """Marks and states of generators.
-
-    Args:
-        generators: see `watched`.
-        beside_others: whether other threads may draw meanwhile. The marks belong to the states in any case.
-    """
-    last, marks = _last[0], marks_of(generators)
-    if last[0] == marks:
-        return last
-    while True:
-        before, states = marks, [generator.save() for generator in generators]
-        marks = marks_of(generators)
-        if marks == before or not beside_others:
-            _last[0] = last = marks, states
-            return last
 
 
 def has_flow() -> bool:
@@ -200,7 +270,8 @@ def has_flow() -> bool:
 
 def present() -> tuple[Any, ...]:
     """The generators whose libraries are imported."""
-    return (*watched(), flow_generator()) if has_flow() else watched()
+    generators = watched().generators
+    return (*generators, flow_generator()) if has_flow() else generators
 
 
 def _after_fork() -> None:

@@ -29,16 +29,9 @@ from typing import Any, Callable, TypeVar
 import numpy as np
 
 from libai_data.data.fork_lock import ForkLock
-from libai_data.data.random.generator_states import (
-    flow_generator,
-    has_flow,
-    marks_and_states,
-    marks_of,
-    present,
-    watched,
-)
+from libai_data.data.random.generator_states import Watched, flow_generator, has_flow, present, watched
 from libai_data.data.random.hashing import combine64
-from libai_data.data.random.sample_random import is_worker_process, reading_now, sample_generator, set_ambiguity
+from libai_data.data.random.sample_random import is_worker_process, reading_now, sample_generator, this_thread
 
 logger = logging.getLogger(__name__)
 
@@ -52,22 +45,9 @@ _AMBIGUOUS = "sample_generator"
 _PYTHONS_SEED = random.Random.seed.__code__
 _FLOW_DRAWS = re.compile("rand.*|normal_?|uniform_|exponential_|bernoulli_?|multinomial|dropout.*")
 
-
-class _Thread(threading.local):
-    shares = False
-    """Whether other threads read at the same time."""
-    has_drawn = False
-    """Whether a generator has moved while this thread shared the generators."""
-    has_seeded = False
-    """Whether code that this thread called has seeded the generators, and restored them."""
-    is_watched = False
-    callers: frozenset[int] = frozenset()
-    """Identifiers of the threads that only wait for what this thread reads."""
-
-
-_thread = _Thread()
 _have_shared = False
 """Whether any thread of this process has ever shared the generators."""
+_modules = sys.modules
 _seeding_lock = ForkLock()
 _watching: set[int] = set()
 """The threads that restore generators after what they read now."""
@@ -100,55 +80,96 @@ class GlobalDraws:
         Returns:
             What `read` returned. All its draws came from generators that were seeded for the sample.
         """
-        if _thread.shares:
+        if this_thread.shares:
             return self._around_beside_others(read)
-        is_within, _thread.is_watched = _thread.is_watched, True
+        thread = threading.get_ident()
+        is_within = thread in _watching
         is_first = True
-        _watching.add(threading.get_ident())
         try:
+            _watching.add(thread)
             while True:
-                watch = _Watch(self, key)
+                modules, ambiguous = len(_modules), this_thread.ambiguities
+                generators = watched()
+                before, states = generators.marks_and_states(_have_shared)
+                # Of two threads, the one that begins later sees the other one here, or the one that ends later does.
+                is_beside_others = len(_watching) > 1 and _others_watch()
+                self._readings = readings = self._readings + 1
+                is_due = not readings & (readings - 1)
+                watch = _Watch(self, key, generators, is_due) if is_due or self.found else None
+                begun = generators, before, states, ambiguous, is_beside_others, watch, is_first
                 try:
                     result = read()
-                except Exception:
-                    if not watch.end(is_first):
+                except BaseException as error:
+                    if not self._end(*begun) or not isinstance(error, Exception):
                         raise
-                except BaseException:
-                    watch.end(is_first)
-                    raise
                 else:
-                    if not watch.end(is_first):
+                    has_moved = generators.marks() != before or len(_modules) != modules
+                    if not (has_moved or watch or this_thread.ambiguities != ambiguous or this_thread.has_seeded):
+                        return result
+                    if not self._end(*begun):
                         return result
                 is_first = False
         finally:
-            _thread.is_watched = is_within
             if not is_within:
-                _watching.discard(threading.get_ident())
-            if is_within and self.needs_one_thread:
+                _watching.discard(thread)
+            elif self.needs_one_thread:
                 # The enclosing reading finds the generators unchanged, so only this flag shows the draws.
-                _thread.has_seeded = True
+                this_thread.has_seeded = True
+
+    def _end(
+        self,
+        generators: Watched,
+        before: Any,
+        states: list[Any],
+        ambiguous: int,
+        is_beside_others: bool,
+        watch: _Watch | None,
+        is_first: bool,
+    ) -> bool:
+        """Restore the generators; returns whether to read again."""
+        drawn: set[str] = set()
+        seeded: Collection[str] = ()
+        if watch is not None:
+            watch.end()
+            drawn, seeded = watch.drawn, watch.seeded
+        if this_thread.ambiguities != ambiguous:
+            this_thread.ambiguities = ambiguous
+            drawn.add(_AMBIGUOUS)
+        if this_thread.has_seeded:
+            self.seeds, this_thread.has_seeded = True, False
+        moved = generators.moved(before, generators.marks())
+        for generator, has_moved, state in zip(generators.generators, moved, states):
+            if has_moved or generator.name in seeded:
+                generator.restore(state)
+                drawn.add(generator.name)
+        if drawn - {_AMBIGUOUS} and (is_beside_others or _others_watch()):
+            warn_once(
+                "%s was read while another thread read by another loader, and one of them drew from a global random "
+                "generator, which all threads share. So samples may get other numbers in each run; %s, or read in one "
+                "thread at a time",
+                self.whose,
+                HOW_TO_DRAW,
+            )
+        # Libraries that the reading itself has imported were not watched.
+        return self._learn(drawn, is_first) or watched() is not generators
 
     def _around_beside_others(self, read: Callable[[], Result]) -> Result:
         """`around` in a thread that shares the generators. It sees that they moved, but not which thread moved them."""
-        generators = watched()
-        marks, _ = marks_and_states(generators, beside_others=True)
-        set_ambiguity(False)
+        generators, ambiguous = watched(), this_thread.ambiguities
+        marks, _ = generators.marks_and_states(beside_others=True)
         try:
             result = read()
-            if set_ambiguity(False) and _AMBIGUOUS not in self.found:
-                self.found.add(_AMBIGUOUS)
-                result = read()
+            if this_thread.ambiguities != ambiguous:
+                this_thread.ambiguities = ambiguous
+                if _AMBIGUOUS not in self.found:
+                    self.found.add(_AMBIGUOUS)
+                    result = read()
         finally:
-            if watched() is not generators or marks_of(generators) != marks:
-                _thread.has_drawn = True
+            if watched() is not generators or generators.marks() != marks:
+                this_thread.has_drawn = True
         return result
 
-    def is_due(self) -> bool:
-        """Whether calls are watched in this reading."""
-        self._readings += 1
-        return not self._readings & (self._readings - 1)
-
-    def learn(self, drawn: set[str], is_first: bool) -> bool:
+    def _learn(self, drawn: set[str], is_first: bool) -> bool:
         """Note which generators a reading drew from; returns whether to read again.
 
         Args:
@@ -172,31 +193,24 @@ class GlobalDraws:
 
 
 class _Watch:
-    """Watches one reading. For one sample of a dataset that is known to draw, it also seeds the generators."""
+    """Seeds the generators for one sample of a dataset that is known to draw; in some readings, watches calls."""
 
-    _seeded: Collection[str] = ()
-    _drew_from_flow = False
+    seeded: Collection[str] = ()
     _notices = False
     _flow_state: Any = None
 
-    def __init__(self, draws: GlobalDraws, key: tuple[int, int, int] | None) -> None:
+    def __init__(self, draws: GlobalDraws, key: tuple[int, int, int] | None, generators: Watched, is_due: bool) -> None:
         self._draws = draws
-        self._generators = generators = watched()
-        self._marks, self._states = marks_and_states(generators, _have_shared)
-        self._modules = len(sys.modules)
-        # Of two threads, the one that begins later sees the other one here, or the one that ends later sees its draws.
-        self._is_beside_others = _others_watch()
-        self._was_ambiguous = set_ambiguity(False)
+        self.drawn: set[str] = set()
         if key is not None and draws.found:
-            self._seed(draws.found, combine64(*key))
-        self._has_flow = "oneflow" in sys.modules
-        if draws.is_due() and sys.getprofile() is None:
+            self._seed(draws.found, combine64(*key), generators)
+        if is_due and sys.getprofile() is None:
             self._notices, self._outer = True, reading_now()
             sys.setprofile(self._notice)
 
-    def _seed(self, names: Collection[str], seed: int) -> None:
-        self._seeded = names
-        for generator in self._generators:
+    def _seed(self, names: Collection[str], seed: int, generators: Watched) -> None:
+        self.seeded = names
+        for generator in generators.generators:
             if generator.name in names:
                 generator.seed(seed)
         if "oneflow" in names and has_flow():
@@ -210,7 +224,7 @@ class _Watch:
         elif function is os.urandom:  # Numpy's generators without a seed call it.
             self._note_unseeded(frame)
         elif event == "c_call" and _FLOW_DRAWS.fullmatch(getattr(function, "__name__", "")):
-            self._drew_from_flow |= str(function.__module__).startswith("oneflow") and has_flow()
+            self.drawn |= {"oneflow"} if str(function.__module__).startswith("oneflow") and has_flow() else set()
 
     def _note_unseeded(self, frame: Any) -> None:
         while frame.f_back is not None and frame.f_globals is vars(random):
@@ -222,44 +236,15 @@ class _Watch:
         if reading is not None and reading.keys and frame.f_globals is not sample_generator.__globals__:
             self._draws.unseeded = reading.keys[0]
 
-    def end(self, is_first: bool) -> bool:
-        """Restore the generators; returns whether to read again."""
+    def end(self) -> None:
         if self._notices:
             sys.setprofile(None)
-        ambiguous = set_ambiguity(self._was_ambiguous)
-        marks = marks_of(self._generators)
-        if _thread.has_seeded:
-            self._draws.seeds, _thread.has_seeded = True, False
-        if (
-            marks == self._marks
-            and len(sys.modules) == self._modules
-            and not (ambiguous or self._seeded or self._drew_from_flow)
-        ):
-            return False
-        drawn = {_AMBIGUOUS} if ambiguous else set()
-        if self._drew_from_flow:
-            drawn.add("oneflow")
-        for generator, mark, before, state in zip(self._generators, marks, self._marks, self._states):
-            if mark != before or generator.name in self._seeded:
-                generator.restore(state)
-                drawn.add(generator.name)
         if self._flow_state is not None:
             flow_generator().restore(self._flow_state)
-        if drawn - {_AMBIGUOUS} and (self._is_beside_others or _others_watch()):
-            warn_once(
-                "%s was read while another thread read by another loader, and one of them drew from a global random "
-                "generator, which all threads share. So samples may get other numbers in each run; %s, or read in one "
-                "thread at a time",
-                self._draws.whose,
-                HOW_TO_DRAW,
-            )
-        # Libraries that the reading itself has imported were not watched.
-        imported = watched() is not self._generators or (not self._has_flow and has_flow())
-        return self._draws.learn(drawn, is_first) or imported
 
 
 def _others_watch() -> bool:
-    return len(_watching) > 1 and not _watching <= {threading.get_ident(), *_thread.callers}
+    return len(_watching) > 1 and not _watching <= {threading.get_ident(), *this_thread.callers}
 
 
 def share_generators(shares: bool, callers: frozenset[int] = frozenset()) -> None:
@@ -270,30 +255,30 @@ def share_generators(shares: bool, callers: frozenset[int] = frozenset()) -> Non
         callers: the threads that wait meanwhile; see `callers_of_a_reader`.
     """
     global _have_shared
-    _thread.shares, _thread.callers, _have_shared = shares, callers, _have_shared or shares
+    this_thread.shares, this_thread.callers, _have_shared = shares, callers, _have_shared or shares
 
 
 def callers_of_a_reader() -> frozenset[int]:
     """The threads that wait if this thread waits for another one that reads for it: this thread, and its callers."""
-    return _thread.callers | {threading.get_ident()}
+    return this_thread.callers | {threading.get_ident()}
 
 
 def reads_beside_others() -> bool:
     """Whether this thread shares the generators, so that other threads may have changed what its samples drew."""
-    return _thread.shares
+    return this_thread.shares
 
 
 def take_has_drawn() -> bool:
     """Whether any thread has moved a global generator while this thread read, since the last call."""
-    has_drawn, _thread.has_drawn = _thread.has_drawn, False
+    has_drawn, this_thread.has_drawn = this_thread.has_drawn, False
     return has_drawn
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Seed all global generators for the block, and restore them afterwards; for one thread at a time."""
-    _thread.has_drawn = _thread.has_seeded = True
-    if _thread.shares:
+    this_thread.has_drawn = this_thread.has_seeded = True
+    if this_thread.shares:
         # The result of the block is not used.
         yield
         return

@@ -16,15 +16,24 @@ from libai_data.data.fork_lock import end_fork
 from libai_data.data.random.hashing import combine64
 
 
-class _Current(threading.local):
-    """What the current thread reads."""
+class _ThisThread(threading.local):
+    """What the current thread reads, and what its readings have done."""
 
     reading: reading_samples | None = None
-    ambiguous = False
     spare: np.random.Generator | None = None
+    ambiguities = 0
+    """How many times this thread asked for one generator while it read several samples."""
+    shares = False
+    """Whether other threads read at the same time."""
+    has_drawn = False
+    """Whether a generator has moved while this thread shared the generators."""
+    has_seeded = False
+    """Whether code that this thread called has seeded the generators, and restored them."""
+    callers: frozenset[int] = frozenset()
+    """Identifiers of the threads that only wait for what this thread reads."""
 
 
-_current = _Current()
+this_thread = _ThisThread()
 _reading_threads: set[int] = set()
 _is_worker = False
 _NO_COUNT = np.zeros(4, np.uint64)
@@ -92,8 +101,8 @@ class reading_samples:
         self.keys = keys
 
     def __enter__(self) -> reading_samples:
-        self._outer = _current.reading
-        _current.reading = self
+        self._outer = this_thread.reading
+        this_thread.reading = self
         if self._outer is None:
             _reading_threads.add(threading.get_ident())
         return self
@@ -101,7 +110,7 @@ class reading_samples:
     def __exit__(self, *failure: object) -> None:
         if self.is_in_fork:
             end_fork()
-        _current.reading = self._outer
+        this_thread.reading = self._outer
         if self._outer is None:
             _reading_threads.discard(threading.get_ident())
 
@@ -150,18 +159,18 @@ def reading_some_of_them(rows: np.ndarray) -> reading_samples:
 
 def reading_now() -> reading_samples | None:
     """The innermost block that this thread is in."""
-    return _current.reading
+    return this_thread.reading
 
 
 def end_blocks_since(outer: reading_samples | None) -> None:
     """End the blocks that this thread has entered since `outer`, because a Ctrl-C can prevent a block's own exit."""
-    _current.reading = outer
+    this_thread.reading = outer
     if outer is None:
         _reading_threads.discard(threading.get_ident())
 
 
 def _keys() -> Sequence[tuple[int, int, int]]:
-    return () if _current.reading is None else _current.reading.keys
+    return () if this_thread.reading is None else this_thread.reading.keys
 
 
 def sample_generator(stream: int = 0) -> np.random.Generator:
@@ -181,7 +190,7 @@ def sample_generator(stream: int = 0) -> np.random.Generator:
 
 def map_generator() -> np.random.Generator:
     """`sample_generator` with another stream at each call for a sample, for maps that may be nested."""
-    reading = _current.reading
+    reading = this_thread.reading
     if not _reads() or reading is None:
         return np.random.default_rng()
     maps = reading.maps()
@@ -193,7 +202,7 @@ class map_attempt:
     """If the block fails, resets the streams of `map_generator` to those before it, so that a retry draws the same."""
 
     def __enter__(self) -> None:
-        self._reading = _current.reading
+        self._reading = this_thread.reading
         self._before = 0 if self._reading is None else self._reading.maps()
 
     def __exit__(self, kind: object, *failure: object) -> None:
@@ -218,14 +227,8 @@ def _reads() -> bool:
 def _key() -> tuple[int, int, int]:
     keys = _keys()
     if len(keys) > 1:
-        _current.ambiguous = True
+        this_thread.ambiguities += 1
     return keys[0]
-
-
-def set_ambiguity(ambiguous: bool) -> bool:
-    """Set whether this thread asked for one generator while it read several samples; returns the value before."""
-    before, _current.ambiguous = _current.ambiguous, ambiguous
-    return before
 
 
 class passing_generator:
@@ -237,7 +240,7 @@ class passing_generator:
         if not _reads():
             return np.random.default_rng()
         # A nested block, for another input of the same sample, finds no spare generator, and makes its own.
-        generator, _current.spare = _current.spare, None
+        generator, this_thread.spare = this_thread.spare, None
         self._used = generator = generator or np.random.Generator(np.random.Philox())
         generator.bit_generator.state = {
             "bit_generator": "Philox",
@@ -251,7 +254,7 @@ class passing_generator:
 
     def __exit__(self, *failure: object) -> None:
         if self._used is not None:
-            _current.spare = self._used
+            this_thread.spare = self._used
 
 
 def sample_generators(stream: int = 0) -> list[np.random.Generator]:
@@ -293,7 +296,7 @@ def _philox_key(key: tuple[int, int, int], stream: int) -> np.ndarray:
 
 
 def _after_fork() -> None:
-    reading = _current.reading
+    reading = this_thread.reading
     while reading is not None:
         reading.is_in_fork, reading = True, reading._outer
 
