@@ -17,14 +17,16 @@ from libai_data.config.signatures import parameters_of, target_of
 from libai_data.config.values import fill_in, given, require
 from libai_data.data.attributes import attribute_of, has_attribute
 from libai_data.data.datasets.blend_table import log_blend
+from libai_data.data.samplers.batch_runs import named_runs, runs_of_sampler
 from libai_data.data.samplers.schedule import StepSchedule
-from libai_data.data.samplers.single_round import ShortEndSampler
 from libai_data.engine.data_state import schedule_of, stream_state_of
 from libai_data.engine.models import required_section
 from libai_data.engine.setup import set_key
 from libai_data.engine.step_plan import step_plan
 from libai_data.errors import ConfigError
+from libai_data.iterables.combined import CombinedLoader
 from libai_data.iterables.iterable_loader import indexed_dataset_of
+from libai_data.iterables.kinds import is_loader, is_own_loader
 from libai_data.mesh.current import get_data_parallel_size
 
 logger = logging.getLogger(__name__)
@@ -102,8 +104,8 @@ def scale_to_epochs(cfg: Any, data_loader: Any) -> None:
         raise ConfigError(
             f"train.train_iter is {train.train_iter} and train.train_epoch {epochs}: there is nothing to train"
         )
-    if batches and train.train_iter >= per_epoch and try_get_key(cfg, "graph.enabled", default=False):
-        _check_last_batch(data_loader)
+    if try_get_key(cfg, "graph.enabled", default=False):
+        _check_equal_batches(data_loader, train.train_iter * step_plan(cfg).first.num_accumulation_steps)
     _set_warmup(cfg)
     fill_in(cfg, "train.samples", schedule.position_of(train.train_iter))
     if try_get_key(cfg, "train.scheduler") is not None:
@@ -176,15 +178,19 @@ def _batches_per_epoch(data_loader: Any) -> int:
     return 0
 
 
-def _check_last_batch(data_loader: Any) -> None:
-    """Raise ConfigError if the last batch of an epoch has fewer rows, because a graph is compiled for one shape."""
-    stream = attribute_of(data_loader, "stream")
-    if isinstance(stream, ShortEndSampler) and stream.last_rows and len(data_loader) > 1:
-        rest = stream.order.epoch_size % stream.global_batch_size
-        raise ConfigError(
-            f"the last batch of an epoch has {rest} of {stream.global_batch_size} rows, but a graph is compiled for "
-            "batches of one size. Set drop_last=True, ends='pad' or ends='cycle'; or graph.enabled=False"
-        )
+def _check_equal_batches(data_loader: Any, batches: int) -> None:
+    """Refuse a loader if one of the first `batches` is known to have other rows: a graph is compiled for one shape."""
+    loaders = data_loader.loaders if isinstance(data_loader, CombinedLoader) else {"": data_loader}
+    for name, loader in loaders.items():
+        runs = loader.batch_runs() if is_own_loader(loader) else runs_of_sampler(loader) if is_loader(loader) else []
+        for number, which, rows in [*named_runs(runs)][1:2]:
+            if number < batches:
+                raise ConfigError(
+                    f"on each data-parallel rank, {which} of an epoch has {rows} of {runs[0].rows} rows"
+                    f"{name and f' of loader {name!r}'}, but a graph is compiled for batches of one size. Set "
+                    "drop_last=True, ends='pad' or ends='cycle', or give a batch_sampler equal lists; or "
+                    "graph.enabled=False"
+                )
 
 
 def _samples_per_epoch(data_loader: Any) -> int:

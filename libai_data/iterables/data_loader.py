@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABCMeta
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from libai_data.data.attributes import attribute_of, has_attribute
@@ -12,7 +11,7 @@ from libai_data.data.random.global_generators import warn_once
 from libai_data.data.samplers.dealt import DealtIndices
 from libai_data.data.samplers.listed import known_length
 from libai_data.data.samplers.sampler import StreamSampler
-from libai_data.data.transforms.batch import EVEN_LISTS, check_rows_together, rows_together
+from libai_data.data.transforms.batch import rows_together
 from libai_data.delivery.shared_loader import SharedLoader
 from libai_data.errors import ConfigError
 from libai_data.errors.argument_rules import BATCH_SIZE, FLAG, Rule, check, or_none, refuse_unknown, with_python_numbers
@@ -194,10 +193,6 @@ class DataLoader(_Made, metaclass=ABCMeta):
                         f"index; remove {name}"
                     )
         together = rows_together(options.get("mixup_func"), options.get("batch_transform"))
-        if together > 1 and attribute_of(batch_sampler, "drop_last") is False:  # a BatchSampler of torch
-            with suppress(AttributeError, TypeError, NotImplementedError):  # its sampler may be of any kind
-                left = len(batch_sampler.sampler) % batch_sampler.batch_size
-                check_rows_together(together, left, "the last batch of the batch_sampler", EVEN_LISTS)
         if sampler is not None:
             if batch_size is None:
                 raise ConfigError(
@@ -210,9 +205,7 @@ class DataLoader(_Made, metaclass=ABCMeta):
                     "again; weights=sampler.weights needs neither, and works with every read mode"
                 )
             place = get_data_parallel_rank(), get_data_parallel_size()
-            if together > 1 and not drop_last:
-                _refuse_short_batch(sampler, batch_size * place[1])
-            batch_sampler = DealtIndices(sampler, batch_size, *place, drop_last, known_length(dataset))
+            batch_sampler = DealtIndices(sampler, batch_size, *place, drop_last, known_length(dataset), together)
         if batch_sampler is not None:
             if readers != "every_rank":
                 raise ConfigError(
@@ -283,20 +276,6 @@ def _refuse_pairs(sampler: Any, batch_sampler: Any, **given: bool) -> None:
             f"the sampler of batch_sampler is a {type(inner).__name__} for rank {place[0]} of {place[1]}, but this is "
             f"data-parallel rank {get_data_parallel_rank()} of {get_data_parallel_size()}; give it rank and "
             "num_replicas of the data axis, or use shuffle=True, with which the loader splits the samples"
-        )
-
-
-def _refuse_short_batch(sampler: Any, global_batch_size: int) -> None:
-    """Refuse a last batch that is not full: whether it could be mixed would depend on the number of ranks."""
-    try:
-        left = len(sampler) % global_batch_size
-        why = f"yields {len(sampler)} indices, so the last batch has {left} of {global_batch_size} rows"
-    except Exception:  # The length of a torch sampler may raise.
-        left, why = 1, "has no length, so the last batch may not be full"
-    if left:
-        raise ConfigError(
-            f"the sampler ({type(sampler).__name__}) {why}, and a batch transform mixes the rows of full batches; set "
-            "drop_last=True"
         )
 
 

@@ -249,7 +249,7 @@ def _open(
             with suppress(Exception):  # Not every source has a length, and not every user needs it.
                 length = opened.length()
         kinds = opened.batches, opened.takes_shard, by_index
-        return _SourceSummary(False, opened.name, dataset_name(thing), *kinds, length, bool(opened.short_batch))
+        return _SourceSummary(False, opened.name, dataset_name(thing), *kinds, length, len(opened.batch_runs) > 1)
 
     summary = (
         open_here() if plan.readers == "every_rank" else call_on(plan.reading_ranks, open_here, "open the source")[0]
@@ -298,20 +298,14 @@ def _prepares_samples(mixup_func: Any) -> bool:
 
 def _rounds(dataset: Any, ends: str, together: int, **arguments: Any) -> Any:
     """The sampler of finite epochs of a dataset, or of a placeholder; a batch transform needs `together` rows."""
-    rows: Any = "an unknown number of"
     if attribute_of(dataset, "is_stream_transform", False):
         if "weights" in arguments:
             raise ConfigError("weights is for single samples; give the filter or packer a dataset without weights")
-        sampler: Any = TransformRounds(dataset, ends=ends, **arguments)
-    else:
-        kind = ShortEndSampler if ends == "short" else SingleRoundSampler
-        sampler = kind(dataset, drop_last=ends == "drop", **arguments)
-        rows = sampler.last_rows if ends == "short" else 0
-    if ends == "short" and together > 1 and (isinstance(rows, str) or rows % together):
-        raise ConfigError(
-            f"the last batch of an epoch has {rows} row(s) on each data-parallel rank, but the batch transform needs "
-            f"multiples of {together}; set drop_last=True, ends='pad' or ends='cycle'"
-        )
+        return TransformRounds(dataset, ends=ends, together=together, **arguments)
+    if ends != "short":
+        return SingleRoundSampler(dataset, drop_last=ends == "drop", **arguments)
+    sampler = ShortEndSampler(dataset, **arguments)
+    sampler.together = together
     return sampler
 
 
@@ -375,5 +369,5 @@ def _batches_in_epoch(source: Source | None, summary: _SourceSummary, size: int 
     if items is None or (summary.batches and size is not None):
         raise TypeError(f"the number of batches that {summary.name} yields is unknown; iterate without len(loader)")
     if size is None:
-        return items - (ends == "drop" and summary.has_short_batch and items > 1)
+        return items - (ends == "drop" and summary.has_short_batch)
     return items // size if ends == "drop" else -(-items // size)

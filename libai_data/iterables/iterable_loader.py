@@ -13,6 +13,7 @@ import numpy as np
 
 from libai_data.data.attributes import attribute_of
 from libai_data.data.items import ArgumentNames
+from libai_data.data.samplers.batch_runs import Run
 from libai_data.data.samplers.cursor import Cursor
 from libai_data.delivery.contract import ranks_by_shard
 from libai_data.delivery.gather import gather_words
@@ -91,6 +92,10 @@ class IterableLoader(OfOneProcess):
         """The number of batches of an epoch, rounded up for endless streams; a TypeError if this is not known."""
         self._expected = self._count()
         return self._expected
+
+    def batch_runs(self) -> list[Run]:
+        """As for `DataLoader`; on a rank that reads."""
+        return [] if self._stream is None else self._stream.batch_runs()
 
     def new_pass(self, as_numpy: bool = False) -> Pass:
         """Make a pass that continues the stream; `begun` begins it. With `as_numpy`, its batches are numpy arrays."""

@@ -17,6 +17,7 @@ from libai_data.data.attributes import attribute_of, has_attribute
 from libai_data.data.datasets.combine import length_of, refuse_class
 from libai_data.data.random.global_generators import warn_once
 from libai_data.data.random.permutation import permuted
+from libai_data.data.samplers.batch_runs import runs_of_sampler
 from libai_data.errors import CheckpointError, ConfigError
 from libai_data.iterables.failed_rows import Skipping
 from libai_data.iterables.kinds import (
@@ -27,7 +28,6 @@ from libai_data.iterables.kinds import (
     loader_within,
     places_within,
     refuse_part_of_rank,
-    short_batch,
     without_bar,
     without_node_splitting,
     yields_batches,
@@ -65,8 +65,8 @@ class Source:
                 f"{self.name} goes through a {type(inner).__name__}, which yields batches, so it is not known what its "
                 "items are. Give the loader itself; or set batches=True, or batches=False if each item is a sample"
             )
-        self.short_batch = short_batch(thing) if self.batches else 0
-        """Rows of the last batch of an epoch, if it is known to be shorter than the others; else 0."""
+        self.batch_runs = runs_of_sampler(thing) if self.batches and is_loader(thing) else []
+        """The batches of an epoch, if the last one may be short, and the loader's length is known; else empty."""
         thing = (
             PipelineRounds(thing) if derives_from(thing, "nvidia.dali", "Pipeline") else without_node_splitting(thing)
         )

@@ -82,16 +82,6 @@ def is_loader(thing: Any) -> bool:
     return any(derives_from(thing, package, "DataLoader") for package in _DATA)
 
 
-def short_batch(thing: Any) -> int:
-    """Rows of the last batch of a torch or OneFlow DataLoader, if it is known to be shorter than the others; else 0."""
-    if not is_loader(thing) or attribute_of(thing, "drop_last", True) or not attribute_of(thing, "batch_size"):
-        return 0
-    try:
-        return len(thing.sampler) % int(thing.batch_size)
-    except (TypeError, NotImplementedError):
-        return 0
-
-
 def dataset_name(thing: Any) -> str:
     """The name of a function, or of the class of the innermost dataset, such as the dataset of a torch DataLoader."""
     thing, seen = without_bar(thing), 0

@@ -285,7 +285,7 @@ class WrappedSource(Source):
 
     def __init__(self, inner: Source) -> None:
         self.inner = inner
-        self.name, self.batches, self.short_batch = inner.name, inner.batches, inner.short_batch
+        self.name, self.batches, self.batch_runs = inner.name, inner.batches, inner.batch_runs
         self.takes_shard, self.first_length = inner.takes_shard, inner.first_length
         self.knows_epoch = inner.knows_epoch
 

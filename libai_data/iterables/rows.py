@@ -258,7 +258,8 @@ class RowReader:
 
     def _check_shapes(self, leaves: dict[str, Any]) -> None:
         """Raise an error early if rows of other shapes would have to be joined to a short last batch."""
-        if not (self._options.cycle and self._source.short_batch):
+        runs = self._source.batch_runs
+        if not self._options.cycle or len(runs) < 2:
             return
         shapes = {name: array_in(value).shape[1:] for name, value in leaves.items() if hasattr(value, "shape")}
         self._shapes = self._shapes or shapes
@@ -267,7 +268,7 @@ class RowReader:
                 raise SchemaError(
                     f"{self._source.name} pads its batches to different lengths (rows of field '{name}' are "
                     f"{list(self._shapes[name])}, then {list(shape)}), and its last batch has only "
-                    f"{self._source.short_batch} rows. With ends='cycle', rows of the next epoch are joined to the "
+                    f"{runs[-1].rows} rows. With ends='cycle', rows of the next epoch are joined to the "
                     "last batch, which needs equal shapes: set drop_last=True, pad to one length, or give "
                     "from_iterable the dataset and the collate_fn instead of the loader"
                 )

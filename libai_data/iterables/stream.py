@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from libai_data.data.random.global_generators import warn_once
+from libai_data.data.samplers.batch_runs import Run, rounded_up, runs_of
 from libai_data.data.samplers.cursor import Cursor, EpochPositions
 from libai_data.data.samplers.resuming import allowing
 from libai_data.data.samplers.sampler import IndexBatch, StreamSampler
@@ -109,6 +110,22 @@ class IterableStream(EpochPositions, StreamSampler):
 
     def batches_per_round(self) -> int:
         raise TypeError("the number of batches that an iterable yields is unknown")
+
+    def batch_runs(self) -> list[Run]:
+        if self._rows is None or self.ends != "short":
+            return []
+        source = self._rows.source
+        if self._keeps_batches:
+            return [Run(batches, self._rows_for(rows)) for batches, rows in source.batch_runs]
+        if source.batches or self._size is None:
+            return []
+        try:
+            return runs_of(source.length(), self._size, self._rows_for)
+        except Exception:  # Not every source has a length.
+            return []
+
+    def _rows_for(self, valid: int) -> int:
+        return rounded_up(valid, self._shared_evenly) // self.data_parallel_size
 
     def next_pass(self) -> Cursor:
         return self.cursor if self.endless else super().next_pass()
@@ -221,7 +238,7 @@ class IterableStream(EpochPositions, StreamSampler):
                 f"of {size} rows, as the first one. If each step must use one of its batches, make them equally large"
             )
         if self.ends == "short":
-            size = min(size, -(-len(rows) // self._shared_evenly) * self._shared_evenly)
+            size = min(size, rounded_up(len(rows), self._shared_evenly))
         micro = size // self.data_parallel_size
         own = [number for shard in self.shards for number in range(shard * micro, (shard + 1) * micro)]
         return rows[0].epoch, [rows[min(number, len(rows) - 1)] for number in own], size, len(rows)

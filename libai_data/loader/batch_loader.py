@@ -16,12 +16,13 @@ from libai_data.data.datasets.streamed_shards import StreamedShards
 from libai_data.data.files.identity import by_content
 from libai_data.data.fork_lock import ForkLock
 from libai_data.data.random.global_generators import warn_of_own_generators
+from libai_data.data.samplers.batch_runs import named_runs
 from libai_data.data.samplers.cursor import Cursor, EpochPositions
 from libai_data.data.samplers.dealt import DealtIndices
 from libai_data.data.samplers.listed import as_stream
 from libai_data.data.samplers.sampler import StreamSampler
 from libai_data.data.samplers.stream_state import order_in_words
-from libai_data.data.transforms.batch import BatchTransform, check_rows_together, rows_together
+from libai_data.data.transforms.batch import EVEN_LISTS, BatchTransform, check_rows_together, rows_together
 from libai_data.errors import ConfigError, naming_open_files
 from libai_data.errors.argument_rules import check, with_python_numbers
 from libai_data.loader.arena import Arena, PrivateArena
@@ -142,10 +143,12 @@ class BatchLoader(ResumableLoader):
         self._worker_type = worker_type
         self._ahead = prefetch if num_workers else 0
         self._shards = attribute_of(self.stream, "data_parallel_size") or get_data_parallel_size()
+        together = rows_together(batch_transform)
         if self.global_batch_size is not None:
-            together = rows_together(batch_transform)
             remedy = f"make the micro batch (train.train_micro_batch_size) a multiple of {together}"
             check_rows_together(together, self.global_batch_size // self._shards, "a batch", remedy)
+        for _, which, rows in named_runs(self.batch_runs() if together > 1 else ()):
+            check_rows_together(together, rows, f"{which} of the {type(batch_sampler).__name__}", EVEN_LISTS)
         named = dataset if batch_transform is None or fields is None else NamedSamples(dataset, fields)
         self._payload = Payload(
             named if batch_transform is None else batch_transform.prepared(named),

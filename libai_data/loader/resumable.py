@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from libai_data.data.samplers.batch_runs import Run
 from libai_data.data.samplers.schedule import Ranges, StepSchedule
 from libai_data.data.samplers.walk import UNKNOWN, different_starts
 from libai_data.errors import ConfigError, ContractError, by_rank
@@ -134,6 +135,11 @@ class ResumableLoader(OfOneProcess):
     def endless(self) -> bool:
         """Whether a pass has no end; otherwise each pass is an epoch."""
         return bool(self.stream.endless)
+
+    def batch_runs(self) -> list[Run]:
+        """The batches of an epoch, if they may have different sizes, and these are known in advance; else empty."""
+        runs: list[Run] = self.stream.batch_runs()
+        return runs
 
     def follow(
         self, schedule: StepSchedule, skip_steps: Ranges = (), micro_batches: Mapping[int, int] | None = None

@@ -23,7 +23,8 @@ from libai_data.delivery import to_global
 from libai_data.engine import DefaultTrainer, HookBase, default_setup
 from libai_data.engine.checkpoint import Checkpointer
 from libai_data.errors import CheckpointError, ConfigError, SchemaError
-from libai_data.iterables import DataLoader
+from libai_data.iterables import DataLoader, from_iterable
+from libai_data.iterables.combined import CombinedLoader
 from libai_data.mesh import say_farewell, set_mesh
 from libai_data.structures import DistTensorData, Instance
 from tests.engine.data_runs import Stop, Stopped, metric
@@ -304,6 +305,50 @@ def test_a_graph_refuses_a_smaller_last_batch_at_the_start_if_the_training_comes
     set_mesh(None)
     Reads.rows = 24  # Each epoch is one batch of 20 rows.
     built(tiny_config(str(tmp_path), graph=True, train_iter=3, global_batch_size=24), kind=Reads)
+
+
+LISTS = [[*range(8)], [*range(8, 12)], [*range(12, 20)]]
+
+
+@pytest.mark.parametrize(
+    ("make", "which"),
+    [
+        (lambda dataset: DataLoader(dataset, batch_sampler=LISTS), "batch 1"),
+        (lambda dataset: DataLoader(dataset, 8, sampler=range(12)), "the last batch"),
+        (lambda dataset: from_iterable(Measured(dataset), 8), "the last batch"),
+        (lambda dataset: from_iterable(torch_loader(dataset)), "the last batch"),
+        (lambda dataset: torch_loader(dataset), "the last batch"),
+        (lambda dataset: CombinedLoader({"a": DataLoader(dataset, 4), "b": DataLoader(dataset, 16)}), "the last batch"),
+    ],
+    ids=["lists", "sampler", "stream", "batches", "torch", "combined"],
+)
+def test_a_graph_refuses_a_batch_of_another_size_at_the_start_if_its_size_is_known(
+    make: Callable[[Any], Any], which: str, tmp_path: Path
+) -> None:
+    class Reads(DefaultTrainer):
+        @classmethod
+        def build_train_loader(cls, cfg: Any, tokenizer: Any = None) -> Any:
+            return make(TinyDataset(20))
+
+    with pytest.raises(ConfigError, match=rf"{which} of an epoch has 4 of (8|16) rows( of loader 'b')?, but a graph"):
+        built(tiny_config(str(tmp_path), graph=True, train_iter=3), kind=Reads)
+
+
+class Measured:
+    """A stream with a length."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __iter__(self) -> Any:
+        return (self._dataset[index] for index in range(len(self)))
+
+
+def torch_loader(dataset: Any) -> Any:
+    return pytest.importorskip("torch.utils.data").DataLoader(dataset, 8)
 
 
 class GuidesTrainer(DefaultTrainer):

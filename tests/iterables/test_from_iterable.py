@@ -42,6 +42,7 @@ from libai_data.errors import CheckpointError, ConfigError, PassError, SampleErr
 from libai_data.iterables import FilteredStream, default_collate, from_iterable
 from libai_data.iterables.prefetcher import Flag, Prefetcher
 from libai_data.loader import PadCollator
+from libai_data.mesh.current import ParallelMesh, set_mesh
 from libai_data.structures import DistTensorData, Instance, batch_info
 from tests.deadline import stretched, wait_until
 from tests.iterables.rows import flat, numbers, resumed, rows_of, sample, taken
@@ -1315,14 +1316,6 @@ def test_tuples_that_are_mixed_reach_the_collator_by_their_names() -> None:
         next(iter(from_iterable(pairs, 4, mixup_func=mixup)))
 
 
-def test_a_short_last_batch_that_cannot_be_mixed_is_refused_at_the_start() -> None:
-    samples, mixup = [*pictures(9)], Mixup(num_classes=3)
-    with pytest.raises(ConfigError, match=r"last batch of an epoch has 1 row\(s\) .* of 2; set drop_last=True"):
-        from_iterable(samples, 4, mixup_func=mixup)
-    assert [len(batch["y"]) for batch in from_iterable(samples, 4, ends="pad", mixup_func=mixup).numpy()] == [4, 4, 4]
-    assert [len(batch["y"]) for batch in from_iterable(samples[:6], 4, mixup_func=mixup).numpy()] == [4, 2]
-
-
 def mixed_images(source: Any, seed: int = 1, **arguments: Any) -> list[Any]:
     """The mixed images of the first batch of two epochs."""
     loader = DataLoader(source, seed=seed, mixup_func=Mixup(num_classes=3), **arguments)
@@ -1354,9 +1347,29 @@ def test_a_batch_is_mixed_in_another_way_in_each_epoch() -> None:
         assert first != second
 
 
+class Unmeasured:
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self._length))
+
+
+ENDING_SHORT: dict[str, Callable[[int, Any], Any]] = {
+    "stream": lambda length, mixup: from_iterable(partial(pictures, length), 4, mixup_func=mixup),
+    "list": lambda length, mixup: from_iterable([*pictures(length)], 4, mixup_func=mixup),
+    "filter": lambda length, mixup: from_iterable(
+        FilteredDataset([*pictures(length + 1)], [True] * length + [False]), 4, mixup_func=mixup
+    ),
+    "sampler": lambda length, mixup: DataLoader([*pictures(9)], 4, sampler=range(length), mixup_func=mixup),
+    "unmeasured": lambda length, mixup: DataLoader([*pictures(9)], 4, sampler=Unmeasured(length), mixup_func=mixup),
+}
+
+
 @pytest.mark.parametrize("left", [1, 2, 3])
-def test_a_short_last_batch_of_a_stream_repeats_a_row_if_a_pair_lacks_one(left: int) -> None:
-    loader = from_iterable(partial(pictures, 4 + left), 4, mixup_func=Mixup(num_classes=3, label_smoothing=0.0))
+@pytest.mark.parametrize("make", ENDING_SHORT.values(), ids=ENDING_SHORT.keys())
+def test_a_short_last_batch_repeats_a_row_if_a_pair_lacks_one(make: Any, left: int) -> None:
+    loader = make(4 + left, Mixup(num_classes=3, label_smoothing=0.0))
     _, last = loader
     info = batch_info(last)
     assert info is not None and info.valid == left and len(last["y"]) == left + left % 2
@@ -1365,38 +1378,50 @@ def test_a_short_last_batch_of_a_stream_repeats_a_row_if_a_pair_lacks_one(left: 
         assert last["labels"][left - 1].numpy().tolist() == np.eye(3)[(3 + left) % 3].tolist()
 
 
-def test_a_filter_whose_last_batch_may_not_be_mixed_is_refused_at_the_start() -> None:
-    dataset, mixup = FilteredDataset([*pictures(9)], [number != 3 for number in range(9)]), Mixup(num_classes=3)
-    with pytest.raises(ConfigError, match=r"an unknown number of row\(s\) .* of 2; set drop_last=True"):
-        from_iterable(dataset, 4, mixup_func=mixup)
-    for ends in ("drop", "pad"):
-        assert len([*from_iterable(dataset, 4, ends=ends, mixup_func=mixup)]) == 2
+@pytest.mark.parametrize("left", [1, 2, 3, 5])
+@pytest.mark.parametrize("filters", [False, True])
+def test_the_mesh_does_not_change_how_a_short_last_batch_is_mixed(left: int, filters: bool) -> None:
+    dataset: Any = [*pictures(9 + left)][:-1]
+    if filters:
+        dataset = FilteredDataset([*dataset, dataset[0]], [True] * (8 + left) + [False])
+
+    def last_images(ranks: int) -> list[Any]:
+        parts = []
+        for rank in range(ranks):
+            set_mesh(ParallelMesh(ranks, 1, 1, rank=rank))
+            try:
+                loader = from_iterable(dataset, 8 // ranks, mixup_func=Mixup(num_classes=3), check_every=0)
+                parts += [*loader.numpy()][-1]["images"].tolist()
+            finally:
+                set_mesh(None)
+        return parts[:left]
+
+    assert last_images(1) == last_images(2) == last_images(4)
 
 
-class Unmeasured:
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(6))
-
-
-@pytest.mark.parametrize("sampler", [range(6), [*range(5)], Unmeasured()])
-def test_a_sampler_with_a_short_last_batch_is_refused_at_the_start_if_rows_are_mixed(sampler: Any) -> None:
-    samples, mixup = [*pictures(8)], Mixup(num_classes=3)
-    with pytest.raises(ConfigError, match=r"the sampler \(\w+\) (yields|has no length).*; set drop_last=True"):
-        DataLoader(samples, 4, sampler=sampler, mixup_func=mixup)
-    assert len([*DataLoader(samples, 4, sampler=sampler, mixup_func=mixup, drop_last=True)]) == 1
-    assert len([*DataLoader(samples, 4, sampler=range(8), mixup_func=mixup)]) == 2
-
-
-def test_a_batch_sampler_with_an_odd_list_is_named_if_rows_are_mixed() -> None:
+def test_a_batch_sampler_with_an_odd_list_is_refused_at_the_start_if_rows_are_mixed() -> None:
     samples, mixup = [*pictures(7)], Mixup(num_classes=3)
-    with pytest.raises(ConfigError, match=r"batch 1 has 3 rows .* of 2; let the batch_sampler"):
-        [*DataLoader(samples, batch_sampler=[[0, 1], [2, 3, 4]], mixup_func=mixup)]
+    for lists, which in (([[0, 1], [2, 3, 4]], "the last batch"), ([[0, 1], [2, 3, 4], [5, 6]], "batch 1")):
+        with pytest.raises(ConfigError, match=rf"{which} of the list has 3 rows .* of 2; let the batch_sampler"):
+            DataLoader(samples, batch_sampler=lists, mixup_func=mixup)
     data = pytest.importorskip("torch.utils.data")
     pairs = data.BatchSampler(data.SequentialSampler(samples), 2, False)
-    with pytest.raises(ConfigError, match=r"last batch of the batch_sampler has 1 rows .* of 2; let the batch_sampler"):
+    with pytest.raises(ConfigError, match=r"last batch of the BatchSampler has 1 rows .* of 2; let the batch_sampler"):
         DataLoader(samples, batch_sampler=pairs, mixup_func=mixup)
     pairs.drop_last = True
     assert len([*DataLoader(samples, batch_sampler=pairs, mixup_func=mixup)]) == 3
+
+
+class GroupedByLength:
+    """A sampler of lists whose lengths are not known in advance."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter([[0, 1], [2, 3, 4]])
+
+
+def test_a_batch_sampler_with_an_odd_list_is_named_when_the_list_comes() -> None:
+    with pytest.raises(ConfigError, match=r"batch 1 has 3 rows .* of 2; let the batch_sampler"):
+        [*DataLoader([*pictures(7)], batch_sampler=GroupedByLength(), mixup_func=Mixup(num_classes=3))]
 
 
 def test_a_transform_that_prepares_samples_is_refused_for_batches() -> None:

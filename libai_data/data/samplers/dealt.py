@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from libai_data.data.nesting import array_of
+from libai_data.data.samplers.batch_runs import Run, rounded_up, runs_of_sampler
 from libai_data.data.samplers.listed import ListedBatches, iterable_once, refuse_not_iterable
 from libai_data.errors import ConfigError
 from libai_data.mesh.current import broadcast_py_object, is_main_process
@@ -27,6 +28,7 @@ class DealtIndices(ListedBatches):
         drop_last: leave out the last batch if it is not full. Otherwise the last batch is short; if its rows do not
             divide over the ranks, the last row is repeated.
         samples: number of samples of the dataset; None if not known.
+        together: rows that a batch transform needs together; the short last batch has a multiple of them on each rank.
     """
 
     _argument = "sampler"
@@ -39,10 +41,12 @@ class DealtIndices(ListedBatches):
         data_parallel_size: int,
         drop_last: bool = False,
         samples: int | None = None,
+        together: int = 1,
     ) -> None:
         super().__init__(_Chunks(sampler, micro_batch_size * data_parallel_size, drop_last, samples), samples)
         self._name = type(sampler).__name__
         self._rank, self._size = data_parallel_rank, micro_batch_size * data_parallel_size
+        self._ranks, self._together = data_parallel_size, together
 
     @property
     def global_batch_size(self) -> int:
@@ -51,9 +55,14 @@ class DealtIndices(ListedBatches):
     def _rank_of_lists(self) -> int:
         return 0  # All ranks have the same lists.
 
+    def batch_runs(self) -> list[Run]:
+        return runs_of_sampler(self._batches, self._rows_for)
+
+    def _rows_for(self, valid: int) -> int:
+        return rounded_up(valid, self._ranks * self._together) // self._ranks
+
     def _own_part(self, listed: np.ndarray, ranks: int) -> tuple[np.ndarray, int, int]:
-        valid = len(listed)
-        rows = -(-valid // ranks)
+        valid, rows = len(listed), self._rows_for(len(listed))
         padded = np.concatenate([listed, np.full(rows * ranks - valid, listed[-1])])
         return padded[self._rank * rows : (self._rank + 1) * rows], rows * ranks, valid
 
@@ -67,13 +76,13 @@ class _Chunks:
         refuse_not_iterable("sampler", sampler, "indices")
         self._samples = samples
         self.sampler = sampler
-        self._size = size
-        self._drop_last = drop_last
+        self.batch_size = size
+        self.drop_last = drop_last
         self._iterator: Iterator[Any] | None = None
 
     def __len__(self) -> int:
-        full, rest = divmod(len(self.sampler), self._size)
-        return full + (rest > 0 and not self._drop_last)
+        full, rest = divmod(len(self.sampler), self.batch_size)
+        return full + (rest > 0 and not self.drop_last)
 
     def __iter__(self) -> Iterator[np.ndarray]:
         drawn = self._drawn() if is_main_process() else None
@@ -83,9 +92,9 @@ class _Chunks:
                 f"the sampler ({type(self.sampler).__name__}) yields no single indices; pass lists of indices as "
                 "batch_sampler"
             )
-        end = len(indices) // self._size * self._size if self._drop_last else len(indices)
-        for start in range(0, end, self._size):
-            yield indices[start : min(start + self._size, end)]
+        end = len(indices) // self.batch_size * self.batch_size if self.drop_last else len(indices)
+        for start in range(0, end, self.batch_size):
+            yield indices[start : min(start + self.batch_size, end)]
 
     def _drawn(self) -> np.ndarray:
         most = max(_LEAST_LIMIT, _LONGEST_EPOCH * max(self._samples or 0, length_hint(self.sampler)))

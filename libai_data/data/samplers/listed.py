@@ -14,6 +14,7 @@ from libai_data.data.datasets.combine import indexed_length, length_of
 from libai_data.data.datasets.fingerprint import hash_of
 from libai_data.data.datasets.stream_transform import remember
 from libai_data.data.nesting import array_of
+from libai_data.data.samplers.batch_runs import Run, runs_of_lists
 from libai_data.data.samplers.cursor import Cursor, EpochPositions, IndexBatch
 from libai_data.data.samplers.resuming import allowing
 from libai_data.data.samplers.sampler import StreamSampler
@@ -108,6 +109,10 @@ class ListedBatches(EpochPositions):
         self._digests[0] = digest
         if position and start == position:
             yield from self._batches_of(epoch + 1, 0)
+
+    def batch_runs(self) -> list[Run]:
+        """As for `StreamSampler`."""
+        return runs_of_lists(self._batches)
 
     def _rank_of_lists(self) -> int:
         """The coordinate on the data axis of the ranks that use these lists."""

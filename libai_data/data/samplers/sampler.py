@@ -12,6 +12,7 @@ import numpy as np
 
 from libai_data.data.attributes import attribute_of
 from libai_data.data.datasets.stream_transform import Start, place_and_offset, starts_of
+from libai_data.data.samplers.batch_runs import Run
 from libai_data.data.samplers.cursor import Cursor, IndexBatch, new_index_batch
 from libai_data.data.samplers.order import Order
 from libai_data.data.samplers.resuming import reconcile
@@ -140,6 +141,10 @@ class StreamSampler:
     def batches_per_round(self) -> int:
         """Number of batches of one pass, or of one epoch of an endless stream (rounded up)."""
         raise NotImplementedError
+
+    def batch_runs(self) -> list[Run]:
+        """The batches of an epoch, if they may have different sizes, and these are known in advance; else empty."""
+        return []
 
     @property
     def global_batch_size(self) -> int:

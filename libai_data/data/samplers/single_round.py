@@ -9,6 +9,7 @@ from typing import Any
 from libai_data.data.attributes import attribute_of
 from libai_data.data.datasets.blend import blend_of
 from libai_data.data.datasets.combine import length_of
+from libai_data.data.samplers.batch_runs import Run, rounded_up, runs_of
 from libai_data.data.samplers.cursor import Cursor, IndexBatch
 from libai_data.data.samplers.lane_order import laned_order
 from libai_data.data.samplers.order import Order, check_holds_a_batch
@@ -129,13 +130,16 @@ class ShortEndSampler(SingleRoundSampler):
     """A `SingleRoundSampler` whose last batch is short: it has only the samples that are left.
 
     All data-parallel ranks get equally many rows, so at most `data_parallel_size - 1` rows repeat the last sample.
+
+    Attributes:
+        together: rows that a batch transform needs together; each rank gets a multiple of this number of rows.
     """
 
-    @property
-    def last_rows(self) -> int:
-        """Rows of an epoch's last batch on each data-parallel rank; 0 if that batch is as large as the others."""
-        rows = self._rows_for(self.order.epoch_size % self.global_batch_size)
-        return rows % self.global_batch_size // self.data_parallel_size
+    together = 1
+
+    def batch_runs(self) -> list[Run]:
+        ranks = self.data_parallel_size
+        return runs_of(self.order.epoch_size, self.global_batch_size, lambda valid: self._rows_for(valid) // ranks)
 
     def _rows_for(self, valid: int) -> int:
-        return -(-valid // self.data_parallel_size) * self.data_parallel_size
+        return rounded_up(valid, self.data_parallel_size * self.together)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from libai_data.data.datasets.stream_transform import Start, StreamTransform, place_and_offset, remember
+from libai_data.data.samplers.batch_runs import rounded_up
 from libai_data.data.samplers.blend_order import BlendOrder, order_from_json, order_over
 from libai_data.data.samplers.cursor import EpochPositions, IndexBatch
 from libai_data.data.samplers.lane_order import laned_order
@@ -35,6 +36,7 @@ class TransformRounds(EpochPositions, StreamSampler):
         dataset: a `StreamTransform`.
         ends: how the last outputs of an epoch are used if they do not fill a global batch: "short", "pad" or "drop".
         lanes, block: as for `CyclicSampler`. Lanes take turns until no lane has outputs left.
+        together: rows that a batch transform needs together; with "short", each rank gets a multiple of this number.
 
     The other arguments are those of `CyclicSampler`.
     """
@@ -52,6 +54,7 @@ class TransformRounds(EpochPositions, StreamSampler):
         ends: str = "short",
         lanes: int | None = None,
         block: int | None = None,
+        together: int = 1,
     ) -> None:
         check({"shuffle": FLAG, "ends": _ENDS}, shuffle=shuffle, ends=ends)
         order = order_over(dataset, seed, shuffle, laned_order(dataset, seed, shuffle, lanes, block))
@@ -59,6 +62,7 @@ class TransformRounds(EpochPositions, StreamSampler):
             raise ConfigError("a blend has no epoch that has each sample once; use ends='cycle' or CyclicSampler")
         super().__init__(dataset, micro_batch_size, order, data_parallel_rank, data_parallel_size)
         self.ends = ends
+        self._together = together
         self._rounds = Walk(dataset if isinstance(dataset, StreamTransform) else None, order, in_rounds=True)
         self._starts: OrderedDict[tuple[int, int], Start] = OrderedDict()
 
@@ -94,7 +98,7 @@ class TransformRounds(EpochPositions, StreamSampler):
             return None
         self.note_start(position + valid, end)
         if self.ends == "short":
-            size = -(-valid // self.data_parallel_size) * self.data_parallel_size
+            size = rounded_up(valid, self.data_parallel_size * self._together)
         firsts = firsts[self.order.rows_by_lane(place_and_offset(firsts)[0])]
         own = firsts[np.minimum(self.rows_of(size), valid - 1)]
         number = position // self.global_batch_size
