@@ -77,6 +77,8 @@ _SECONDS_TO_ANSWER = 20.0
 _FAILED = re.compile(rf"libai_data\.launch: local rank [\d -]+ (?:ended with ([^;]+)|waits).*; {STOPPING_THE_OTHERS}")
 # What such a line says of ranks that may only have followed another node.
 _DISTANCES = {described(code): distance_from_cause(code) for code in (1, -signal.SIGABRT)}
+# Of ssh itself, or of the signal that ended it.
+_CODES_OF_SSH = (255, *range(-signal.NSIG, 0))
 NODE_PROGRAM = "libai_data.launch.node"
 TAKEN_ALONG = ("ONEFLOW_", "LIBAI_DATA_", "NCCL_", "CUDA_", "OMP_")
 TAKEN_ALONG_WHOLE = ("PYTHONPATH", "LD_LIBRARY_PATH", "PYTHONHASHSEED")
@@ -109,6 +111,7 @@ class Hosts:
         self._first: str | None = None
         self._distance = inf
         self._rests: dict[str, bytes] = {}
+        self._told: set[str] = set()  # hosts whose launcher reported a failed rank
         for signum in FORWARDED:
             signal.signal(signum, self._receive_signal)
 
@@ -144,7 +147,7 @@ class Hosts:
 
     def run(self, script_args: list[str]) -> int:
         """Start all nodes, and wait for their end; returns the exit code of the node that failed first, else 0."""
-        self._first, self._distance, self._rests = None, inf, {}
+        self._first, self._distance, self._rests, self._told = None, inf, {}, set()
         self._secret = secrets.token_hex(16)
         outputs = OutputPipes(self._print)
         self._nodes = []
@@ -224,19 +227,23 @@ class Hosts:
         for line in lines:
             failed = _FAILED.match(line.decode(errors="replace"))
             # Also after another node was told to stop the others: a node that only follows may be heard first.
+            if failed:
+                self._told.add(name)
             if failed and (distance := _DISTANCES.get(failed[1], 0)) < self._distance:
                 self._first, self._distance = name, distance
         write_to_stderr(name, b"".join(b"[%s] %s\n" % (name.encode(), line) for line in lines))
 
     def _result(self, outputs: OutputPipes) -> int:
-        codes = {node.name: as_exit_code(node.process.returncode) for node in self._nodes}
+        codes = {node.name: node.process.returncode for node in self._nodes}
         if self._first is None:
-            return next((code for code in codes.values() if code), 0)
-        code = codes[self._first] or 1
+            return next((as_exit_code(code) for code in codes.values() if code), 0)
+        code = as_exit_code(codes[self._first]) or 1
         lines = outputs.of(self._first)
-        if not any(map(_FAILED.match, lines)):
-            # The node's launcher reported no failed rank, so the connection failed.
-            say(f"{self._first} cannot be reached, or the ssh connection was lost (exit code {code})")
+        if codes[self._first] in _CODES_OF_SSH and self._first not in self._told:
+            say(
+                f"{self._first} cannot be reached, or the ssh connection was lost, or the launcher there was killed "
+                f"(exit code {code})"
+            )
         if lines and outputs.last_writer != self._first:
             say(f"{self._first} failed first; the end of what it wrote:\n{quoted(lines).rstrip()}")
         return code

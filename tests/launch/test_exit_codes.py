@@ -69,6 +69,20 @@ def test_a_machine_that_follows_another_does_not_hide_its_code(seconds: tuple[fl
     assert ended.stderr.rstrip().endswith("ended"), ended.stderr
 
 
+@pytest.mark.parametrize(
+    ("says", "code", "is_lost"),
+    [
+        ("libai_data.launch: local rank 0 ended with exit code 255; stopping the others", 255, False),
+        ("libai_data.launch: port 12345 is in use", 1, False),
+        ("killed", 255, True),
+    ],
+)
+def test_only_a_machine_whose_ssh_failed_counts_as_lost(says: str, code: int, is_lost: bool, tmp_path: Path) -> None:
+    ended = run_on_machines(f"echo '{says}'; seq 100; exit {code}", "read -t 30 word", tmp_path)
+    assert ended.returncode == code
+    assert ("a cannot be reached, or the ssh connection was lost" in ended.stderr) == is_lost
+
+
 def test_ranks_that_end_or_wait_without_a_failure_end_no_job_of_several_machines(tmp_path: Path) -> None:
     line = "libai_data.launch: local rank 0-1"
     ended = run_on_machines(
