@@ -20,7 +20,7 @@ from libai_data.data.nesting import is_texts, taken_apart, with_leaves
 from libai_data.data.samplers.sampler import StreamSampler
 from libai_data.delivery.gather import gather_words
 from libai_data.delivery.shared_loader import SharedLoader
-from libai_data.engine.batches import call_get_batch, warn_of_copies
+from libai_data.engine.batches import call_get_batch, refuse_copies
 from libai_data.engine.evaluation.evaluator import (
     DatasetEvaluator,
     DatasetEvaluators,
@@ -69,7 +69,7 @@ def inference_on_dataset(
 
     Raises:
         ConfigError: The evaluator is not a DatasetEvaluator, nor a list of these; or the loader yields no
-            batch, or has no end.
+            batch, or has no end, or yields the same rows on all data-parallel ranks.
         ContractError: The loaders of some ranks have ended, and those of other ranks have not.
         SchemaError: The model returned no dict, or local tensors instead of global ones; or a batch with padding has no
             input with the number of rows of the batch.
@@ -100,7 +100,7 @@ def inference_on_dataset(
             if check_inputs is not None and step == 0:
                 check_inputs(inputs)
             if step == 0 and batch_info(batch) is None:
-                warn_of_copies(inputs, f"test loader ({type(data_loader).__name__})")
+                refuse_copies(inputs, f"test loader ({type(data_loader).__name__})")
             outputs = model(**inputs)
             if not isinstance(outputs, Mapping):
                 raise SchemaError(f"the model returned a {type(outputs).__name__}; it must return a dict of tensors")
