@@ -123,7 +123,9 @@ _TRAIN: dict[str, Key] = {
     ),
     "evaluation.eval_period": Key(5000, whole(0), "Steps between two evaluations; 0: only after the last step."),
     "evaluation.eval_after_n_epoch": Key(None, _EPOCHS, "Epochs between two evaluations, instead of `eval_period`."),
-    "evaluation.eval_iter": Key(100000, _COUNT_OR_INF, "Batches of one evaluation at most; inf: all."),
+    "evaluation.eval_iter": Key(
+        100000, _COUNT_OR_INF, "Batches of `test_micro_batch_size` samples of one evaluation at most; inf: all."
+    ),
     "evaluation.eval_metric": Key("Acc@1", TEXT, "The metric that picks the best checkpoint."),
     "evaluation.eval_mode": Key("max", one_of("max", "min"), "Whether the largest or the smallest value is best."),
     "early_stopping.patience": Key(

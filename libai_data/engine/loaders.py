@@ -27,7 +27,6 @@ from libai_data.errors import ConfigError
 from libai_data.iterables.combined import CombinedLoader
 from libai_data.iterables.iterable_loader import indexed_dataset_of
 from libai_data.iterables.kinds import is_loader, is_own_loader
-from libai_data.mesh.current import get_data_parallel_size
 
 logger = logging.getLogger(__name__)
 
@@ -215,7 +214,7 @@ def _num_samples(cfg: Any) -> list[int]:
     period = evaluation.eval_period or cfg.train.train_iter + 1  # 0: only after the last step
     rounds = cfg.train.train_iter // period + 1 if evaluation.enabled else 0
     per_round = min(evaluation.eval_iter, _ALL) if evaluation.enabled else 1
-    batch = cfg.train.test_micro_batch_size * get_data_parallel_size()
+    batch = cfg.train.test_micro_batch_size  # As `inference_on_dataset` counts.
     return [int(cfg.train.samples), int(max(rounds * per_round, 1) * batch), int(per_round * batch)]
 
 

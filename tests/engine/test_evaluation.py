@@ -20,11 +20,13 @@ from libai_data.engine.evaluation import (
     MeanLossEvaluator,
     PerplexityEvaluator,
     flatten_results_dict,
+    inference,
     inference_on_dataset,
     print_csv_format,
 )
 from libai_data.engine.evaluation.metrics import correct_in_top_k
 from libai_data.errors import ConfigError, SchemaError
+from libai_data.structures import DistTensorData
 from tests.engine.tiny import TinyDataset, TinyModel
 
 
@@ -195,6 +197,33 @@ def test_padding_that_cannot_be_told_apart_is_refused_also_if_a_collator_left_sa
 def test_eval_iter_limits_the_batches(model: TinyModel) -> None:
     loader = build_image_test_loader(TinyDataset(21), 4, num_workers=0)
     assert inference_on_dataset(model, loader, 4, 2, to_global, "cpu", Collecting()) == {"batches": 2.0}
+
+
+def test_eval_iter_limits_the_samples_to_those_of_one_rank(
+    model: TinyModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As on four data-parallel ranks of two rows: three batches of one rank end within the first global batch."""
+    monkeypatch.setattr(inference, "get_data_parallel_size", lambda: 4)
+    dataset = TinyDataset(21)
+    table = np.arange(16, dtype=np.float32).reshape(8, 2)
+
+    def get_batch(data: Any) -> dict[str, Any]:
+        return {**to_global(data), "table": to_global({"table": DistTensorData(table, ["broadcast"] * 2)})["table"]}
+
+    def forward(**inputs: Any) -> dict[str, Any]:
+        return {"scores": inputs["points"]}
+
+    whole: Any = None
+    for eval_iter, batches in ((100_000, [8, 8, 5]), (3, [6]), (6, [8, 4]), (8, [8, 8])):
+        loader = build_image_test_loader(dataset, 8, num_workers=0)
+        seen = Collecting()
+        inference_on_dataset(forward, loader, 8, eval_iter, get_batch, "cpu", seen)
+        assert [len(outputs["scores"]) for outputs in seen.outputs] == batches
+        scores = np.concatenate([each["scores"] for each in seen.outputs])
+        whole = scores if whole is None else whole
+        assert np.array_equal(scores, whole[: len(scores)])
+        assert [len(each["table"]) for each in seen.inputs[1:]] == [8] * (len(batches) - 1)
+    assert "has as many rows as the batch" not in caplog.text
 
 
 def test_batches_of_any_origin_count_whole(model: TinyModel) -> None:

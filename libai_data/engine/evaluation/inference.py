@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import count, islice
+from itertools import count
 from typing import Any, Callable, Union
 
 import numpy as np
@@ -30,13 +30,20 @@ from libai_data.engine.evaluation.evaluator import (
 )
 from libai_data.errors import ConfigError, ContractError, SchemaError
 from libai_data.mesh.arrays import is_flow_tensor
-from libai_data.mesh.current import broadcast_py_object, get_world_size, is_main_process, synchronize, tensor_to_rank0
+from libai_data.mesh.current import (
+    broadcast_py_object,
+    get_data_parallel_size,
+    get_world_size,
+    is_main_process,
+    synchronize,
+    tensor_to_rank0,
+)
 from libai_data.structures import BatchInfo, batch_info
 
 logger = logging.getLogger(__name__)
 
 _ALL = 100_000
-"""The default of `train.evaluation.eval_iter`. This number of batches, or more, means all."""
+"""The default of `train.evaluation.eval_iter`. This number, or more, means all."""
 
 Evaluators = Union[DatasetEvaluator, Sequence[DatasetEvaluator], None]
 
@@ -57,8 +64,9 @@ def inference_on_dataset(
         model: a `oneflow.nn.Module` or `nn.Graph` that returns a dict of tensors. It runs in eval mode.
         data_loader: any iterable of batches. All ranks must get the same number of batches. Before the evaluator gets
             a tensor with a row for each sample, the rows that `BatchInfo` marks as padding are dropped.
-        batch_size: samples of a global batch, for the log.
-        eval_iter: the largest number of batches to evaluate.
+        batch_size: samples of a global batch.
+        eval_iter: limits the evaluation to the samples of this number of batches of one data-parallel rank, so that the
+            samples do not depend on the number of ranks; for batches without a `BatchInfo`, the number of batches.
         get_batch: makes the model's arguments from a batch.
         input_placement_device: "cuda" or "cpu", for `get_batch`.
         evaluator: one, several, or None to only run the model.
@@ -93,9 +101,9 @@ def inference_on_dataset(
     samples, inputs_without, outputs_without = 0, _WithoutPadding(), _WithoutPadding()
     step, has_its_rows = -1, True
     with inference_context(model), flow.no_grad():
-        most = None if eval_iter >= _ALL else math.ceil(eval_iter)
-        # `islice` does not read the batch after the last one, which a stream would lose.
-        for step, batch in enumerate(islice(_in_lockstep(data_loader), most)):
+        most = math.inf if eval_iter >= _ALL else math.ceil(eval_iter)
+        most_samples = most * (batch_size // get_data_parallel_size())
+        for step, batch in enumerate(_in_lockstep(data_loader)):
             inputs = call_get_batch(get_batch, batch, input_placement_device)
             if check_inputs is not None and step == 0:
                 check_inputs(inputs)
@@ -105,14 +113,22 @@ def inference_on_dataset(
             if not isinstance(outputs, Mapping):
                 raise SchemaError(f"the model returned a {type(outputs).__name__}; it must return a dict of tensors")
             rows, valid, has_its_rows = _rows(inputs, batch_info(batch), has_its_rows)
+            kept = (
+                rows
+                if batch_info(batch) is None
+                else int(min(rows if valid is None else valid, most_samples - samples))
+            )
             wanted = getattr(evaluator, "input_fields", None)
             seen = {name: value for name, value in inputs.items() if wanted is None or name in wanted}
             chosen = prepared(evaluator, inputs, outputs)
-            valid_inputs = _on_rank0(seen, partial(inputs_without, rows=rows, valid=valid))
-            valid_outputs = _on_rank0(chosen, partial(outputs_without, rows=rows, valid=valid))
-            samples += rows if valid is None else valid
+            valid_inputs = _on_rank0(seen, partial(inputs_without, rows=rows, valid=valid, kept=kept))
+            valid_outputs = _on_rank0(chosen, partial(outputs_without, rows=rows, valid=valid, kept=kept))
+            samples += kept
             if is_main_process():
                 evaluator.process(valid_inputs, valid_outputs)
+            # Not after the next batch was read, which a stream would lose.
+            if samples >= most_samples or (step + 1 >= most and batch_info(batch) is None):
+                break
     if step < 0:
         raise ConfigError(
             f"the test loader ({type(data_loader).__name__}) yields no batch; is its dataset empty, or is it an "
@@ -219,26 +235,26 @@ class _WithoutPadding:
         self._shared: set[str] = set()
         self._warned: set[str] = set()
 
-    def __call__(self, name: str, tensor: Any, rows: int, valid: int | None) -> Any:
-        """The rows of a local tensor that count: the first `valid`, or all if `valid` is None."""
+    def __call__(self, name: str, tensor: Any, rows: int, valid: int | None, kept: int) -> Any:
+        """The first `kept` rows of a local tensor; those after `valid` are padding (None: there is no padding)."""
         if tensor.ndim == 0 or tensor.shape[0] != rows:
             self._shared.add(name)
             return tensor
-        if name in self._shared or valid in (None, rows):
+        if name in self._shared or kept == rows:
             self._first.setdefault(name, _checksum(tensor))
             return tensor
-        if not _ends_alike(tensor, valid):
+        if valid in (None, rows) or not _ends_alike(tensor, valid):
             if self._first.get(name) == _checksum(tensor):
                 self._shared.add(name)
                 return tensor
-            if name not in self._warned:
+            if name not in self._warned and valid not in (None, rows):
                 self._warned.add(name)
                 logger.warning(
                     f"'{name}' has as many rows as the batch ({rows}), of which {valid} count, but its last rows do "
                     f"not repeat the last sample, as padding does. They are left out. If all samples share '{name}', "
                     "give it another first dim, such as [1, ...]."
                 )
-        return tensor[:valid]
+        return tensor[:kept]
 
 
 def _checksum(tensor: Any) -> int:
