@@ -108,12 +108,13 @@ def _values_of(column: Any) -> Values:
             dtype = np.dtype({"float": "f4", "double": "f8"}.get(str(kind), str(kind)))
             numbers = np.frombuffer(column.buffers()[1], dtype)[column.offset : column.offset + len(column)]
             return lambda rows: list(numbers[rows].tolist())
+    exact = _in_microseconds(kind) if "time64[ns]" in str(kind) else kind
+    if "time64[ns]" in str(exact):
+        return partial(_refuse_nanoseconds, kind)
     try:
         column.take(pa.nulls(0, pa.int64()))
     except pa.ArrowNotImplementedError:  # such as views within lists, and run-end encoded values
         return lambda rows: [column[row].as_py() for row in rows.tolist()]
-
-    exact = _in_microseconds(kind) if "time64[ns]" in str(kind) else kind
 
     def values(rows: np.ndarray) -> list[Any]:
         numbers = np.ascontiguousarray(rows, np.int64)
@@ -124,10 +125,15 @@ def _values_of(column: Any) -> Values:
     return values
 
 
+def _refuse_nanoseconds(kind: Any, rows: np.ndarray) -> list[Any]:
+    raise ValueError(f"the nanoseconds within {kind} would be cut off")
+
+
 def _in_microseconds(kind: Any) -> Any:
     """A type, with times of microseconds instead of nanoseconds.
 
-    Python's times have microseconds. Arrow would drop the nanoseconds, but its cast raises an error.
+    Python's times have microseconds. Arrow would drop the nanoseconds, but its cast raises an error. Arrow has no cast
+    for unions, run-end encoded values and views of lists.
     """
     import pyarrow as pa
 

@@ -151,6 +151,22 @@ def test_times_with_nanoseconds_are_refused_in_nested_values_too(tmp_path: Path,
             source[2]
 
 
+def test_times_with_nanoseconds_are_refused_where_arrow_cannot_cast_them(tmp_path: Path) -> None:
+    times, kinds = pyarrow.array([2000, 1], pyarrow.time64("ns")), pyarrow.array([0, 0], pyarrow.int8())
+    union = pyarrow.UnionArray.from_sparse(kinds, [times, pyarrow.array([1, 2])])
+    columns = {
+        "run_end_encoded": pyarrow.RunEndEncodedArray.from_arrays([1, 2], times),
+        "list_view": pyarrow.ListViewArray.from_arrays([0, 1], [1, 1], times),
+        "sparse_union": union,
+        "list<item: sparse_union": pyarrow.ListArray.from_arrays([0, 1, 2], union),
+    }
+    _write(tmp_path / "a.arrow", {**columns, "b": [1, 2]})
+    for name in columns:
+        with pytest.raises(FormatError, match=rf"a\.arrow, record 1: .* the nanoseconds within {name}.* \(columns="):
+            SOURCES["arrow"](tmp_path, columns=[name])[1]
+    assert SOURCES["arrow"](tmp_path, columns=["b"])[1] == {"b": 2}
+
+
 def test_lists_of_a_fixed_size_that_pyarrow_cannot_read_are_refused_with_the_remedy(tmp_path: Path) -> None:
     _write(tmp_path / "a.parquet", {"a": pyarrow.array([[1, 2], None], pyarrow.list_(pyarrow.int64(), 2))})
     with pytest.raises(FormatError, match=r"a\.parquet, record 0.* write the column as lists without a fixed size"):
