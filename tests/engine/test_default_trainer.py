@@ -250,6 +250,21 @@ def test_the_best_checkpoint_survives_a_resume_with_worse_results(tmp_path: Path
     assert json.loads((tmp_path / "model_best" / "state.json").read_text())["extra"]["best"] == best
 
 
+def test_the_best_checkpoint_of_steps_that_are_repeated_is_replaced(tmp_path: Path) -> None:
+    class Scripted(DefaultTrainer):
+        scores = iter([50.0, 70.0, 60.0, 55.0])
+
+        def _evaluate(self) -> dict[str, Any]:
+            return {"Acc@1": next(self.scores)}
+
+    trainer = built(tiny_config(str(tmp_path), train_iter=10, checkpointer={"period": 4}), kind=Scripted)
+    trainer.train()
+    trainer.checkpointer.load(str(tmp_path / "model_0000003"))
+    trainer.train()
+    best = json.loads((tmp_path / "model_best" / "state.json").read_text())["extra"]["best"]
+    assert best == {"metric": "Acc@1", "value": 60.0, "iteration": 4}
+
+
 def test_loaded_weights_start_a_training_of_their_own(tmp_path: Path, whole_training: MakeWhole) -> None:
     trainer = built(tiny_config(str(tmp_path), load_weight=str(whole_training(False).folder / "model_final")))
     assert trainer.start_iter == 0

@@ -203,6 +203,10 @@ class BestCheckpointer(_OnEvaluations):
         self._has_warned = False
 
     def before_train(self) -> None:
+        if (
+            self.best_iter is not None and self.best_iter >= self.trainer.start_iter
+        ):  # An earlier checkpoint was loaded.
+            self.best_metric = self.best_iter = None
         if self.trainer.start_iter > 0:
             path = os.path.join(self._checkpointer.save_dir, self._name)
             best = self._checkpointer.peek(path).get("extra", {}).get("best")
