@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Callable
@@ -126,11 +127,15 @@ def preprocess(
             raise BadLines(f"there are more bad lines than documents: {result.documents} documents, and {bad}")
         if refuse_bad and result.bad:
             raise BadLines(bad)
-        for number, prefix in enumerate(prefixes.values()):
-            remove_unfinished(Path(prefix).parent, f"{Path(prefix).name}.")
-            with IndexedWriter(prefix, dtype_for(len(tokenizer))) as writer:
+        with ExitStack() as finished_together:
+            for number, prefix in enumerate(prefixes.values()):
+                remove_unfinished(Path(prefix).parent, f"{Path(prefix).name}.")
+                writer = finished_together.enter_context(IndexedWriter(prefix, dtype_for(len(tokenizer))))
                 for part in range(len(run.reports)):
                     writer.add_source(shard_prefix(folder, part, number))
+            # At no time may there be files of some keys beside those that an earlier run wrote of others.
+            for prefix in prefixes.values():
+                Path(f"{prefix}.idx").unlink(missing_ok=True)
         shutil.rmtree(folder)
     return result
 

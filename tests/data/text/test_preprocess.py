@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from libai_data.commands import main as command
 from libai_data.commands.preprocess import main
+from libai_data.data.sources.indexed_writer import IndexedWriter
 from libai_data.data.text import shards
 from libai_data.data.text.parts import Cutting, cut_into_parts
 from libai_data.data.text.preprocessing import BadLines, preprocess
@@ -189,6 +190,29 @@ def test_several_keys_become_several_datasets_and_parquet_is_as_good(tmp_path: P
     bad = json.loads((tmp_path / "parquet.bad_lines").read_text())
     assert (bad["line"], results[0].bad, results[1].bad) == (31, 1, 0)
     assert "'title' is a NoneType" in bad["reason"]
+
+
+def test_a_run_that_ends_between_two_keys_leaves_no_key_of_an_earlier_run(
+    tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task, corpus = Task(TokenizerFiles(tokenizer), ("text", "title")), tmp_path / "corpus.jsonl"
+    closed: list[str] = []
+    close = IndexedWriter.close
+
+    def close_one(writer: IndexedWriter) -> None:
+        if ".parts" not in writer.prefix:
+            closed.append(f"{writer.prefix}.idx")
+            if len(closed) == 2:
+                raise KeyboardInterrupt
+        close(writer)
+
+    for text in ("one", "two"):
+        corpus.write_text(json.dumps({"text": text, "title": text}) + "\n")
+        if text == "two":
+            monkeypatch.setattr(IndexedWriter, "close", close_one)
+        with pytest.raises(KeyboardInterrupt) if text == "two" else nullcontext():
+            preprocess([str(corpus)], str(tmp_path / "out"), task)
+    assert [str(path) for path in tmp_path.glob("out_*.idx")] == closed[:1]
 
 
 def test_a_broken_parquet_file_is_told_of_and_the_others_are_read(tmp_path: Path, tokenizer: str) -> None:
