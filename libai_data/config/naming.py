@@ -73,8 +73,6 @@ def _import(module: str, name: str, among: list | None = None) -> Any:
 
 
 def _candidates(obj: Any) -> Iterator[str]:
-    if isinstance(obj, str):
-        return
     module, qualname = getattr(obj, "__module__", None), getattr(obj, "__qualname__", None)
     enum_name = getattr(obj, "_name_", None)
     if enum_name is not None and qualname is None:
