@@ -24,7 +24,6 @@ from libai_data.data.datasets.document_parts import split_documents
 from libai_data.data.items import fields_in
 from libai_data.data.samplers import CyclicSampler, SingleRoundSampler
 from libai_data.data.samplers.sampler import StreamSampler
-from libai_data.data.transforms.batch import BatchTransform
 from libai_data.delivery.read_plan import ReadPlan
 from libai_data.delivery.same_values import check_same_arguments
 from libai_data.delivery.shared_loader import SharedLoader
@@ -331,11 +330,9 @@ def build_loader(
 
     plan = ReadPlan(get_mesh(), readers)
     if plan.readers != "every_rank":
-        mixup_func = options.get("mixup_func")
-        by_trainer = None if isinstance(mixup_func, BatchTransform) else mixup_func
         given = {"batch size" if name == "micro_batch_size" else name: value for name, value in arguments.items()}
         check_same_arguments(plan.readers, **given, sampler=sampler, **options)
-        return SharedLoader(plan, open_dataset, make_stream, make_loader, by_trainer)
+        return SharedLoader(plan, open_dataset, make_stream, make_loader, options.get("mixup_func"))
     mesh = plan.mesh
     if mesh.tensor_parallel_size > 1:
         # Only with "every_rank": a rank that reads for a whole node needs whole samples.

@@ -23,6 +23,7 @@ from libai_data.data.samplers.cursor import Cursor, EpochPositions
 from libai_data.data.samplers.lane_order import LaneOrder
 from libai_data.data.samplers.sampler import StreamSampler
 from libai_data.data.samplers.stream_state import order_in_words
+from libai_data.data.transforms.batch import BatchTransform
 from libai_data.delivery.feeds import Feed, LinkFeed, LocalFeed, NodeBatch, NodePublisher, for_oneself, in_one_line
 from libai_data.delivery.network import NetworkFeed, NetworkPublisher
 from libai_data.delivery.read_plan import ReadPlan
@@ -83,7 +84,7 @@ class SharedLoader(ResumableLoader):
         open_dataset: makes the dataset; called only on the ranks that read.
         make_stream: makes the sampler of these shards, for a dataset or a `DatasetSummary`.
         make_loader: makes the loader of a dataset and a sampler.
-        mixup_func: kept for the trainer, which applies it to each batch.
+        mixup_func: kept for the trainer, which applies it to each batch, unless the reader does (a `BatchTransform`).
 
     Raises:
         DataPipelineError: A rank could not open the dataset or make its loader; raised on all ranks.
@@ -102,7 +103,7 @@ class SharedLoader(ResumableLoader):
         self._begun_in = os.getpid()
         self._rank = rank = plan.mesh.rank
         self._held = plan.shards_in_memory_of(plan.node_of(rank))
-        self.mixup_func = mixup_func
+        self.mixup_func = None if isinstance(mixup_func, BatchTransform) else mixup_func
         self._loader: BatchLoader | None = None
         facts, collates, check_every, fingerprint = self._open(open_dataset, make_stream, make_loader)
         self.fingerprint: dict[str, Any] = json.loads(fingerprint)

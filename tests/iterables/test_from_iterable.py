@@ -35,6 +35,7 @@ from libai_data.data.random.global_generators import warn_once
 from libai_data.data.random.sample_random import BatchRandom
 from libai_data.data.transforms import BatchTransform, Mixup
 from libai_data.delivery import to_global
+from libai_data.delivery.read_plan import READERS
 from libai_data.engine.batches import join_micro_batches
 from libai_data.engine.evaluation import DatasetEvaluator
 from libai_data.engine.evaluation.inference import inference_on_dataset
@@ -1233,8 +1234,11 @@ def pictures(count: int) -> Iterator[dict[str, Any]]:
 SAMPLES = [{"images": np.full((2, 2), 30 * number, np.uint8), "labels": number % 3} for number in range(8)]
 
 
-def test_a_stream_that_draws_can_be_mixed() -> None:
-    with closing(from_iterable(partial(pictures, 1000), 64, ends="drop", mixup_func=Mixup(num_classes=3))) as loader:
+@pytest.mark.parametrize("readers", READERS)
+def test_a_stream_that_draws_is_mixed_once_in_each_read_mode(readers: str) -> None:
+    options: dict[str, Any] = {"ends": "drop", "readers": readers, "mixup_func": Mixup(num_classes=3)}
+    with closing(from_iterable(partial(pictures, 1000), 64, **options)) as loader:
+        assert loader.mixup_func is None, "the trainer is not to mix again"
         assert np.concatenate([batch["y"] for batch in loader.numpy()]).tolist() == [*range(960)]
 
 
