@@ -26,7 +26,7 @@ from libai_data.engine.step_plan import step_plan
 from libai_data.errors import ConfigError
 from libai_data.iterables.combined import CombinedLoader
 from libai_data.iterables.iterable_loader import indexed_dataset_of
-from libai_data.iterables.kinds import is_loader, is_own_loader
+from libai_data.iterables.kinds import is_loader, is_own_loader, without_bar
 
 logger = logging.getLogger(__name__)
 
@@ -180,7 +180,7 @@ def _batches_per_epoch(data_loader: Any) -> int:
 def _check_equal_batches(data_loader: Any, batches: int) -> None:
     """Refuse a loader if one of the first `batches` is known to have other rows: a graph is compiled for one shape."""
     loaders = data_loader.loaders if isinstance(data_loader, CombinedLoader) else {"": data_loader}
-    for name, loader in loaders.items():
+    for name, loader in ((name, without_bar(each)) for name, each in loaders.items()):
         runs = loader.batch_runs() if is_own_loader(loader) else runs_of_sampler(loader) if is_loader(loader) else []
         for number, which, rows in [*named_runs(runs)][1:2]:
             if number < batches:

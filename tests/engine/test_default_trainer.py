@@ -16,6 +16,7 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 import oneflow as flow
 import pytest
+from tqdm import tqdm
 
 from libai_data.commands.train import main
 from libai_data.config import LazyConfig, default_argument_parser
@@ -333,9 +334,10 @@ LISTS = [[*range(8)], [*range(8, 12)], [*range(12, 20)]]
         (lambda dataset: from_iterable(Measured(dataset), 8), "the last batch"),
         (lambda dataset: from_iterable(torch_loader(dataset)), "the last batch"),
         (lambda dataset: torch_loader(dataset), "the last batch"),
+        (lambda dataset: tqdm(DataLoader(dataset, 8)), "the last batch"),
         (lambda dataset: CombinedLoader({"a": DataLoader(dataset, 4), "b": DataLoader(dataset, 16)}), "the last batch"),
     ],
-    ids=["lists", "sampler", "stream", "batches", "torch", "combined"],
+    ids=["lists", "sampler", "stream", "batches", "torch", "bar", "combined"],
 )
 def test_a_graph_refuses_a_batch_of_another_size_at_the_start_if_its_size_is_known(
     make: Callable[[Any], Any], which: str, tmp_path: Path
