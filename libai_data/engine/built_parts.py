@@ -96,7 +96,7 @@ def check_fit(model: Any, optimizer: Any, schedule: Any) -> None:
 
 
 def as_three_loaders(built: Any) -> tuple[Any, Any, Any]:
-    """The result of `build_train_loader` as (train, validation, test); a ConfigError if it may be anything else."""
+    """The result of `build_train_loader` as (train, validation, test); a ConfigError if this is not clear."""
     is_three = isinstance(built, (tuple, list)) and len(built) == 3
     if isinstance(built, tuple) and not is_three:
         raise ConfigError(

@@ -32,7 +32,7 @@ class SavedState:
 
     @staticmethod
     def read(path: str) -> SavedState:
-        """Read an intact checkpoint from its directory, or the last one of an output folder; or CheckpointError."""
+        """Read an intact checkpoint, or the last one of an output folder; a CheckpointError if there is none."""
         directory = Path(path)
         if (directory / LAST).is_file():
             directory = directory / read_last(directory)

@@ -59,7 +59,7 @@ class StepPlan:
             )
 
     def followed_by(self, loader: Any) -> bool:
-        """Let a train loader follow the plan; False, or a ConfigError if the plan is not plain, if it cannot."""
+        """Let a train loader follow the plan. If it cannot: False, or a ConfigError if the plan is not plain."""
         stream = attribute_of(loader, "stream")
         rows = self.first.micro_batch_size * get_data_parallel_size()
         problem = ""
@@ -113,7 +113,7 @@ def complete_batch_sizes(
     num_accumulation_steps: int | None,
     data_parallel_size: int,
 ) -> BatchSizes:
-    """Compute the missing sizes: global = micro x accumulation x data-parallel size; or raise ConfigError."""
+    """Compute the missing sizes: global = micro x accumulation x data-parallel size; or a ConfigError."""
     for key, value in (
         ("train_micro_batch_size", micro_batch_size),
         ("global_batch_size", global_batch_size),

@@ -33,7 +33,7 @@ def check_host(name: str, host: str) -> None:
 
 
 def listen(port: int, backlog: int = 1) -> socket.socket:
-    """Listen on a TCP port of all addresses, with IPv6 if available; 0 for any port. An OSError if it is in use."""
+    """Listen on a TCP port of all addresses, with IPv6 if available; with 0, the system chooses it."""
     listener = bound(port)
     listener.listen(backlog)
     return listener

@@ -251,9 +251,10 @@ class WriteShard:
         self._source: Any | None = None
 
     def __call__(self, job: ShardJob) -> tuple[ShardReport, bool]:
-        """Write a shard, read it again, and then give it its name; or keep that of an earlier run, as the flag says.
+        """Write a shard, read it again to compare it, and then give it its name; or keep the shard of an earlier run.
 
-        Raises SchemaError if the format cannot store a record, FormatError if the shard differs when it is read.
+        Returns its report, and whether it was kept. Raises SchemaError if the format cannot store a record, and
+        FormatError if the shard differs when it is read again.
         """
         if job.earlier is not None:
             with suppress(FormatError):

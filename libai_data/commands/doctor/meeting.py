@@ -108,7 +108,7 @@ def _listening(port: int) -> socket.socket:
 
 
 def call_rank0(job: JobRank, seconds: float) -> socket.socket:
-    """Connect a rank to rank 0 within `seconds`, or raise PeerError."""
+    """Connect a rank to rank 0 within `seconds`; a PeerError says why this failed."""
     deadline = time.monotonic() + seconds
     while True:
         left = deadline - time.monotonic()

@@ -109,7 +109,7 @@ def introduce(link: socket.socket, who: dict[str, Any], key: str, seconds: float
 
 
 def accept_leaders(listener: socket.socket, nodes: Sequence[int], secret: str) -> dict[int, socket.socket]:
-    """A socket for the leader of each of these nodes, all connected within `seconds_to_meet()`, or a PeerError."""
+    """Wait `seconds_to_meet()` for the leaders of these nodes; returns a socket for each node, or raises PeerError."""
     links: dict[int, socket.socket] = {}
     seconds = seconds_to_meet()
     deadline = time.monotonic() + seconds

@@ -41,7 +41,7 @@ def open_node_link(name: str) -> socket.socket:
 
 
 def accept_followers(listener: socket.socket, ranks: Sequence[int]) -> dict[int, Channel]:
-    """The channels of `ranks`, all others of this node, within `seconds_to_meet()`, or a PeerError."""
+    """Wait `seconds_to_meet()` for `ranks`, all others of this node; returns their channels, or raises PeerError."""
     channels: dict[int, Channel] = {}
     seconds = seconds_to_meet()
     deadline = time.monotonic() + seconds

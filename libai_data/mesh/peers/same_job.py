@@ -84,7 +84,7 @@ class Rank0Answers:
 
 
 def refuse_rank0_of_another_job(rank: int, port: int) -> None:
-    """Before this process joins: a ConfigError if rank 0 of another job, or with all its ranks, has the port."""
+    """Raise ConfigError if rank 0 of another job has the port, or a rank 0 that has met all its ranks."""
     host = os.environ.get("MASTER_ADDR", "")
     check_host("MASTER_ADDR", host)
     deadline = time.monotonic() + _SECONDS_FOR_PREDECESSOR
@@ -128,7 +128,10 @@ def _answer_to(client: socket.socket) -> dict[str, Any] | None:
 
 
 def wait_for_own_rank0(rank: int, port: int) -> None:
-    """Before OneFlow is imported: wait until rank 0, if on this machine, has reserved the port; or ConfigError."""
+    """Before OneFlow is imported, wait until rank 0 has reserved the port, if it is on this machine.
+
+    Raises ConfigError if the rank 0 at this port belongs to another job, or has met all its ranks.
+    """
     refuse_rank0_of_another_job(rank, port)
     if not is_this_machine(os.environ.get("MASTER_ADDR", "")):
         return
