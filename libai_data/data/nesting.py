@@ -22,11 +22,10 @@ Skeleton = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Leaf:
-    """A placeholder in a skeleton for the value at the end of a path: names and numbers from the field on, joined by
-    dots. `text` is "str" or "bytes" for a list of these, one for each row, and None for a tensor."""
+    """A placeholder in a skeleton for the value at the end of a path."""
 
-    path: str
-    text: str | None = None
+    path: str  # names and numbers from the field on, joined by dots
+    text: str | None = None  # "str" or "bytes" for a list of these, one for each row; None for a tensor
 
 
 class TupleFields(dict[str, Any]):

@@ -15,19 +15,18 @@ BESIDE_AHEAD = 2
 
 
 class ShardUse(NamedTuple):
-    """A range of global batches, from `first` to `last`, that may have samples of a shard which a reader needs."""
+    """A range of global batches for which a reader needs a shard."""
 
-    shard: int
-    first: int
-    last: int
+    shard: int  # number of the shard
+    first: int  # the first global batch that may have a sample of it
+    last: int  # the last such batch
 
 
 class ShardPlan(NamedTuple):
-    """The shards that a reader needs from a batch on: their uses, endless, in the order of their first batch; and a
-    function from a shard and a batch to the first batch after that one that may need the shard."""
+    """The shards that a reader needs from a batch on."""
 
-    uses: Iterator[ShardUse]
-    next_use: Callable[[int, int], int]
+    uses: Iterator[ShardUse]  # endless, in the order of their first batch
+    next_use: Callable[[int, int], int]  # shard and batch -> the first later batch that may need it
 
 
 def most_in_use(uses: Iterable[ShardUse], sizes: np.ndarray) -> int:

@@ -36,15 +36,13 @@ _WINDOWS_KEPT = 4
 
 
 class Window(NamedTuple):
-    """The outputs of a window: its first and its last place, and the place after it in the same lane; for each output
-    the places of its samples, int64 [samples]; and place -> the sample that was read to measure its amount, empty if
-    amounts were known."""
+    """The outputs of a window."""
 
-    begin: int
-    end: int
-    last: int
-    outputs: list[np.ndarray]
-    samples: dict[int, Any]
+    begin: int  # first place of the window
+    end: int  # the place after the window, in the same lane
+    last: int  # last place of the window
+    outputs: list[np.ndarray]  # the places of the samples of each output, int64 [samples]
+    samples: dict[int, Any]  # place -> sample that was read to measure its amount; empty if amounts were known
 
     def starts(self, numbers: np.ndarray) -> np.ndarray:
         """The starts of the outputs with these numbers, int64 [n]. The first output begins at the window's first place.

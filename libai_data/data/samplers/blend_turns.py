@@ -27,12 +27,11 @@ _ONE_LANE = np.zeros(1, dtype=np.int64)
 
 
 class Turns(NamedTuple):
-    """The dataset of each slot of one period, int64 [period]; how many slots this dataset had before in the period,
-    int64 [period]; and for each dataset its slots, int64, ascending."""
+    """The turns of the datasets in one period."""
 
-    datasets: np.ndarray
-    ranks: np.ndarray
-    slots: tuple[np.ndarray, ...]
+    datasets: np.ndarray  # int64 [period], the dataset of each slot
+    ranks: np.ndarray  # int64 [period], how many slots this dataset had before in the period
+    slots: tuple[np.ndarray, ...]  # of each dataset, int64, ascending
 
 
 @lru_cache(maxsize=16)
@@ -61,20 +60,13 @@ class Pattern(NamedTuple):
 
     A lane is named by its residue, the remainder of its places divided by the number of lanes. Its turns are counted in
     rounds: round r of residue s is place r * lanes + s.
-
-    Args:
-        start: the place.
-        counts: samples of each dataset in one period; 0 for a dataset that has reached its limit.
-        begins: int64 [lanes], the round in which the lane's period begins; up to one period before the place.
-        bases: int64 [datasets, lanes], samples of each dataset before this round, as if these weights were in effect.
-        taken: int64 [datasets, lanes], samples of each dataset that the lane has before the place.
     """
 
-    start: int
-    counts: tuple[int, ...]
-    begins: np.ndarray
-    bases: np.ndarray
-    taken: np.ndarray
+    start: int  # the place
+    counts: tuple[int, ...]  # samples of each dataset in one period; 0 if it has reached its limit
+    begins: np.ndarray  # int64 [lanes], the round in which the lane's period begins; up to one period before the place
+    bases: np.ndarray  # int64 [datasets, lanes], samples before this round, as if these weights were in effect
+    taken: np.ndarray  # int64 [datasets, lanes], samples of each dataset that the lane has before the place
 
     def turns_at(self, residues: np.ndarray, rounds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The dataset at each of these rounds, and how many turns it had before in the lane, int64 [n] each."""

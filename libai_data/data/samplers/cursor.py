@@ -35,19 +35,12 @@ new_index_batch = partial(tuple.__new__, IndexBatch)
 
 
 class Cursor(NamedTuple):
-    """The current position of a stream; replaced as a whole, so an interrupt leaves either the old or the new one.
+    """The current position of a stream; replaced as a whole, so an interrupt leaves either the old or the new one."""
 
-    Args:
-        position: the position after the last row that was used.
-        epoch: the epoch, if the positions of the stream begin at 0 in each epoch; otherwise 0.
-        continues: whether the next pass begins here. If False, a pass has begun; the next pass is the next epoch.
-        start: `next_start` of the batch before the position, if this process used that batch.
-    """
-
-    position: int = 0
-    epoch: int = 0
-    continues: bool = True
-    start: Start | None = None
+    position: int = 0  # after the last row that was used
+    epoch: int = 0  # if the positions of the stream begin at 0 in each epoch; otherwise 0
+    continues: bool = True  # whether the next pass begins here; else a pass has begun, and the next epoch follows
+    start: Start | None = None  # `next_start` of the batch before the position, if this process used that batch
 
 
 class EpochPositions:

@@ -24,13 +24,11 @@ _ROW, _GROUPS, _SHARDS = range(3)
 
 
 class ShardRow(NamedTuple):
-    """All shards that have samples in one row, which the lanes cut into spans: the index of each shard's first sample
-    in the dataset, int64 [shards + 1]; the numbers of the shards in the order of the row, int64 [n]; and the samples
-    before each place of the row, int64 [n + 1]."""
+    """All shards that have samples in one row, which the lanes cut into spans."""
 
-    starts: np.ndarray
-    shards: np.ndarray
-    edges: np.ndarray
+    starts: np.ndarray  # int64 [shards + 1], the index of each shard's first sample in the dataset
+    shards: np.ndarray  # int64 [n], the numbers of the shards in the order of the row
+    edges: np.ndarray  # int64 [n + 1], samples before each place of the row
 
     @classmethod
     def of(cls, lengths: np.ndarray, seed: int, shuffle: bool) -> ShardRow:
@@ -42,41 +40,26 @@ class ShardRow(NamedTuple):
 
 
 class Groups(NamedTuple):
-    """The groups that a lane visits in an epoch, in order.
+    """The groups that a lane visits in an epoch."""
 
-    Args:
-        bounds: int64 [groups + 1], the first place of each group in the row of the shards, in the order of the row.
-        order: int64 [groups], the numbers of the groups in the order of the visits.
-        edges: int64 [groups + 1], samples of the lane before each group, in the order of the visits.
-    """
-
-    bounds: np.ndarray
-    order: np.ndarray
-    edges: np.ndarray
+    bounds: np.ndarray  # int64 [groups + 1], where groups begin in the row of the shards, in the order of the row
+    order: np.ndarray  # int64 [groups], the numbers of the groups in the order of the visits
+    edges: np.ndarray  # int64 [groups + 1], samples of the lane before each group, in the order of the visits
 
 
 class Visits(NamedTuple):
     """The shards of a group, in the order in which a lane visits them in an epoch.
 
     A lane may own only a part of a shard, at the ends of its span.
-
-    Args:
-        start: samples of the lane in the epoch before the group.
-        places: int64 [n], the place of each shard in the row.
-        firsts: int64 [n], the index of the lane's first sample in each shard.
-        edges: int64 [n + 1], samples of the group before each shard.
-        block_shards: int64 [blocks + 1], shards before each block.
-        block_edges: int64 [blocks + 1], samples of the group before each block.
-        block_keys: uint64 [blocks], the keys that decide how the samples of each block are shuffled.
     """
 
-    start: int
-    places: np.ndarray
-    firsts: np.ndarray
-    edges: np.ndarray
-    block_shards: np.ndarray
-    block_edges: np.ndarray
-    block_keys: np.ndarray
+    start: int  # samples of the lane in the epoch before the group
+    places: np.ndarray  # int64 [n], the place of each shard in the row
+    firsts: np.ndarray  # int64 [n], the index of the lane's first sample in each shard
+    edges: np.ndarray  # int64 [n + 1], samples of the group before each shard
+    block_shards: np.ndarray  # int64 [blocks + 1], shards before each block
+    block_edges: np.ndarray  # int64 [blocks + 1], samples of the group before each block
+    block_keys: np.ndarray  # uint64 [blocks], decide how the samples of each block are shuffled
 
 
 class LaneVisits:

@@ -25,25 +25,17 @@ _PIXELS = 3 * SIDE * SIDE
 
 @dataclass(frozen=True)
 class CIFARKind:
-    """The differences between CIFAR-10 and CIFAR-100.
+    """The differences between CIFAR-10 and CIFAR-100."""
 
-    Attributes:
-        classes: number of classes.
-        labels: bytes of labels before each image; the last one is the class.
-        folder, train, test, names: the folder, and its files: images for training and test, and names of the classes.
-        url, md5: address of the archive, and its MD5 digest, hexadecimal.
-        pickled: name of the folder of the pickled version, which is not read.
-    """
-
-    classes: int
-    labels: int
-    folder: str
-    train: tuple[str, ...]
-    test: tuple[str, ...]
-    names: str
-    url: str
-    md5: str
-    pickled: str
+    classes: int  # number of classes
+    labels: int  # bytes of labels before each image; the last one is the class
+    folder: str  # of the files
+    train: tuple[str, ...]  # files of the training set
+    test: tuple[str, ...]  # files of the test set
+    names: str  # file with the names of the classes
+    url: str  # of the archive
+    md5: str  # of the archive, hexadecimal
+    pickled: str  # folder of the pickled version, which is not read
 
 
 CIFAR10 = CIFARKind(

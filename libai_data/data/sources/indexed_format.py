@@ -42,12 +42,12 @@ _CHECKED_AT_ONCE = 1 << 20
 
 @dataclass(frozen=True)
 class SequenceIndex:
-    """The content of an `.idx` file; see the arrays in the table above. `documents` is int64 [documents + 1]."""
+    """The content of an `.idx` file."""
 
-    dtype: np.dtype
-    sizes: np.ndarray
-    pointers: np.ndarray
-    documents: np.ndarray
+    dtype: np.dtype  # of the tokens
+    sizes: np.ndarray  # int32 [n], tokens of each sequence
+    pointers: np.ndarray  # int64 [n], the byte of `.bin` at which each sequence begins
+    documents: np.ndarray  # int64 [documents + 1], the first sequence of each document, and n at the end
 
 
 def code_of(dtype: Any) -> int:

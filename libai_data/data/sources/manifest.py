@@ -18,10 +18,10 @@ UNFINISHED = ".libai_data_parts"
 
 
 class Manifest(NamedTuple):
-    """The settings of a conversion; and file name -> what it reports of the shard, with its `records` and `size`."""
+    """The content of a manifest."""
 
-    plan: dict[str, Any]
-    shards: dict[str, dict[str, Any]]
+    plan: dict[str, Any]  # settings of the conversion
+    shards: dict[str, dict[str, Any]]  # file name -> report, with `records` and `size`
 
 
 def parsed_manifest(path: str, content: bytes) -> Manifest:

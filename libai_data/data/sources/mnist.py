@@ -30,19 +30,12 @@ _LARGEST = 1 << 32
 
 @dataclass(frozen=True)
 class MNISTKind:
-    """One of the data sets.
+    """One of the data sets."""
 
-    Attributes:
-        folder: folder of the files, within the root folder.
-        mirrors: addresses of the folders that publish the files.
-        md5: name of a file without ".gz" -> MD5 digest of the compressed file, hexadecimal.
-        classes: names of the classes.
-    """
-
-    folder: str
-    mirrors: tuple[str, ...]
-    md5: dict[str, str]
-    classes: tuple[str, ...]
+    folder: str  # of the files, within the root folder
+    mirrors: tuple[str, ...]  # addresses of the folders that publish the files
+    md5: dict[str, str]  # name of a file without ".gz" -> MD5 digest of the compressed file, hexadecimal
+    classes: tuple[str, ...]  # names of the classes
 
 
 MNIST = MNISTKind(

@@ -43,21 +43,13 @@ _ABSENT = (FileNotFoundError, NotADirectoryError)
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file of a store, as the store describes it.
-
-    Attributes:
-        url: address of the file.
-        size: bytes; None if the store does not report them.
-        md5: MD5 digest of the content, hexadecimal; None if the store does not report it.
-        md5_is_sure: whether `md5` is certainly an MD5 digest; S3 reports other tags for some encrypted objects.
-        identity: a key that changes when the content changes.
-    """
+    """A file of a store, as the store describes it."""
 
     url: str
-    size: int | None
-    md5: str | None
-    md5_is_sure: bool
-    identity: str
+    size: int | None  # bytes; None if the store does not report them
+    md5: str | None  # of the content, hexadecimal; None if the store does not report it
+    md5_is_sure: bool  # False for tags of S3, which are no MD5 digests for some encrypted objects
+    identity: str  # a key that changes when the content changes
 
 
 def is_remote(path: str) -> bool:

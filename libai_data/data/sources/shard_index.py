@@ -34,38 +34,25 @@ _NAMED, _NUMBERED = ("builtins.dict", "collections.OrderedDict"), ("builtins.tup
 
 
 class Column(NamedTuple):
-    """A value that each sample has: its name, how it is stored, and its bytes; 0 if each sample stores the size of its
-    value, and None if the value is the whole sample."""
+    """A value that each sample has."""
 
-    name: str
-    encoding: str
-    size: Optional[int]
+    name: str  # of the value in a record
+    encoding: str  # how the value is stored
+    size: Optional[int]  # bytes; 0 if each sample stores the size of its value, None if it is the whole sample
 
 
 class DescribedShard(NamedTuple):
-    """The description of a shard in an index.
+    """The description of a shard in an index."""
 
-    Args:
-        name: path of the file, relative to the folder of the index.
-        size: size of the file, in bytes.
-        slack: bytes that the file may have in addition to `size`, all of them or none.
-        digests: algorithm -> hexadecimal digest of the file.
-        packed: name of the compressed file; "" if there is none.
-        compression: method with which the compressed file was compressed.
-        samples: number of samples.
-        columns: the columns, in the order of their values.
-        compressed: what is compressed inside of the file: each "batch" of samples, each "sample", or "" for nothing.
-    """
-
-    name: str
-    size: int
-    slack: int
-    digests: Mapping[str, str]
-    packed: str
-    compression: str
+    name: str  # path of the file, from the folder of the index
+    size: int  # of the file, in bytes
+    slack: int  # bytes that the file may have in addition to `size`, all of them or none
+    digests: Mapping[str, str]  # algorithm -> hexadecimal digest of the file
+    packed: str  # path of the compressed file; "" if there is none
+    compression: str  # method of the compressed file
     samples: int
     columns: tuple[Column, ...]
-    compressed: str = ""
+    compressed: str = ""  # what is compressed in the file: each "batch" of samples, each "sample", "" for nothing
 
 
 def described_shards(

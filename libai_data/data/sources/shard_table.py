@@ -26,24 +26,15 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class ShardTable:
-    """The shards below one folder of a store, in the order of the samples.
+    """The shards below one folder of a store, in the order of the samples."""
 
-    Args:
-        format: format of the shards, a name of `opening.SOURCES`.
-        names: paths of the files relative to the folder.
-        samples, sizes: int64 [shards], numbers of samples and bytes.
-        versions, sums: V12 and V16 [shards], `RemoteFile.identity` and `RemoteFile.md5` (all zeros for None), two
-            hexadecimal digits per byte (`packed_digits`).
-        sure: uint8 [shards], `RemoteFile.md5_is_sure`.
-    """
-
-    format: str
-    names: PackedNames
-    samples: np.ndarray
-    sizes: np.ndarray
-    versions: np.ndarray
-    sums: np.ndarray
-    sure: np.ndarray
+    format: str  # of the shards, a name of `opening.SOURCES`
+    names: PackedNames  # paths of the files relative to the folder
+    samples: np.ndarray  # int64 [shards]
+    sizes: np.ndarray  # int64 [shards], bytes
+    versions: np.ndarray  # V12 [shards], `RemoteFile.identity`, in `packed_digits`
+    sums: np.ndarray  # V16 [shards], `RemoteFile.md5`, all zeros for None, in `packed_digits`
+    sure: np.ndarray  # uint8 [shards], `RemoteFile.md5_is_sure`
 
     def __len__(self) -> int:
         return len(self.samples)

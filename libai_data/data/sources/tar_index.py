@@ -22,12 +22,11 @@ _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"\x28\xb5":
 
 @dataclass(frozen=True)
 class TarIndex:
-    """The regular files of an archive, in its order: their names without a leading "./"; the offset of the first byte
-    of each file, and its bytes, int64 [n] each."""
+    """The regular files of an archive, in its order."""
 
-    names: PackedNames
-    offsets: np.ndarray
-    sizes: np.ndarray
+    names: PackedNames  # without a leading "./"
+    offsets: np.ndarray  # int64 [n], of the first byte of each file
+    sizes: np.ndarray  # int64 [n], bytes
 
     def __len__(self) -> int:
         return len(self.offsets)
