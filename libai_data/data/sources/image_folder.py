@@ -30,10 +30,7 @@ IMAGE_SUFFIXES = (
     *(".png", ".jpg", ".jpeg", ".jfif", ".bmp", ".webp", ".tif", ".tiff"),
     *(".gif", ".ppm", ".pgm", ".pbm", ".pnm"),
 )
-_RULES = {
-    "cache_dir": or_none(OUTPUT),
-    "nested": one_of("error", "merge"),
-}
+_RULES = {"cache_dir": or_none(OUTPUT), "nested": one_of("error", "merge")}
 # Listing fewer files is fast, so their list is not worth caching.
 _FEW_FILES = 20_000
 
@@ -65,12 +62,7 @@ class ImageFolderSource:
             that cannot be listed, or a link to no folder.
     """
 
-    def __init__(
-        self,
-        root: str | Path,
-        cache_dir: str | Path | None = None,
-        nested: str = "error",
-    ) -> None:
+    def __init__(self, root: str | Path, cache_dir: str | Path | None = None, nested: str = "error") -> None:
         if is_remote(str(root)):
             raise ConfigError(
                 f"{root} is a folder of a store, where each image would need its own request; write the images into "

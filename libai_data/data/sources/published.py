@@ -18,7 +18,7 @@ from libai_data.data.sources.remote import md5_of
 from libai_data.data.sources.sharded import checked_indices, runs_of
 from libai_data.data.sources.storage import LocalFile
 from libai_data.errors import DataPipelineError, FormatError, StorageError
-from libai_data.errors.argument_rules import FLAG, TEXT, check, or_none
+from libai_data.errors.argument_rules import check_types
 
 logger = logging.getLogger(__name__)
 
@@ -45,8 +45,7 @@ class PublishedImages:
         download: bool = False,
         source_url: str | None = None,
     ) -> None:
-        rules = {"train": FLAG, "download": FLAG, "source_url": or_none(TEXT)}
-        check(rules, train=train, download=download, source_url=source_url)
+        check_types(PublishedImages, {"train": train, "download": download, "source_url": source_url})
         self.kind = kind
         root = checked_path("root", root)
         self.folder = root / kind.folder
