@@ -241,8 +241,8 @@ class Hosts:
         lines = outputs.of(self._first)
         if codes[self._first] in _CODES_OF_SSH and self._first not in self._told:
             say(
-                f"{self._first} cannot be reached, or the ssh connection was lost, or the launcher there was killed "
-                f"(exit code {code})"
+                f"{self._first} cannot be reached, or the ssh connection was lost (exit code {code}), or the launcher "
+                "there was killed"
             )
         if lines and outputs.last_writer != self._first:
             say(f"{self._first} failed first; the end of what it wrote:\n{quoted(lines).rstrip()}")
