@@ -13,6 +13,7 @@ from typing import Any, Callable, Optional
 
 from libai_data.data.fork_lock import end_if_fork_of
 from libai_data.data.items import ReuseCheck
+from libai_data.data.random.drawing_streams import forget_drawing_stream, note_drawing_stream
 from libai_data.data.random.generator_states import Watched, watched
 from libai_data.data.random.global_generators import warn_once
 from libai_data.errors import PassError, SampleError, error_text
@@ -145,22 +146,28 @@ def _end(shared: _Shared, thread: threading.Thread) -> None:
         thread.join(_END_SECONDS)
 
 
-def warn_of_draws(name: str, generators: Watched, marks: Any, draws_in_torch: bool) -> None:
-    """Warn once if an iterable has moved global random generators since they had these marks; see `Prefetcher`."""
+def warn_of_draws(name: str, generators: Watched, marks: Any, draws_in_torch: bool) -> list[str]:
+    """Warn once if an iterable has moved global random generators since they had these marks; see `Prefetcher`.
+
+    Returns:
+        The names of these generators.
+    """
     moved = zip(generators.generators, generators.moved(marks, generators.marks()))
-    drawn = [each.name for each, has_moved in moved if has_moved and not (draws_in_torch and each.name == "torch")]
-    if drawn:
+    drawn = [each.name for each, has_moved in moved if has_moved]
+    told = [each for each in drawn if not (draws_in_torch and each == "torch")]
+    if told:
         warn_once(
             "%s draws from %s, which the whole program shares. So its rows may differ in the next run and on other "
             "ranks, and a resume may fail. Make a generator of the epoch (and shard) within the iterable, such as "
             "numpy.random.default_rng(epoch)",
             name,
-            " and ".join(drawn),
+            " and ".join(told),
         )
+    return drawn
 
 
 def _run(shared: _Shared, open_round: Open, size: int, name: str, draws_in_torch: bool) -> None:
-    process, waits = os.getpid(), shared.waits
+    process, waits, turn = os.getpid(), shared.waits, threading.RLock()
     generators = watched()
     marks = generators.marks()
     try:
@@ -172,13 +179,17 @@ def _run(shared: _Shared, open_round: Open, size: int, name: str, draws_in_torch
             items: list[Any] = []
             while len(items) < size and not shared.is_over:
                 try:
-                    item = next(iterator)
+                    with turn:
+                        item = next(iterator)
                     end_if_fork_of(process)
                 except StopIteration:
                     ended = True
                     break
                 if waits & 1 and generators.marks() != marks and shared.waits == waits:
-                    warn_of_draws(name, generators, marks, draws_in_torch)
+                    drawn = warn_of_draws(name, generators, marks, draws_in_torch)
+                    # A seed of the epoch is drawn once, until the first item comes.
+                    if drawn != ["torch"] or shared.items or not draws_in_torch:
+                        note_drawing_stream(turn)
                 reuse.see(item)
                 items.append(item)
                 shared.items += 1
@@ -189,3 +200,5 @@ def _run(shared: _Shared, open_round: Open, size: int, name: str, draws_in_torch
             shared.put(Group(items, save() if save is not None else None, ended))
     except BaseException as error:
         shared.put(Group([], error=error))
+    finally:
+        forget_drawing_stream()

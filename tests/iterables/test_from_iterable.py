@@ -29,9 +29,9 @@ from hypothesis import strategies as st
 from tqdm import tqdm
 
 from libai_data import DataLoader
-from libai_data.data.datasets import FilteredDataset
+from libai_data.data.datasets import FilteredDataset, Map
 from libai_data.data.items import array_in, leaves_of
-from libai_data.data.random.global_generators import warn_once
+from libai_data.data.random.global_generators import seeded, warn_once
 from libai_data.data.random.sample_random import BatchRandom
 from libai_data.data.transforms import BatchTransform, Mixup
 from libai_data.delivery import to_global
@@ -1475,6 +1475,52 @@ def test_a_stream_that_draws_from_a_global_generator_is_read_and_told_once(
             assert sorted(read) == [*range(400)]
     told = [text for text in caplog.messages if "which the whole program shares" in text]
     assert [text.split(", ")[0] for text in told] == [f"{rows.__qualname__} draws from {drawn}"] * bool(drawn)
+
+
+def busily(value: Any) -> Any:
+    """Returns the value after other threads have run."""
+    for _ in range(5000):
+        pass
+    return value
+
+
+def drawing_each_row(epoch: int) -> Iterator[dict[str, Any]]:
+    return (busily({"x": number, "noise": np.random.random()}) for number in range(200))
+
+
+def read_and_collate() -> Iterator[Any]:
+    return iter(
+        from_iterable(
+            drawing_each_row, 4, prefetch=64, collate_fn=lambda samples: busily(default_collate(samples))
+        ).numpy()
+    )
+
+
+def read_beside_a_list() -> Iterator[Any]:
+    listed = DataLoader(Map([{"y": 0}] * 200, busily), 4)
+    for batch, _ in zip(from_iterable(drawing_each_row, 4, prefetch=64).numpy(), listed.numpy()):
+        yield batch
+
+
+def read_beside_what_is_seeded() -> Iterator[Any]:
+    for batch in from_iterable(drawing_each_row, 4, prefetch=64).numpy():
+        with seeded(1):
+            busily(None)
+        yield batch
+
+
+@pytest.mark.parametrize("read", [read_and_collate, read_beside_a_list, read_beside_what_is_seeded])
+def test_no_draw_of_a_stream_is_repeated_because_another_thread_restores_generators(
+    read: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        noise = np.concatenate([batch["noise"] for batch in read()])
+    finally:
+        sys.setswitchinterval(interval)
+    assert len(set(noise.tolist())) == 200
+    assert "for several rows at once" not in caplog.text
 
 
 @pytest.mark.parametrize(("rows", "ends"), [(0, "short"), (0, "pad"), (3, "drop")])

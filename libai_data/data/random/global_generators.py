@@ -29,6 +29,7 @@ from typing import Any, Callable, TypeVar
 import numpy as np
 
 from libai_data.data.fork_lock import ForkLock
+from libai_data.data.random.drawing_streams import streams_draw, streams_stopped
 from libai_data.data.random.generator_states import Watched, flow_generator, has_flow, present, watched
 from libai_data.data.random.hashing import combine64
 from libai_data.data.random.sample_random import is_worker_process, reading_now, sample_generator, this_thread
@@ -82,6 +83,16 @@ class GlobalDraws:
         """
         if this_thread.shares:
             return self._around_beside_others(read)
+        if not streams_draw():
+            return self._around(read, key)
+        readings = self._readings + 1
+        if not self.found and readings & (readings - 1):  # Most readings need not wait for the streams.
+            self._readings = readings
+            return read()
+        with streams_stopped():
+            return self._around(read, key)
+
+    def _around(self, read: Callable[[], Result], key: tuple[int, int, int] | None) -> Result:
         thread = threading.get_ident()
         is_within = thread in _watching
         is_first = True
@@ -282,7 +293,7 @@ def seeded(seed: int) -> Iterator[None]:
         # The result of the block is not used.
         yield
         return
-    with _seeding_lock:
+    with streams_stopped(), _seeding_lock:
         generators = present()
         saved = [generator.save() for generator in generators]
         for generator in generators:

@@ -1,0 +1,52 @@
+"""Streams that threads read ahead, and that draw from the global generators meanwhile.
+
+A thread that watches or seeds the generators restores them afterwards. This would undo the draws of such a stream, and
+the stream would draw the same numbers again. So the thread first waits until no such stream is between two items.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+_LONGEST_WAIT = 3.0
+"""Seconds to wait for an item of a stream, which may hang."""
+
+_turns: dict[int, Any] = {}
+"""By thread that reads a stream that draws: the lock that it holds while it reads an item."""
+
+
+def note_drawing_stream(turn: Any) -> None:
+    """Note that this thread reads a stream that draws; from now on, it must hold the RLock `turn` while it reads."""
+    _turns[threading.get_ident()] = turn
+
+
+def forget_drawing_stream() -> None:
+    """Note that this thread no longer reads a stream."""
+    _turns.pop(threading.get_ident(), None)
+
+
+def streams_draw() -> bool:
+    """Whether other threads read streams that draw."""
+    # A stream may read by a loader of its own: two threads would wait for each other.
+    return bool(_turns) and threading.get_ident() not in _turns
+
+
+@contextmanager
+def streams_stopped() -> Iterator[None]:
+    """Within the block, no other thread reads an item of a stream that draws."""
+    held = []
+    try:
+        for turn in [*_turns.values()] if streams_draw() else ():
+            if turn.acquire(timeout=_LONGEST_WAIT):
+                held.append(turn)
+        yield
+    finally:
+        for turn in held:
+            turn.release()
+
+
+os.register_at_fork(after_in_child=_turns.clear)
