@@ -19,22 +19,13 @@ from libai_data.structures import DistTensorData, Instance, Origin, RowIndices, 
 
 
 class StepInputs:
-    """The model's inputs for the micro-batches of a step; a loader that ends is started again.
-
-    Args:
-        loader: any iterable; its batches may be of any kind, also None.
-
-    Attributes:
-        seconds: time that `joined` has taken; the trainer resets it.
-        taken: number of batches that were read, or lost by an error; the trainer resets it after each step.
-        has_failed: reading a batch has raised an error, after which a pass over a loader with a state is of no use.
-    """
+    """The model's inputs for the micro-batches of a step; a loader that ends is started again."""
 
     def __init__(self, loader: Iterable[Any]) -> None:
         self.loader = loader
-        self.seconds = 0.0
-        self.taken = 0
-        self.has_failed = False
+        self.seconds = 0.0  # that `joined` has taken; the trainer resets it
+        self.taken = 0  # batches that were read, or lost by an error; the trainer resets it after each step
+        self.has_failed = False  # reading has raised an error, after which a pass with a state is of no use
         self._batches: Iterator[Any] | None = None
         self._is_first = True
 

@@ -37,25 +37,19 @@ _STATE = {"round": EPOCH, "batches": whole(0), "digest": TEXT, "rank": whole(0)}
 
 
 class DataState:
-    """The state of a train loader, for checkpoints.
+    """The state of a train loader, for checkpoints; a loader without `state_dict` and `load_state_dict` is counted.
 
-    Args:
-        loader: any iterable; one without `state_dict` and `load_state_dict` is counted.
-        override: what may differ from the checkpoint on purpose (`train.resume_override`).
-
-    Attributes:
-        loader: the iterable from which the trainer must take batches.
-        may_be_absent: the data restart on purpose, so a checkpoint need not have their state.
-        is_restored: `load_state_dict` was called.
-        inputs: what iterates over the loader; its iteration ends when the state changes. None before it is made.
+    `override` says what may differ from the checkpoint on purpose (`train.resume_override`).
     """
 
+    # Iterates over the loader; its iteration ends when the state changes. None before it is made.
     inputs: StepInputs | None = None
 
     def __init__(self, loader: Any, override: Collection[str] = ()) -> None:
+        # The iterable from which the trainer must take batches.
         self.loader: Any = loader if has_state(loader) else CountedLoader(loader)
-        self.may_be_absent = RESTART_DATA in override
-        self.is_restored = False
+        self.may_be_absent = RESTART_DATA in override  # the data restart on purpose
+        self.is_restored = False  # `load_state_dict` was called
         self._override = tuple(override)
         self._restored: str | None = None
         self._kept: dict[str, Any] | None = None  # the state when the loader was closed

@@ -43,18 +43,12 @@ def total_loss(outputs: Any) -> Any:
 
 
 class LossBuffer:
-    """The losses of the steps since they were last read.
-
-    Attributes:
-        period: number of steps after which the losses are read.
-        stop_on_nonfinite: raise an error when a loss that is read is NaN or infinite.
-        samples_of: function from a step to a description of its samples, for the error.
-    """
+    """The losses of the steps since they were last read."""
 
     def __init__(self, period: int = 1) -> None:
-        self.period = period
-        self.stop_on_nonfinite = True
-        self.samples_of: Callable[[int], str] = lambda step: ""
+        self.period = period  # number of steps after which the losses are read
+        self.stop_on_nonfinite = True  # raise an error when a loss that is read is NaN or infinite
+        self.samples_of: Callable[[int], str] = lambda step: ""  # describes the samples of a step, for the error
         self._unread: list[tuple[int, dict[str, Any]]] = []
 
     def is_due(self, iteration: int) -> bool:

@@ -20,17 +20,11 @@ _LARGEST = 2**62
 
 
 class Rule(NamedTuple):
-    """A rule for a value.
+    """A rule for a value."""
 
-    Args:
-        allowed: the allowed values in words, as in "seed is 'x'; it must be <allowed>".
-        accepts: returns whether a value is allowed.
-        choices: the allowed values, if there are few.
-    """
-
-    allowed: str
+    allowed: str  # the allowed values in words, as in "seed is 'x'; it must be <allowed>"
     accepts: Callable[[Any], bool]
-    choices: tuple[Any, ...] = ()
+    choices: tuple[Any, ...] = ()  # the allowed values, if there are few
 
     def problem(self, name: str, value: Any) -> str:
         """The message about a value that is not allowed."""

@@ -12,17 +12,11 @@ from libai_data.errors.argument_rules import Rule
 
 @dataclass(frozen=True)
 class Keys:
-    """The keys that a saved mapping must and may have.
-
-    Args:
-        required: key -> rule for the value; or `Keys`, if the value is a mapping.
-        optional: the same for keys that may be absent.
-        others: whether other keys are allowed; other code checks them.
-    """
+    """The keys that a saved mapping must and may have: key -> rule for the value; or `Keys`, if it is a mapping."""
 
     required: Mapping[str, Rule | Keys]
     optional: Mapping[str, Rule | Keys] = field(default_factory=dict)
-    others: bool = False
+    others: bool = False  # whether other keys are allowed; other code checks them
 
 
 def check_state(state: Any, keys: Keys, saved_by: str, name: str = "", subject: str = "the data state") -> None:

@@ -22,22 +22,15 @@ Opened = tuple[Iterator[Any], Optional[SaveState]]
 
 
 class Uses:
-    """What the loaders of one iterable share.
+    """What the loaders of one iterable share."""
 
-    Attributes:
-        fresh_state: state of the iterable before the first epoch, as JSON text; None if it is not known.
-        has_begun: whether a loader has begun to read the iterable.
-        is_broken_off: whether an epoch was begun, but not read to its end.
-        newest: weak reference to the rows that a loader began to read last.
-        places: weak references to files and iterators that the newest epoch reads; later epochs may read them too.
-    """
-
-    fresh_state: str | None = None
-    has_begun = False
-    is_broken_off = False
+    fresh_state: str | None = None  # of the iterable before the first epoch, as JSON text; None if it is not known
+    has_begun = False  # a loader has begun to read the iterable
+    is_broken_off = False  # an epoch was begun, but not read to its end
 
     def __init__(self) -> None:
-        self.newest: Callable[[], Alone | None] = lambda: None
+        self.newest: Callable[[], Alone | None] = lambda: None  # weak reference to the rows begun last
+        # Weak references to files and iterators that the newest epoch reads; later epochs may read them too.
         self.places: list[Callable[[], Any]] = []
 
 

@@ -99,13 +99,7 @@ def read_quarantine(path: Path) -> frozenset[int]:
 class FailureLog:
     """Counts, logs and records the samples that were skipped; lives in the trainer's process.
 
-    Args:
-        planned: (epoch, index) -> the substitute that was read when the stream was planned, or None for no substitute.
-
-    Attributes:
-        skipped: number of samples that were skipped.
-        digest: of the samples that were skipped, and of their substitutes, in any order; ranks that read the same
-            samples compare it.
+    `planned` gives, for an epoch and an index, the substitute that was read when the stream was planned, if any.
     """
 
     def __init__(
@@ -115,7 +109,9 @@ class FailureLog:
         self._planned = planned
         self._dataset_name = dataset_name
         self._recorded = set(policy.known_bad)
-        self.skipped = self.digest = 0
+        self.skipped = 0  # number of samples
+        # Of the samples, and of their substitutes, in any order; ranks that read the same samples compare it.
+        self.digest = 0
         self._delivered = 0
         self._kinds: Counter[str] = Counter()
         self._examples: dict[str, SkippedSample] = {}

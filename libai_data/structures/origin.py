@@ -41,50 +41,32 @@ class RowIndices(NamedTuple):
 
 @dataclass
 class Agreement:
-    """The results of comparisons between ranks; shared by all batches of a loader.
+    """The results of comparisons between ranks; shared by all batches of a loader."""
 
-    Args:
-        per_batch: shapes may change from batch to batch, as with a padding collator or a user's own sampler. Then
-            fields and positions are compared for each batch instead of once.
-        check_every: contents are compared after this many batches; 0 never compares them.
-        order: what decides the order of the samples, such as the seed, in words.
-        data_parallel_size: of the mesh that the loader was built for; None if it is not known.
-        repeats: one list of indices for all ranks decides the samples, so two ranks may read the same sample.
-        fields_agree: all ranks have the same fields.
-        batches: the number of batches that were made global. It is counted here, because all ranks must compare at the
-            same time even if one of them is at another position.
-        common_sample: epoch, index and checksum of a sample that every rank has read, to see whether all have equal
-            data.
-    """
-
+    # Shapes may change from batch to batch, as with a padding collator or a user's own sampler. Then fields and
+    # positions are compared for each batch instead of once.
     per_batch: bool = False
-    check_every: int = 0
-    order: str = ""
-    data_parallel_size: int | None = None
-    repeats: bool = False
-    fields_agree: bool = False
+    check_every: int = 0  # contents are compared after this many batches; 0 never compares them
+    order: str = ""  # what decides the order of the samples, such as the seed, in words
+    data_parallel_size: int | None = None  # of the mesh that the loader was built for; None if it is not known
+    repeats: bool = False  # one list of indices for all ranks decides the samples, so two may read the same sample
+    fields_agree: bool = False  # all ranks have the same fields
+    # The number of batches that were made global. It is counted here, because all ranks must compare at the same time
+    # even if one of them is at another position.
     batches: int = 0
+    # Epoch, index and checksum of a sample that every rank has read, to see whether all have equal data.
     common_sample: tuple[int, int, int] | None = None
 
 
 class Origin(NamedTuple):
-    """Information that a loader attaches to a batch, for `to_global`, accumulation and evaluation.
+    """Information that a loader attaches to a batch, for `to_global`, accumulation and evaluation."""
 
-    Args:
-        info: the position of the batch in the stream.
-        rows: which samples the rows are, if this rank read them.
-        agreement: shared by all batches of the loader.
-        parts: fields whose tensors have only this tensor-parallel rank's part.
-        absent: fields whose bytes were not sent to this rank, because its pipeline stage does not need them.
-        skipped: digest of the samples that failed up to this batch, and of their substitutes, if this rank read them.
-    """
-
-    info: BatchInfo | None = None
-    rows: RowIndices | None = None
-    agreement: Agreement | None = None
-    parts: frozenset[str] = frozenset()
-    absent: frozenset[str] = frozenset()
-    skipped: int = 0
+    info: BatchInfo | None = None  # the position of the batch in the stream
+    rows: RowIndices | None = None  # which samples the rows are, if this rank read them
+    agreement: Agreement | None = None  # shared by all batches of the loader
+    parts: frozenset[str] = frozenset()  # fields whose tensors have only this tensor-parallel rank's part
+    absent: frozenset[str] = frozenset()  # fields whose bytes this rank did not get, as its stage does not need them
+    skipped: int = 0  # digest of the samples that failed so far, and of their substitutes, if this rank read them
 
 
 # For each batch of a loader: the constructors of these classes are written in Python, and take twice as long.

@@ -23,17 +23,12 @@ _MOST_STEPS_PER_SAMPLE = 4
 
 @dataclass
 class Pass:
-    """The record of one pass over the loaders.
+    """The record of one pass over the loaders."""
 
-    Attributes:
-        steps: the steps of all ranks; a rank that has ended has no indices.
-        states: for each step, the states of all ranks after the step; None if a loader has no state.
-        ended: for each rank, the number of its steps; None until the rank has ended.
-    """
-
-    steps: list[Step] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)  # of all ranks; a rank that has ended has no indices
+    # For each step, the states of all ranks after the step; None if a loader has no state.
     states: list[list[Any] | None] = field(default_factory=list)
-    ended: list[int | None] = field(default_factory=list)
+    ended: list[int | None] = field(default_factory=list)  # steps of each rank; None until the rank has ended
 
 
 @dataclass(frozen=True)

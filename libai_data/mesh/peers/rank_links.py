@@ -38,35 +38,27 @@ _SECONDS_FOR_PREDECESSOR = 10.0
 class RankLinks:
     """The connections of one rank. Its main thread and the thread that watches share them.
 
-    Args:
-        first_words: returns the words to send first over each new connection.
-
-    Attributes:
-        changed: held when the connections change, and notified afterwards.
-        leader: the first rank of this node.
-        followers: the other ranks of this node, if this rank is the first one.
-        above: the connection towards rank 0; None on rank 0, and before it is made.
-        notes: compares the batches of the ranks of this node; None before the first rank has sent its memory.
-        calls: descriptor that becomes readable after `call`.
+    `first_words` returns the words to send first over each new connection.
     """
 
     def __init__(self, rank: int, world_size: int, num_nodes: int, first_words: Callable[[], Iterable[str]]) -> None:
-        self.changed = threading.Condition()
+        self.changed = threading.Condition()  # held when the connections change, and notified afterwards
         self._rank, self._world_size, self._nodes = rank, world_size, num_nodes
         self._first_words = first_words
         self._per_node = world_size // num_nodes
         self._node = rank // self._per_node
-        self.leader = self._node * self._per_node
+        self.leader = self._node * self._per_node  # the first rank of this node
+        # The other ranks of this node, if this rank is the first one.
         self.followers = [] if rank != self.leader else list(range(rank + 1, rank + self._per_node))
-        self.above: Connection | None = None
+        self.above: Connection | None = None  # towards rank 0; None there, and before it is made
         self.connections: dict[int, Connection] = {}
         self._names: dict[int, str] = {}
-        self.notes: BatchNotes | None = None
+        self.notes: BatchNotes | None = None  # of this node; None before the first rank has sent its memory
         if self.followers:
             self._notes_memory = shared_memory(self._per_node)
             self.notes = BatchNotes(self._notes_memory, 0, self._per_node)
         if world_size > 1:
-            self.calls, self._call = os.pipe()
+            self.calls, self._call = os.pipe()  # the first descriptor is readable after `call`
 
     def call(self, word: bytes) -> None:
         """Wake the thread that watches. A signal handler of the main thread may call this."""
