@@ -146,7 +146,7 @@ def _call(cfg: Any, args: tuple[Any, ...], extra: dict[str, Any], recursive: boo
     given.update({key: _merged(given.get(key), value) for key, value in extra.items()})
     check_arguments(target, given, written, path)
     built = {key: _build(value, recursive, join_path(path, key)) for key, value in given.items()}
-    check_types(target, built, path)
+    check_types(target, built, path=path)
     try:
         return target(*args, **built)
     # If a library calls `sys.exit(0)`, the object of the config does not exist, so this is an error too.

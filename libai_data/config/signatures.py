@@ -130,7 +130,7 @@ def check_targets(cfg: Any) -> None:
             ]
             values = {key: None if key in open_keys else section[key] for key in keys}
             check_arguments(target, keys, values, where)
-            check_types(target, {key: value for key, value in values.items() if key not in open_keys}, where)
+            check_types(target, {key: value for key, value in values.items() if key not in open_keys}, path=where)
 
 
 def check_is_call(section: Any, path: str) -> None:

@@ -128,7 +128,7 @@ FIELD_NAMES = Rule(
 ANYTHING = Rule("anything", lambda value: True)
 
 
-def check(rules: Mapping[str, Rule], **values: Any) -> None:
+def check(rules: Mapping[str, Rule], /, **values: Any) -> None:
     """Check arguments against their rules.
 
     Args:
@@ -192,13 +192,14 @@ _RULE_OF_TYPE = {
 }
 
 
-def check_types(target: Callable[..., Any], values: Mapping[str, Any], path: str = "") -> None:
-    """Check numbers, flags, texts, and lists of these, against the type annotations of a target of this package.
-
-    Other annotations, and targets of other packages, are not checked.
+def check_types(
+    target: Callable[..., Any], values: Mapping[str, Any], rules: Mapping[str, Rule] | None = None, path: str = ""
+) -> None:
+    """Check numbers, flags, texts, and lists of these, against the type annotations of a target of this package, then
+    against further `rules`. Other annotations, and targets of other packages, are not checked.
 
     Raises:
-        ConfigError: A value has another type.
+        ConfigError: A value has another type, or breaks its rule.
     """
     if not str(getattr(target, "__module__", "")).startswith("libai_data."):
         return
@@ -206,8 +207,9 @@ def check_types(target: Callable[..., Any], values: Mapping[str, Any], path: str
     for name, value in values.items():
         parameter = parameters.get(name)
         kinds = str(parameter.annotation).split(" | ") if parameter is not None else []
-        rules = [_RULE_OF_TYPE.get(kind) for kind in kinds]
-        known = [rule for rule in rules if rule is not None]
-        if known and len(known) == len(rules) and not any(rule.accepts(value) for rule in known):
+        types = [_RULE_OF_TYPE.get(kind) for kind in kinds]
+        known = [rule for rule in types if rule is not None]
+        if known and len(known) == len(types) and not any(rule.accepts(value) for rule in known):
             allowed = " or ".join(rule.allowed for rule in known)
             raise ConfigError(f"{path and path + '.'}{name} is {value!r:.200}; it must be {allowed}.")
+    check(rules or {}, **values)

@@ -14,7 +14,7 @@ from libai_data.data.datasets.sentence_index import SentenceRule
 from libai_data.data.datasets.vocabulary import special_id, vocabulary_tables
 from libai_data.data.random.sample_random import sample_generator
 from libai_data.data.sources.indexed import IndexedSource
-from libai_data.errors.argument_rules import check, check_types, one_of, with_python_numbers
+from libai_data.errors.argument_rules import check_types, one_of, with_python_numbers
 from libai_data.structures import DistTensorData, Instance
 
 _RULES = {"pair_task": one_of("order", "next"), "masking_style": one_of("bert", "bert-cn-wwm")}
@@ -75,8 +75,7 @@ class BertDataset(SentenceDataset):
         whole_words: bool = True,
         cache_dir: str | Path | None = None,
     ) -> None:
-        check_types(BertDataset, locals())
-        check(_RULES, pair_task=pair_task, masking_style=masking_style)
+        check_types(BertDataset, locals(), _RULES)
         self.name = name
         self.max_seq_length = max_seq_length
         self.binary_head = binary_head

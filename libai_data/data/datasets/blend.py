@@ -20,7 +20,7 @@ from libai_data.data.datasets.combine import ConcatDataset
 from libai_data.data.datasets.shares import shares_of, split_evenly
 from libai_data.data.items import array_in, as_leaf, leaves_of
 from libai_data.errors import ConfigError, SchemaError
-from libai_data.errors.argument_rules import MAPPING, REAL, check, check_types, list_of, or_none
+from libai_data.errors.argument_rules import MAPPING, REAL, check_types, list_of, or_none
 from libai_data.structures import check_field_names
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,10 @@ _MOST_WRAPPERS = 16
 
 Phase = tuple[int, tuple[int, ...]]
 
-_LIMITS = or_none(list_of(object, "a number of more than 0 for each dataset, or None for any number"))
+_RULES = {
+    **dict.fromkeys(("changes", "changes_at_steps"), or_none(MAPPING)),
+    "max_epochs": or_none(list_of(object, "a number of more than 0 for each dataset, or None for any number")),
+}
 
 
 @dataclass(frozen=True)
@@ -134,9 +137,7 @@ class BlendedDataset(ConcatDataset):
         changes_at_steps: Mapping[int, Sequence[float]] | None = None,
         max_epochs: Sequence[float | None] | None = None,
     ) -> None:
-        check_types(BlendedDataset, locals())
-        rules = {**dict.fromkeys(("changes", "changes_at_steps"), or_none(MAPPING)), "max_epochs": _LIMITS}
-        check(rules, changes=changes, changes_at_steps=changes_at_steps, max_epochs=max_epochs)
+        check_types(BlendedDataset, locals(), _RULES)
         super().__init__(datasets)
         if changes and changes_at_steps:
             raise ConfigError("the weights of a blend change at positions and at steps; give only changes_at_steps")

@@ -19,12 +19,12 @@ from libai_data.data.text.conversations import Message, messages_of, pair_of
 from libai_data.data.text.tokenizer import TextTokenizer
 from libai_data.data.transforms.timing import transform_time
 from libai_data.errors import ConfigError, FormatError, installed
-from libai_data.errors.argument_rules import FLAG, check, check_types, one_of, whole
+from libai_data.errors.argument_rules import check_types, one_of, whole
 from libai_data.structures import DistTensorData, Instance
 
 REFUSE, CUT_END, CUT_START = "refuse", "cut_end", "cut_start"
 _FIELDS = ("input_ids", "labels", "loss_mask")
-_RULES = {"max_seq_length": whole(1, 1 << 22), "too_long": one_of(REFUSE, CUT_END, CUT_START), "pad": FLAG}
+_RULES = {"max_seq_length": whole(1, 1 << 22), "too_long": one_of(REFUSE, CUT_END, CUT_START)}
 
 
 class ChatDataset(Map):
@@ -69,8 +69,7 @@ class ChatDataset(Map):
         pad: bool = True,
         segments: str | None = "segment_ids",
     ) -> None:
-        check_types(ChatDataset, locals())
-        check(_RULES, max_seq_length=max_seq_length, too_long=too_long, pad=pad)
+        check_types(ChatDataset, locals(), _RULES)
         if segments in _FIELDS:
             raise ConfigError(f"segments is {segments!r}, the name of another field; give another name, or None")
         if not isinstance(tokenizer, TextTokenizer):

@@ -18,7 +18,7 @@ from libai_data.data.files.index_cache import cached_arrays
 from libai_data.data.sources.indexed import IndexedSource
 from libai_data.data.sources.record_index import index_folder
 from libai_data.errors import ConfigError
-from libai_data.errors.argument_rules import check, check_types, whole, with_python_numbers
+from libai_data.errors.argument_rules import check_types, whole, with_python_numbers
 from libai_data.structures import DistTensorData, Instance
 
 
@@ -82,9 +82,7 @@ class GPTDataset:
         cache_dir: str | Path | None = None,
         cu_seqlens: bool = False,
     ) -> None:
-        check_types(GPTDataset, locals())
-        rules = {"max_seq_length": whole(1, 1 << 22), "num_epochs": whole(1, 1 << 20)}
-        check(rules, max_seq_length=max_seq_length, num_epochs=num_epochs)
+        check_types(GPTDataset, locals(), {"max_seq_length": whole(1, 1 << 22), "num_epochs": whole(1, 1 << 20)})
         if (packing or cu_seqlens) and reset_attention_mask:
             raise ConfigError(
                 f"{'packing' if packing else 'cu_seqlens'} and reset_attention_mask exclude each other: cu_seqlens "

@@ -13,7 +13,7 @@ import numpy as np
 
 from libai_data.data.datasets.vocabulary import VocabularyTables
 from libai_data.errors import ConfigError, SchemaError
-from libai_data.errors.argument_rules import check, check_types, whole
+from libai_data.errors.argument_rules import check_types, whole
 
 _SHARE_OF_MASKS, _SHARE_OF_KEPT = 0.8, 0.1
 _MOST_NGRAMS = 1 << 10
@@ -31,10 +31,9 @@ class Masking:
     chinese_words: bool = False
 
     def __post_init__(self) -> None:
-        check_types(type(self), vars(self))
+        check_types(Masking, vars(self), {"max_ngrams": whole(1, _MOST_NGRAMS)})
         if not 0 < self.probability < 1:
             raise ConfigError(f"mask_lm_prob is {self.probability}; it must be a number between 0 and 1")
-        check({"max_ngrams": whole(1, _MOST_NGRAMS)}, max_ngrams=self.max_ngrams)
 
 
 class Masker:

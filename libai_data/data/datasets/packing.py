@@ -26,7 +26,7 @@ from libai_data.data.items import array_in, laid_out_like, named
 from libai_data.data.nesting import array_of
 from libai_data.data.random.global_generators import reads_beside_others
 from libai_data.errors import ConfigError, SchemaError, nearest
-from libai_data.errors.argument_rules import MAPPING, check, check_types, or_none, whole
+from libai_data.errors.argument_rules import MAPPING, check_types, or_none, whole
 from libai_data.mesh.arrays import as_array, check_padding
 from libai_data.structures import Instance, check_field_names
 
@@ -90,8 +90,7 @@ class PackedDataset(StreamTransform):
         positions: str | None = "position_ids",
         window: int | None = None,
     ) -> None:
-        check_types(PackedDataset, locals())
-        check({"padding": or_none(MAPPING), "window": or_none(whole(0, _MOST_WINDOW))}, padding=padding, window=window)
+        check_types(PackedDataset, locals(), {"padding": or_none(MAPPING), "window": or_none(whole(0, _MOST_WINDOW))})
         if cut and window:
             raise ConfigError(
                 f"window is {window}, but with cut=True no sequence is padded; set cut=False, or no window"

@@ -19,7 +19,7 @@ from libai_data.data.datasets.vocabulary import special_id
 from libai_data.data.random.sample_random import sample_generator
 from libai_data.data.sources.indexed import IndexedSource
 from libai_data.errors import ConfigError
-from libai_data.errors.argument_rules import check, check_types, whole, with_python_numbers
+from libai_data.errors.argument_rules import check_types, whole, with_python_numbers
 from libai_data.structures import DistTensorData, Instance
 
 _NO_LABEL = -1
@@ -65,8 +65,7 @@ class T5Dataset(SentenceDataset):
         mean_span_length: float = 3.0,
         cache_dir: str | Path | None = None,
     ) -> None:
-        check_types(T5Dataset, locals())
-        check({"max_seq_length_dec": whole(1, 1 << 15)}, max_seq_length_dec=max_seq_length_dec)
+        check_types(T5Dataset, locals(), {"max_seq_length_dec": whole(1, 1 << 15)})
         if not 0 < masked_lm_prob < 1 or not 1 <= mean_span_length < inf:
             raise ConfigError(
                 f"masked_lm_prob is {masked_lm_prob} and mean_span_length {mean_span_length}; masked_lm_prob must be "

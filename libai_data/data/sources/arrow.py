@@ -17,7 +17,7 @@ from libai_data.data.sources.mapped_file import MappedFile
 from libai_data.data.sources.paths import is_file, text_of
 from libai_data.data.sources.sharded import Paths, ShardedSource, opened
 from libai_data.errors import ConfigError, FormatError
-from libai_data.errors.argument_rules import check, check_types, whole
+from libai_data.errors.argument_rules import check_types, whole
 
 # Approximate bytes of the Python objects for one record batch.
 _OBJECTS = 2000
@@ -49,8 +49,7 @@ class ArrowSource(ShardedSource):
     """
 
     def __init__(self, paths: Paths, columns: Sequence[str] | None = None, cache_bytes: int = 256 << 20) -> None:
-        check_types(ArrowSource, locals())
-        check({"cache_bytes": whole(0)}, cache_bytes=cache_bytes)
+        check_types(ArrowSource, locals(), {"cache_bytes": whole(0)})
         import_pyarrow("ArrowSource")
         files, kept = opened(_files_of_dataset(paths) or paths), LastUsed(cache_bytes)
         chosen = FileColumns(columns)

@@ -13,7 +13,7 @@ from libai_data.data.sources.last_used import LastUsed
 from libai_data.data.sources.mapped_file import MappedFile
 from libai_data.data.sources.sharded import Paths, ShardedSource, opened
 from libai_data.errors import FormatError
-from libai_data.errors.argument_rules import check, check_types, whole
+from libai_data.errors.argument_rules import check_types, whole
 
 # Approximate bytes of a parsed footer in memory for each of its bytes in the file.
 _PARSED_FOOTER = 8
@@ -49,8 +49,7 @@ class ParquetSource(ShardedSource):
     """
 
     def __init__(self, paths: Paths, columns: Sequence[str] | None = None, cache_bytes: int = 256 << 20) -> None:
-        check_types(ParquetSource, locals())
-        check({"cache_bytes": whole(0)}, cache_bytes=cache_bytes)
+        check_types(ParquetSource, locals(), {"cache_bytes": whole(0)})
         import_pyarrow("ParquetSource")
         files, kept, chosen = opened(paths), LastUsed(cache_bytes), FileColumns(columns)
         super().__init__(files, [_Shard(file, chosen, kept) for file in files], columns)

@@ -55,8 +55,7 @@ class Training:
             raise ConfigError(f"model={self.model!r}: a tokenizer to train is one of {list(MODELS)}")
         if self.lower_case and self.model == BPE:
             raise ConfigError("lower_case is for wordpiece; byte-level BPE keeps every byte")
-        check_types(Training, vars(self))
-        check({"vocab_size": whole(1), "min_frequency": whole(0), "extra_ids": whole(0)}, **vars(self))
+        check_types(Training, vars(self), {"vocab_size": whole(1), "min_frequency": whole(0), "extra_ids": whole(0)})
         least = len(self.special_tokens()) + (_BYTES if self.model == BPE else 1)
         if self.vocab_size < least:
             raise ConfigError(f"vocab_size is {self.vocab_size}; {self.model} needs at least {least}")

@@ -12,14 +12,18 @@ import numpy as np
 
 from libai_data.data.items import array_in, laid_out_like, named
 from libai_data.errors import ConfigError, SchemaError
-from libai_data.errors.argument_rules import check, check_types, or_none, real, whole
+from libai_data.errors.argument_rules import check_types, or_none, real, whole
 from libai_data.mesh.arrays import as_array
 from libai_data.structures import Instance
 
 _ADDED = 3
 _LEAST = 3  # fewest tokens of a document that is cut into three parts
 _FIELDS = {"input_ids", "labels"}
-_IDS = dict.fromkeys(("prefix_id", "middle_id", "suffix_id"), whole(0))
+_RULES = {
+    **dict.fromkeys(("prefix_id", "middle_id", "suffix_id"), whole(0)),
+    "eod_id": or_none(whole(0)),
+    **dict.fromkeys(("rate", "spm_rate"), real(0, 1)),
+}
 
 
 class FillInTheMiddle:
@@ -48,9 +52,7 @@ class FillInTheMiddle:
         rate: float = 0.5,
         spm_rate: float = 0.5,
     ) -> None:
-        check_types(FillInTheMiddle, locals())
-        rules = {**_IDS, "eod_id": or_none(whole(0)), "rate": real(0, 1), "spm_rate": real(0, 1)}
-        check(rules, **{name: value for name, value in locals().items() if name in rules})
+        check_types(FillInTheMiddle, locals(), _RULES)
         ids = [ident for ident in (prefix_id, middle_id, suffix_id, eod_id) if ident is not None]
         if len(set(ids)) < len(ids):
             raise ConfigError(

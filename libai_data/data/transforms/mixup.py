@@ -76,9 +76,7 @@ class Mixup(BatchTransform):
         label_smoothing: float = 0.1,
         num_classes: int = 1000,
     ) -> None:
-        check_types(Mixup, locals())
-        check(_RULES, mixup_alpha=mixup_alpha, cutmix_alpha=cutmix_alpha)
-        check(_RULES, mode=mode, prob=prob, switch_prob=switch_prob)
+        check_types(Mixup, locals(), _RULES)
         if cutmix_minmax is not None:
             if len(cutmix_minmax) != 2 or not 0 <= cutmix_minmax[0] <= cutmix_minmax[1] <= 1:
                 raise ConfigError(f"cutmix_minmax is {list(cutmix_minmax)}; it must be [least, largest], from 0 to 1")
