@@ -16,7 +16,7 @@ from libai_data.data.attributes import batch_method_of
 from libai_data.data.items import ReuseCheck, selected
 from libai_data.data.random.global_generators import GlobalDraws
 from libai_data.data.random.sample_random import SampleKey, SampleKeys, reading_samples
-from libai_data.data.random.substitute import SUBSTITUTES, substitute_index
+from libai_data.data.random.substitute import failure_of, read_or_substitute
 from libai_data.errors import SampleError, SchemaError
 from libai_data.loader.failures import ErrorPolicy, SkippedSample
 from libai_data.loader.row_writer import BatchFiller, Rows
@@ -63,10 +63,8 @@ class SampleReader(WatchedDataset):
     def first_sample(self, epoch: int, index: int, substitute_only: bool = False) -> SampleForm:
         """Read the sample from which the schema is learned, or (always, if workers ended over it) its substitute."""
         noted = len(self._skipped)
-        if substitute_only:
-            sample = self._substitute(epoch, index, lambda chosen: self._get(epoch, chosen), *_WORKERS_ENDED)
-        else:
-            sample = self.sample(epoch, index)
+        failure = _WORKERS_ENDED if substitute_only else None
+        sample = self._or_substitute(epoch, index, lambda chosen: self._get(epoch, chosen), failure)
         try:
             form = form_of(sample, self._names)
             SampleSchema.of(form)
@@ -168,7 +166,7 @@ class SampleReader(WatchedDataset):
     def substitute_into(self, rows: Rows, epochs: np.ndarray, indices: np.ndarray) -> None:
         """Read the substitutes of samples over which workers died or hung; see `read_into`."""
         for row, (epoch, index) in enumerate(zip(epochs.tolist(), indices.tolist())):
-            self._substitute(epoch, index, self._row_filler(rows, row, epoch), *_WORKERS_ENDED)
+            self._or_substitute(epoch, index, self._row_filler(rows, row, epoch), _WORKERS_ENDED)
 
     def _fill_and_substitute(self, rows: Rows, epochs: np.ndarray, indices: np.ndarray) -> None:
         """Read samples one by one. If one fails and the policy allows it, read its substitute, and then the rest."""
@@ -177,14 +175,11 @@ class SampleReader(WatchedDataset):
             try:
                 self.draws.around(partial(self._fill_one_by_one, rows, epochs, indices, first))
                 return
-            except SchemaMismatch:
-                raise
             except SampleError as error:
                 if not self._policy.substitutes:
                     raise
-                row, (_, epoch, index) = self._reads.row, self._reads[0]
-                reason, kind = str(error), type(error.__cause__ or error).__name__
-            self._substitute(epoch, index, self._row_filler(rows, row, epoch), reason, kind)
+                failure, row, (_, epoch, index) = failure_of(error), self._reads.row, self._reads[0]
+            self._or_substitute(epoch, index, self._row_filler(rows, row, epoch), failure)
             first = row + 1
 
     def _fill_one_by_one(self, rows: Rows, epochs: np.ndarray, indices: np.ndarray, first: int) -> None:
@@ -232,34 +227,17 @@ class SampleReader(WatchedDataset):
     def _may_read_together(self, indices: np.ndarray) -> bool:
         return not self._policy.known_bad or self._policy.known_bad.isdisjoint(indices.tolist())
 
-    def _or_substitute(self, epoch: int, index: int, read: Callable[[int], Result]) -> Result:
-        """Read a sample. If it fails and the policy allows it, read the first substitute that does not fail."""
-        if not self._policy.substitutes:
+    def _or_substitute(
+        self, epoch: int, index: int, read: Callable[[int], Result], failure: tuple[str, str] | None = None
+    ) -> Result:
+        """Read a sample. If it fails and the policy allows it, or its `failure` is known, read its substitute."""
+        if failure is None and not self._policy.substitutes:
             return read(index)
-        reason, kind = "listed in the quarantine file", ""
-        if index not in self._policy.known_bad:
-            try:
-                return read(index)
-            except SchemaMismatch:
-                raise
-            except SampleError as error:
-                reason, kind = str(error), type(error.__cause__ or error).__name__
-        return self._substitute(epoch, index, read, reason, kind)
-
-    def _substitute(self, epoch: int, index: int, read: Callable[[int], Result], reason: str, kind: str) -> Result:
-        for attempt in range(SUBSTITUTES):
-            chosen = substitute_index(self.seed, epoch, index, attempt, len(self.dataset))
-            if chosen == index or chosen in self._policy.known_bad:
-                continue
-            try:
-                result = read(chosen)
-            except SchemaMismatch:
-                raise
-            except SampleError:
-                continue
-            self._skipped.append(SkippedSample(epoch, index, chosen, reason, kind))
-            return result
-        raise SampleError(f"{reason}; {SUBSTITUTES} samples that were read instead failed as well")
+        key, candidates = (self.seed, epoch, index), lambda: range(len(self.dataset))
+        result, replacement = read_or_substitute(read, key, self._policy.known_bad, candidates, failure)
+        if replacement is not None:
+            self._skipped.append(SkippedSample(epoch, index, *replacement))
+        return result
 
     def _fill_some(self, rows: Rows, some: slice, epochs: np.ndarray, indices: np.ndarray) -> None:
         start, reading = started(), reading_samples(SampleKeys(self.seed, epochs, indices))

@@ -18,10 +18,11 @@ import numpy as np
 from libai_data.data.attributes import attribute_of, has_attribute
 from libai_data.data.datasets.combine import length_of
 from libai_data.data.datasets.fingerprint import fingerprint_of, hash_of
-from libai_data.data.datasets.transform_inputs import LEFT_OUT, Replacement, TransformInputs
+from libai_data.data.datasets.transform_inputs import LEFT_OUT, TransformInputs
 from libai_data.data.nesting import array_of
 from libai_data.data.random.global_generators import reads_beside_others
 from libai_data.data.random.sample_random import reading_now
+from libai_data.data.random.substitute import Replacement
 from libai_data.errors import ConfigError, SchemaError
 
 Keep = Union[Callable[[Any], bool], Sequence[bool], np.ndarray]

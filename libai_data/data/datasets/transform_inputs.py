@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Callable, NamedTuple
+from functools import partial
+from typing import Any, Callable
 
 import numpy as np
 
 from libai_data.data.random.global_generators import GlobalDraws
 from libai_data.data.random.sample_random import reading_inputs
-from libai_data.data.random.substitute import SUBSTITUTES, substitute_index
-from libai_data.errors import SampleError, failed_reading
+from libai_data.data.random.substitute import Replacement, read_or_substitute
+from libai_data.errors import failed_reading
 
 LEFT_OUT = object()
 """This value is returned for a sample that is not kept."""
-
-
-class Replacement(NamedTuple):
-    """The index of a sample that replaced a failed sample, the message of the failure, and its class."""
-
-    chosen: int
-    reason: str
-    kind: str
 
 
 class TransformInputs:
@@ -43,26 +36,13 @@ class TransformInputs:
     def read(self, seed: int, epoch: int, index: int) -> tuple[Any, Replacement | None]:
         """A sample or `LEFT_OUT`; and a `Replacement` if the sample replaces a failed sample, else None. A SampleError
         if the sample cannot be read, and is not replaced, or all its replacements failed."""
+        read = partial(self._read_one, seed, epoch)
         if self._known_bad is None:
-            return self._read_one(seed, epoch, index), None
-        reason, kind = "listed in the quarantine file", ""
-        if index not in self._known_bad:
-            try:
-                return self._read_one(seed, epoch, index), None
-            except SampleError as error:
-                reason, kind = str(error), type(error.__cause__ or error).__name__
-        candidates = None if self._kept is None else np.flatnonzero(self._kept)
-        size = len(self._dataset) if candidates is None else len(candidates)
-        for attempt in range(SUBSTITUTES):
-            chosen = substitute_index(seed, epoch, index, attempt, size)
-            chosen = chosen if candidates is None else int(candidates[chosen])
-            if chosen == index or chosen in self._known_bad:
-                continue
-            try:
-                return self._read_one(seed, epoch, chosen), Replacement(chosen, reason, kind)
-            except SampleError:
-                continue
-        raise SampleError(f"{reason}; {SUBSTITUTES} samples that were read instead failed as well")
+            return read(index), None
+        return read_or_substitute(read, (seed, epoch, index), self._known_bad, self._candidates)
+
+    def _candidates(self) -> Sequence[int]:
+        return range(len(self._dataset)) if self._kept is None else np.flatnonzero(self._kept)  # type: ignore[return-value]
 
     def _read_one(self, seed: int, epoch: int, index: int) -> Any:
         key = seed, epoch, index
