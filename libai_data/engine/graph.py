@@ -11,7 +11,7 @@ from typing import Any
 import oneflow as flow
 from oneflow import nn
 
-from libai_data.data.nesting import taken_apart
+from libai_data.data.nesting import is_texts, taken_apart
 from libai_data.engine.batches import part_inputs
 from libai_data.engine.losses import total_loss
 from libai_data.errors import ConfigError, SchemaError
@@ -94,6 +94,11 @@ class GraphBase(nn.Graph):
         leaves: dict[str, Any] = {}
         taken_apart(kwargs, leaves)
         for name, value in leaves.items():
+            if is_texts(value):
+                raise SchemaError(
+                    f"'{name}' is text, but the inputs of a graph are tensors. Select the other fields (the loader's "
+                    "argument fields, or get_batch), or set graph.enabled=False"
+                )
             shape = getattr(value, "shape", None)
             if shape != self._shapes.setdefault(name, shape):
                 raise SchemaError(

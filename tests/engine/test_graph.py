@@ -67,6 +67,18 @@ def test_a_smaller_last_batch_is_refused_with_the_remedy(kind: type[TinyModel], 
         graph(**rows[1])
 
 
+class WithNames(TinyModel):
+    def forward(self, points: Any, labels: Any = None, names: Any = None) -> Any:
+        return TinyModel.forward(self, points, labels)
+
+
+def test_an_input_of_text_is_refused_with_the_remedy() -> None:
+    graph = GraphBase(on_one_rank(WithNames(ballast=GRAPH_BALLAST)), is_train=False)
+    inputs = to_global({"points": np.ones((2, FEATURES), np.float32), "names": ["a", "b"]}, device_type="cpu")
+    with pytest.raises(SchemaError, match=r"'names' is text, .* Select the other fields"):
+        graph(**inputs)
+
+
 def test_inputs_of_many_micro_batches_are_found_again() -> None:
     batches = [{"images": number, "labels_1": -number} for number in range(12)]
     assert part_inputs(name_inputs(batches), 12) == batches
