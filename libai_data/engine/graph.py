@@ -23,7 +23,8 @@ logger = logging.getLogger(__name__)
 class GraphBase(nn.Graph):
     """Compiles a model, and in training its optimizer and LR schedule, into one static graph. LiBai's arguments.
 
-    Every input must keep its shape from call to call; otherwise, a call raises SchemaError.
+    In training, every input must keep its shape from call to call; otherwise, a call raises SchemaError. In evaluation,
+    the model itself runs batches of another shape than the first, in eager mode.
 
     Args:
         model: returns a dict; in training, the sum of the outputs with "loss" in their names is minimised.
@@ -101,6 +102,8 @@ class GraphBase(nn.Graph):
                 )
             shape = getattr(value, "shape", None)
             if shape != self._shapes.setdefault(name, shape):
+                if not self.is_train:
+                    return self.model.to(nn.Module)(*args, **kwargs)
                 raise SchemaError(
                     f"'{name}' has the shape {tuple(shape or ())}, but the graph is compiled for "
                     f"{tuple(self._shapes[name] or ())}. Make all batches equal: leave out a smaller last batch "

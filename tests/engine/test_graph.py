@@ -57,14 +57,27 @@ class OfSeveralLoaders(TinyModel):
         return TinyModel.forward(self, points["a"], labels)  # In a graph, `self` is a proxy, which `super` refuses.
 
 
+def inputs_of(kind: type[TinyModel], rows: int) -> Any:
+    points, labels = np.ones((rows, FEATURES), np.float32), np.zeros(rows, np.int64)
+    return to_global({"points": points if kind is TinyModel else {"a": points}, "labels": labels}, device_type="cpu")
+
+
 @pytest.mark.parametrize(("kind", "name"), [(TinyModel, "points"), (OfSeveralLoaders, "points.a")])
-def test_a_smaller_last_batch_is_refused_with_the_remedy(kind: type[TinyModel], name: str) -> None:
-    graph = GraphBase(on_one_rank(kind(ballast=GRAPH_BALLAST)), is_train=False)
-    sizes = [np.ones((size, FEATURES), np.float32) for size in (4, 2)]
-    rows = [to_global({"points": each if kind is TinyModel else {"a": each}}, device_type="cpu") for each in sizes]
-    graph(**rows[0])
+def test_a_smaller_last_batch_is_refused_in_training_with_the_remedy(kind: type[TinyModel], name: str) -> None:
+    model = on_one_rank(kind(ballast=GRAPH_BALLAST))
+    graph = GraphBase(model, flow.optim.SGD(model.parameters(), lr=0.1))
+    graph(**inputs_of(kind, 4))
     with pytest.raises(SchemaError, match=rf"'{name}' has the shape \(2, 6\), but .* for \(4, 6\).*drop_last=True"):
-        graph(**rows[1])
+        graph(**inputs_of(kind, 2))
+
+
+@pytest.mark.parametrize("kind", [TinyModel, OfSeveralLoaders])
+def test_a_smaller_last_batch_is_evaluated(kind: type[TinyModel]) -> None:
+    model = on_one_rank(kind(ballast=GRAPH_BALLAST)).eval()
+    graph = GraphBase(model, is_train=False)
+    for rows in (4, 2, 4):
+        found, expected = (each(**inputs_of(kind, rows))["prediction_scores"].numpy() for each in (graph, model))
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 class WithNames(TinyModel):
