@@ -214,6 +214,55 @@ def test_samples_that_draw_now_and_then_draw_their_own_and_leave_the_generators_
         assert states() == before
 
 
+@pytest.mark.parametrize("draw_one", [random.random, np.random.random], ids=["python", "numpy"])
+def test_the_draws_of_another_thread_are_not_undone_while_samples_are_read(draw_one: Any) -> None:
+    """The other thread draws while some samples are read, as a training loop while a stream reads by its own loader."""
+    random.seed(5), np.random.seed(5)
+    expected = [draw_one() for _ in range(200)]
+    random.seed(5), np.random.seed(5)
+    drawn: list[float] = []
+    asked, answered = threading.Semaphore(0), threading.Semaphore(0)
+
+    def draws() -> None:
+        while asked.acquire() and not is_over:
+            drawn.append(draw_one())
+            answered.release()
+
+    def sample(index: int) -> Any:
+        if next(calls) % 10 == 0:
+            asked.release()
+            assert answered.acquire(timeout=60)
+        return {"x": index}
+
+    calls = itertools.count()
+    is_over: list[bool] = []
+    thread = threading.Thread(target=draws)
+    thread.start()
+    try:
+        with loading(OfAnyForm(sample)) as loader:
+            for _ in islice(iter(loader), 200):
+                pass
+    finally:
+        is_over.append(True)
+        asked.release()
+        thread.join()
+    assert len(drawn) > 80 and drawn == expected[: len(drawn)]
+
+
+def test_draws_by_calls_that_cannot_be_noticed_are_found_beside_other_threads() -> None:
+    dataset = OfAnyForm(lambda index: {"index": index, "drawn": np.array([*map(np.random.uniform, [0.0], [1.0])])})
+    ends = threading.Event()
+    thread = threading.Thread(target=ends.wait)
+    thread.start()
+    try:
+        before = states()
+        drawn = samples(dataset)
+        assert states() == before and samples(dataset, batch=2) == drawn and len(set(drawn.values())) == 8
+    finally:
+        ends.set()
+        thread.join()
+
+
 @given(st.lists(st.sampled_from(["read", "draw", "seed", "normal"]), min_size=1, max_size=12))
 def test_a_training_loop_draws_as_if_nothing_were_read(steps: list[str]) -> None:
     import torch

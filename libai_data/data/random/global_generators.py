@@ -40,11 +40,14 @@ Result = TypeVar("Result")
 
 HOW_TO_DRAW = "draw from libai_data.data.random.sample_generator() instead, or in the function of a RandomMap"
 _EARLY = 3
+_MOST_ATTEMPTS = 8
 _MOST_OBJECTS = 1000
 _MOST_ITEMS = 20
 _AMBIGUOUS = "sample_generator"
 _PYTHONS_SEED = random.Random.seed.__code__
-_FLOW_DRAWS = re.compile("rand.*|normal_?|uniform_|exponential_|bernoulli_?|multinomial|dropout.*")
+_DRAWS = re.compile(
+    "rand.*|normal_?|uniform_|exponential_|bernoulli_?|multinomial|.*dropout.*|poisson|.*_normal_|.*ic_|cauchy_"
+)
 
 _have_shared = False
 """Whether any thread of this process has ever shared the generators."""
@@ -64,6 +67,8 @@ class GlobalDraws:
         self.unseeded: tuple[int, int, int] | None = None
         """(seed, epoch, index) of the last sample that seemed to draw from a generator without a seed."""
         self._readings = 0
+        self._has_drawn_nothing = False
+        """Whether a reading that was repeated, because a generator had moved, moved none."""
 
     @property
     def needs_one_thread(self) -> bool:
@@ -95,7 +100,7 @@ class GlobalDraws:
     def _around(self, read: Callable[[], Result], key: tuple[int, int, int] | None) -> Result:
         thread = threading.get_ident()
         is_within = thread in _watching
-        is_first = True
+        attempt, first = 0, None
         try:
             _watching.add(thread)
             while True:
@@ -105,9 +110,11 @@ class GlobalDraws:
                 # Of two threads, the one that begins later sees the other one here, or the one that ends later does.
                 is_beside_others = len(_watching) > 1 and _others_watch()
                 self._readings = readings = self._readings + 1
-                is_due = not readings & (readings - 1)
+                is_due = attempt > 0 or not readings & (readings - 1)
                 watch = _Watch(self, key, generators, is_due) if is_due or self.found else None
-                begun = generators, before, states, ambiguous, is_beside_others, watch, is_first
+                if first is not generators:
+                    first, first_states = generators, states
+                begun = generators, before, first_states, ambiguous, is_beside_others, watch, attempt
                 try:
                     result = read()
                 except BaseException as error:
@@ -119,7 +126,7 @@ class GlobalDraws:
                         return result
                     if not self._end(*begun):
                         return result
-                is_first = False
+                attempt += 1
         finally:
             if not is_within:
                 _watching.discard(thread)
@@ -135,24 +142,35 @@ class GlobalDraws:
         ambiguous: int,
         is_beside_others: bool,
         watch: _Watch | None,
-        is_first: bool,
+        attempt: int,
     ) -> bool:
-        """Restore the generators; returns whether to read again."""
+        """Restore the generators; returns whether to read again.
+
+        Other threads may draw, too, such as the training loop while a stream reads by a loader of its own. To restore a
+        generator would undo their draws. So, beside other threads, a reading has drawn only if a call was noticed, or
+        if the generator moved whenever the samples were read.
+        """
         drawn: set[str] = set()
         seeded: Collection[str] = ()
+        noticed: Collection[str] = ()
         if watch is not None:
             watch.end()
-            drawn, seeded = watch.drawn, watch.seeded
+            drawn, seeded, noticed = watch.drawn, watch.seeded, watch.noticed
         if this_thread.ambiguities != ambiguous:
             this_thread.ambiguities = ambiguous
             drawn.add(_AMBIGUOUS)
         if this_thread.has_seeded:
             self.seeds, this_thread.has_seeded = True, False
         moved = generators.moved(before, generators.marks())
+        may_be_others = threading.active_count() > 1 and (attempt < _MOST_ATTEMPTS or self._has_drawn_nothing)
+        is_unclear = False
         for generator, has_moved, state in zip(generators.generators, moved, states):
-            if has_moved or generator.name in seeded:
+            if has_moved and may_be_others and generator.name not in (*seeded, *noticed):
+                is_unclear = True
+            elif has_moved or generator.name in seeded:
                 generator.restore(state)
                 drawn.add(generator.name)
+        self._has_drawn_nothing |= attempt > 0 and not any(moved)
         if drawn - {_AMBIGUOUS} and (is_beside_others or _others_watch()):
             warn_once(
                 "%s was read while another thread read by another loader, and one of them drew from a global random "
@@ -162,7 +180,8 @@ class GlobalDraws:
                 HOW_TO_DRAW,
             )
         # Libraries that the reading itself has imported were not watched.
-        return self._learn(drawn, is_first) or watched() is not generators
+        imported = watched() is not generators
+        return self._learn(drawn) or imported or (is_unclear and not self._has_drawn_nothing)
 
     def _around_beside_others(self, read: Callable[[], Result]) -> Result:
         """`around` in a thread that shares the generators. It sees that they moved, but not which thread moved them."""
@@ -180,17 +199,9 @@ class GlobalDraws:
                 this_thread.has_drawn = True
         return result
 
-    def _learn(self, drawn: set[str], is_first: bool) -> bool:
-        """Note which generators a reading drew from; returns whether to read again.
-
-        Args:
-            drawn: names of the generators.
-            is_first: whether the samples have not been read before. Another thread may have moved a generator, so a
-                generator must move in two readings to count.
-        """
+    def _learn(self, drawn: set[str]) -> bool:
+        """Note the names of the generators that a reading drew from; returns whether to read again."""
         new = drawn - self.found
-        if is_first and new and new.isdisjoint({_AMBIGUOUS, "oneflow"}) and threading.active_count() > 1:
-            return True
         if "oneflow" in new and not (is_worker_process() and self._readings < _EARLY):
             warn_once(
                 "%s draws from OneFlow's generator, which can neither be watched nor put back exactly. From now on it "
@@ -213,6 +224,8 @@ class _Watch:
     def __init__(self, draws: GlobalDraws, key: tuple[int, int, int] | None, generators: Watched, is_due: bool) -> None:
         self._draws = draws
         self.drawn: set[str] = set()
+        self.noticed: set[str] = set()
+        """Generators whose methods were called. Not all calls can be noticed, such as those by `map`."""
         if key is not None and draws.found:
             self._seed(draws.found, combine64(*key), generators)
         if is_due and sys.getprofile() is None:
@@ -234,8 +247,17 @@ class _Watch:
                 self._note_unseeded(frame)
         elif function is os.urandom:  # Numpy's generators without a seed call it.
             self._note_unseeded(frame)
-        elif event == "c_call" and _FLOW_DRAWS.fullmatch(getattr(function, "__name__", "")):
-            self.drawn |= {"oneflow"} if str(function.__module__).startswith("oneflow") and has_flow() else set()
+        elif event == "c_call":
+            owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
+            module = str(getattr(function, "__module__", None) or type(owner).__module__)
+            if owner is random._inst:
+                self.noticed.add("random")
+            elif owner is np.random.mtrand._rand or module == "numpy.random.mtrand":
+                self.noticed.add("numpy.random")
+            elif module.startswith("torch") and (_DRAWS.fullmatch(name) or name == "manual_seed"):
+                self.noticed.add("torch")
+            elif module.startswith("oneflow") and _DRAWS.fullmatch(name) and has_flow():
+                self.drawn.add("oneflow")
 
     def _note_unseeded(self, frame: Any) -> None:
         while frame.f_back is not None and frame.f_globals is vars(random):
