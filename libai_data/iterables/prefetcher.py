@@ -13,7 +13,12 @@ from typing import Any, Callable, Optional
 
 from libai_data.data.fork_lock import end_if_fork_of
 from libai_data.data.items import ReuseCheck
-from libai_data.data.random.drawing_streams import forget_drawing_stream, note_drawing_stream
+from libai_data.data.random.drawing_streams import (
+    LONGEST_WAIT,
+    forget_drawing_stream,
+    note_drawing_stream,
+    wait_for_stream,
+)
 from libai_data.data.random.generator_states import Watched, watched
 from libai_data.data.random.global_generators import warn_once
 from libai_data.errors import PassError, SampleError, error_text
@@ -55,6 +60,8 @@ class _Shared:
             self.free_places.put(None)
         self.is_stopped, self.closed = False, closed
         self.items = 0
+        self.turn = threading.RLock()
+        """The thread holds it while it reads an item; see `streams_stopped`."""
         self.waits = 1
         """Is odd while the trainer waits, and so does not draw: until it has the first group, and in later waits."""
 
@@ -101,6 +108,7 @@ class Prefetcher:
     def next_group(self) -> Group:
         """Wait for the next group; a PassError if another thread closed the loader, SampleError if reading fails."""
         shared = self._shared
+        wait_for_stream(shared.turn)
         shared.waits |= 1
         try:
             group = self._waited_for()
@@ -167,7 +175,7 @@ def warn_of_draws(name: str, generators: Watched, marks: Any, draws_in_torch: bo
 
 
 def _run(shared: _Shared, open_round: Open, size: int, name: str, draws_in_torch: bool) -> None:
-    process, waits, turn = os.getpid(), shared.waits, threading.RLock()
+    process, waits, turn = os.getpid(), shared.waits, shared.turn
     generators = watched()
     marks = generators.marks()
     try:
@@ -178,13 +186,16 @@ def _run(shared: _Shared, open_round: Open, size: int, name: str, draws_in_torch
         while not ended and not shared.is_over:
             items: list[Any] = []
             while len(items) < size and not shared.is_over:
+                has_turn = turn.acquire(timeout=LONGEST_WAIT)
                 try:
-                    with turn:
-                        item = next(iterator)
+                    item = next(iterator)
                     end_if_fork_of(process)
                 except StopIteration:
                     ended = True
                     break
+                finally:
+                    if has_turn:
+                        turn.release()
                 if waits & 1 and generators.marks() != marks and shared.waits == waits:
                     drawn = warn_of_draws(name, generators, marks, draws_in_torch)
                     # A seed of the epoch is drawn once, until the first item comes.

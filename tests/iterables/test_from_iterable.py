@@ -1509,6 +1509,25 @@ def read_beside_what_is_seeded() -> Iterator[Any]:
         yield batch
 
 
+class TakesFromAStream:
+    """Each sample is one of a stream that draws, which a loader of the dataset's own reads."""
+
+    def __init__(self) -> None:
+        self._batches = iter(from_iterable(drawing_each_row, 1, timeout=2, prefetch=1).numpy())
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        return dict(next(self._batches))
+
+
+def test_a_dataset_that_reads_a_stream_that_draws_does_not_wait_for_itself() -> None:
+    dataset = TakesFromAStream()
+    next(iter(DataLoader(dataset, 4).numpy()))  # Now it is known that the stream draws.
+    assert len([*DataLoader(dataset, 4).numpy()]) == 2
+
+
 @pytest.mark.parametrize("read", [read_and_collate, read_beside_a_list, read_beside_what_is_seeded])
 def test_no_draw_of_a_stream_is_repeated_because_another_thread_restores_generators(
     read: Any, caplog: pytest.LogCaptureFixture

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-_LONGEST_WAIT = 3.0
-"""Seconds to wait for an item of a stream, which may hang."""
+LONGEST_WAIT = 3.0
+"""Seconds for which a stream and what must not read at the same time wait for each other at most: one may hang."""
 
 _turns: dict[int, Any] = {}
 """By thread that reads a stream that draws: the lock that it holds while it reads an item."""
@@ -41,12 +41,19 @@ def streams_stopped() -> Iterator[None]:
     held = []
     try:
         for turn in [*_turns.values()] if streams_draw() else ():
-            if turn.acquire(timeout=_LONGEST_WAIT):
+            if turn.acquire(timeout=LONGEST_WAIT):
                 held.append(turn)
         yield
     finally:
         for turn in held:
-            turn.release()
+            if turn._is_owned():
+                turn.release()
+
+
+def wait_for_stream(turn: Any) -> None:
+    """Within `streams_stopped`, let the stream of `turn` go on: this thread is about to wait for an item of it."""
+    if turn._is_owned():
+        turn._release_save()
 
 
 os.register_at_fork(after_in_child=_turns.clear)
