@@ -411,6 +411,9 @@ def test_a_list_of_integers_never_becomes_inexact_floats(values: list[Any]) -> N
     with pytest.raises(SchemaError, match="field 'ids' is a list with integers beyond int64"):
         as_array(values, "ids")
     assert as_array([1, 1e20, 2.5]).dtype == np.float32
+    for large in (2**64, -(2**63) - 1, [2**70], [[1], [2**64]]):
+        with pytest.raises(SchemaError, match="field 'ids' holds integers beyond int64"):
+            as_array(large, "ids")
 
 
 @pytest.mark.parametrize("values", [1e300, -1e39, [1.0, 1e300], [float("nan"), float("inf"), -1e39], [[1e39], [0.5]]])

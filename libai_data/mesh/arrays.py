@@ -61,6 +61,8 @@ def as_array(value: Any, field_name: str = "") -> np.ndarray:
     if type(array) is not np.ndarray and np.ma.is_masked(array):
         raise SchemaError(f"{subject} is a masked array, but a tensor has no mask; return value.filled(...)")
     if array.dtype.kind not in "biufc":
+        if _holds_large_ints(value):
+            raise SchemaError(f"{subject} holds integers beyond int64; return smaller ones, or texts")
         raise SchemaError(
             f"{subject} holds {type(value).__name__} (dtype {array.dtype}), which cannot become a tensor; return "
             f"{as_dict(value) or 'numbers, lists of numbers, numpy arrays, OneFlow tensors, or a dict of these'}"
@@ -108,7 +110,7 @@ def _array_of_list(values: Sequence[Any], subject: str) -> np.ndarray:
         raise SchemaError(
             f"{subject} is a ragged list: {error}; pad it, or use a padding collator, such as PadCollator"
         ) from error
-    if array.dtype == object:
+    if array.dtype == object and not _holds_large_ints(values):
         raise SchemaError(f"{subject} is a list of unequal or non-numeric items; pad it, or convert its items")
     if array.dtype != np.float64 or type(first_leaf(values)) not in (bool, int, float):
         return array
