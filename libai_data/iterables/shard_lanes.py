@@ -40,7 +40,7 @@ class _Round:
         with self.lock:
             while True:
                 open_ones = [shard for shard in shards if not self.places[shard].ended]
-                if not open_ones or self.is_over or self.error is not None:
+                if not open_ones or self.is_over:
                     return None
                 # The consumer may wait for the emptiest shard, so this one is read first.
                 emptiest = min(open_ones, key=lambda shard: len(self.parts[shard]))
@@ -67,7 +67,9 @@ class _Round:
                 while not self.parts[shard] and not self.places[shard].ended and not self.is_over:
                     self.changed.wait()
                 if self.error is not None:
-                    raise self.error
+                    # Its traceback refers to those that read the lanes, which would live as long as the lanes.
+                    error, self.error = self.error, None
+                    raise error
                 if not self.parts[shard] and self.places[shard].ended:
                     return
                 if not self.parts[shard]:  # Not the end of the epoch: nobody may take it for that.

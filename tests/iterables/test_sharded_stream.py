@@ -330,7 +330,16 @@ def test_a_shard_that_raises_ends_the_run_with_its_traceback(readers: dict[str, 
     loader = from_iterable(fails, 1, num_shards=2, **readers)
     with pytest.raises(SampleError, match=r"(?s)fails raised .*the disk is gone"):
         rows(loader)
-    loader.close()
+    del loader
+    await_end_of_lanes()
+
+
+def await_end_of_lanes() -> None:
+    gc.collect()
+    for thread in threading.enumerate():
+        if ", lane " in thread.name:
+            thread.join(stretched(60))
+            assert not thread.is_alive()
 
 
 def test_those_that_read_end_with_the_loader() -> None:
@@ -344,10 +353,7 @@ def test_those_that_read_end_with_the_loader() -> None:
     del loader
     gc.collect()
     assert not any(Path(f"/proc/{process}").exists() for process in processes)
-    for thread in threading.enumerate():
-        if ", lane " in thread.name:
-            thread.join(stretched(60))
-            assert not thread.is_alive()
+    await_end_of_lanes()
 
 
 def test_a_state_of_other_shards_or_another_buffer_is_refused() -> None:
