@@ -92,7 +92,6 @@ def test_no_loader_is_a_batch_ahead_after_another_one_failed(how: str) -> None:
     assert [[batch[name]["number"].numpy().tolist() for name in "ab"] for batch in found] == [
         [[number], [number]] for number in range(4)
     ]
-    loader.close()
 
 
 class InterruptingCursor(Cursor):

@@ -166,7 +166,6 @@ def test_a_list_that_returns_other_items_by_index_is_read_by_index(kind: Any, nu
     doubled = type("Doubled", (kind,), {"__getitem__": lambda self, index: {"x": 2 * kind.__getitem__(self, index)}})
     loader = DataLoader(doubled(range(6)), 3, num_workers=num_workers, worker_type="thread")
     assert [batch["x"].tolist() for batch in loader.numpy()] == [[0, 2, 4], [6, 8, 10]]
-    loader.close()
 
 
 @pytest.mark.parametrize("collate_fn", [None, collate])
@@ -206,8 +205,6 @@ def test_a_dataset_of_batches_by_index_ends_by_its_length_and_is_shuffled(argume
     third = [batch["n"].numpy().tolist() for batch in resumed]
     shuffled.set_epoch(2)
     assert third == [batch["n"].numpy().tolist() for batch in shuffled][1:]
-    for each in (shuffled, resumed):
-        each.close()
 
 
 class Asking(Pictures):

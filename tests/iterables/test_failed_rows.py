@@ -97,7 +97,6 @@ def test_the_other_rows_are_those_of_the_stream_without_the_failing_ones(bad: fr
     for epoch in (1, 2):
         assert flat(taken(loader)) == [number for number in range(22) if number not in bad]
         assert loader.stats()["skipped_samples"] == epoch * len(bad)
-    loader.close()
 
 
 @pytest.mark.parametrize(
@@ -110,7 +109,6 @@ def test_failing_rows_are_counted_and_logged_once(options: Any, caplog: pytest.L
     assert sorted(flat(taken(loader))) == [number for number in range(22) if number not in (3, 4, 11)]
     assert loader.stats()["skipped_samples"] == 3
     assert "Skipped a sample of" in caplog.text and "OSError: row 11 is truncated" in caplog.text
-    loader.close()
 
 
 def test_rows_that_a_resume_skips_are_not_counted_again() -> None:
@@ -120,8 +118,6 @@ def test_rows_that_a_resume_skips_are_not_counted_again() -> None:
     again.load_state_dict(stopped.state_dict())
     assert flat(taken(again)) == [10, *range(12, 22)]
     assert again.stats()["skipped_samples"] == 1
-    stopped.close()
-    again.close()
 
 
 def test_rows_over_which_a_library_in_rust_fails_are_skipped_but_ctrl_c_is_not() -> None:
@@ -150,7 +146,6 @@ def test_a_function_that_stops_the_iteration_fails_instead_of_ending_the_epoch(k
     loader.close()
     loader = from_iterable(kind(Stateful(22), known), 1, on_error="skip")
     assert flat(taken(loader)) == [*range(3), *range(4, 22)]
-    loader.close()
 
 
 def raise_(error: type[BaseException]) -> None:
@@ -165,7 +160,6 @@ def test_more_failing_rows_than_the_budget_allows_end_the_run(good: int) -> None
     remedy = r"Repair the data, or raise replacement_budget"
     with pytest.raises(SampleError, match=rf"skipped \d+ of 1000 samples of .* OSError (999|1000) times.*{remedy}"):
         list(loader)
-    loader.close()
 
 
 @pytest.mark.parametrize("wrapped", [lambda rows: rows, lambda rows: map(dict, rows)])
@@ -173,7 +167,6 @@ def test_a_generator_that_ends_by_its_error_ends_the_run_instead_of_the_epoch(wr
     loader = from_iterable(lambda: wrapped(decode(number) for number in range(8)), 1, on_error="skip")
     with pytest.raises(SampleError, match=r"cannot continue .* after OSError: row 3 is truncated: .* MappedStream"):
         list(loader)
-    loader.close()
 
 
 def test_generators_end_by_their_error_and_lists_and_quarantine_are_refused() -> None:

@@ -117,7 +117,6 @@ def test_samples_of_each_form_become_the_same_batches(form: str, is_map_style: b
     unpacked = batches[0].values() if form in ("tuple", "list", "named tuple") else ["x", "y"]
     assert all(one is other for one, other in zip(batches[0], unpacked))
     assert found == [([0, 1, 2], flow.float32, ["x", "y"]), ([3, 4, 5], flow.float32, ["x", "y"])]
-    loader.close()
 
 
 @pytest.mark.parametrize("is_map_style", [False, True], ids=["stream", "map-style"])
@@ -148,7 +147,6 @@ def test_batches_are_nested_as_their_samples_are(is_map_style: bool) -> None:
     assert arguments["inputs"].y[0].numpy().tolist() == [2.0, 3.0]
     assert arguments["name"] == second.name
     assert batch_info(first).valid == 2  # type: ignore[union-attr]
-    loader.close()
 
 
 def test_the_default_collation_keeps_types() -> None:
@@ -306,7 +304,6 @@ def test_a_batch_of_the_iterable_is_a_global_batch_unless_a_size_is_given() -> N
     assert [len(rows) for _, rows in found] == [6, 6, 6]
     assert found[-1][0].valid == 5
     assert loader.global_batch_size == 6
-    loader.close()
 
 
 @pytest.mark.parametrize("epochs", [0, 1])
@@ -320,8 +317,6 @@ def test_a_state_of_a_rank_that_does_not_read_resumes_in_any_epoch(epochs: int) 
     resumed.load_state_dict(state)
     [(info, rows), *_] = taken(resumed, 1)
     assert (info.epoch, rows) == (epochs, [12, 13, 14, 15])
-    for loader in (stopped, resumed):
-        loader.close()
 
 
 @pytest.mark.parametrize(("ends", "batches", "following"), [("drop", 3, 12), ("cycle", 7, 6)])
@@ -339,8 +334,6 @@ def test_a_state_of_a_stream_is_compared_by_a_function_of_one_shard(ends: str, b
     others.load_state_dict(state)
     with pytest.raises(CheckpointError, match="does not replay"):
         taken(others)
-    for loader in (stopped, resumed, others):
-        loader.close()
 
 
 @pytest.mark.parametrize("batches", [False, True], ids=["samples", "batches"])
@@ -370,8 +363,6 @@ def test_a_stream_that_replays_otherwise_after_many_rows_is_refused(change: str,
         next(iter(other))
     other.load_state_dict(state, override=["seed"])
     next(iter(other))
-    for loader in (stopped, same, other):
-        loader.close()
 
 
 def test_the_state_of_another_kind_or_of_a_stream_that_has_become_shorter_is_refused() -> None:
@@ -407,7 +398,6 @@ def test_an_iterable_that_raises_midway_is_named_where_it_does(error: Exception,
         with pytest.raises(SampleError, match=f"breaks raised {told}") as raised:
             next(batches)
         assert raised.value.__cause__ is error
-    loader.close()
 
 
 def test_an_iterable_that_never_yields_is_named_after_the_timeout() -> None:
@@ -424,7 +414,6 @@ def test_an_iterable_that_never_yields_is_named_after_the_timeout() -> None:
     with pytest.raises(SampleError, match=f"hangs has yielded nothing for {timeout:g} s, after 5 item"):
         next(batches)
     end.set()
-    loader.close()
 
 
 def test_an_iterable_without_a_row_has_no_batch_and_cannot_cycle() -> None:
@@ -630,8 +619,6 @@ def test_an_own_state_does_not_fit_data_whose_last_rows_are_others(
         taken(other)
     other.load_state_dict(state, override=["seed"])
     assert len(flat(taken(other))) == len(now) - 12
-    for loader in (stopped, whole, same, other):
-        loader.close()
 
 
 def test_rows_that_were_appended_belong_to_the_rest_of_the_epoch_of_an_own_state() -> None:
@@ -639,8 +626,6 @@ def test_rows_that_were_appended_belong_to_the_rest_of_the_epoch_of_an_own_state
     taken(stopped, 3)
     longer.load_state_dict(stopped.state_dict())
     assert flat(taken(longer)) == [*range(12, 50)]
-    for loader in (stopped, longer):
-        loader.close()
 
 
 def test_an_own_state_does_not_fit_an_iterable_of_another_length() -> None:
@@ -651,8 +636,6 @@ def test_an_own_state_does_not_fit_an_iterable_of_another_length() -> None:
         longer.load_state_dict(state)
     longer.load_state_dict(state, override=["dataset"])
     assert flat(taken(longer)) == [*range(4, 50)]
-    for loader in (stopped, longer):
-        loader.close()
 
 
 @settings(max_examples=examples(15))
@@ -741,8 +724,6 @@ def test_what_one_loader_reads_at_a_time_is_not_read_by_two(source: Any) -> None
     with pytest.raises(SampleError, match=r"another loader has begun to read the same|can be iterated only once"):
         for _ in iter(second):
             list(older)
-    for loader in loaders:
-        loader.close()
 
 
 def test_two_loaders_may_write_to_one_file(tmp_path: Path) -> None:
@@ -796,8 +777,6 @@ def test_a_loader_that_reads_ahead_takes_no_row_of_a_file_that_another_loader_be
     threading.Timer(0.2, reads_on.set).start()
     assert len(list(loaders[1])) == 12
     assert not has_read_on.is_set()
-    for loader in loaders:
-        loader.close()
 
 
 @pytest.mark.parametrize(
@@ -1058,7 +1037,6 @@ def test_a_function_with_one_of_the_parameters_of_shards_is_refused_unless_it_is
             from_iterable(function, 2)
     loader = from_iterable(partial(of_shard, shard=1), 2)
     assert flat(taken(loader)) == [1, 3, 5, 7]
-    loader.close()
 
 
 @pytest.mark.parametrize("source", [[{"n": 1}], lambda: iter([{"n": 1}])])
@@ -1099,7 +1077,6 @@ def test_an_iterable_that_overwrites_its_items_is_refused(item: Any, batches: bo
     loader = from_iterable(lambda: map(item, range(1, 7)), fields=["x", "number"], **options)
     with pytest.raises(SampleError, match=r"field .* of the iterable overwrites that of an earlier one; return a copy"):
         list(loader)
-    loader.close()
 
 
 def test_the_same_item_again_batches_without_rows_and_a_field_called_self_are_taken() -> None:
@@ -1113,7 +1090,6 @@ def test_the_same_item_again_batches_without_rows_and_a_field_called_self_are_ta
     loader.close()
     loader = from_iterable(lambda: iter([{"self": np.ones(3)}] * 8), 2)
     assert next(iter(loader)).get_fields()["self"].shape == (2, 3)
-    loader.close()
 
 
 @pytest.mark.parametrize(
@@ -1547,7 +1523,6 @@ def test_an_iterable_without_a_batch_is_told(rows: int, ends: str, caplog: pytes
     loader = from_iterable(lambda: ({"x": row} for row in range(rows)), 4, ends=ends)
     assert list(loader) == []
     assert "yields no batch" in caplog.text
-    loader.close()
 
 
 @pytest.mark.parametrize(
@@ -1566,7 +1541,6 @@ def test_a_batch_of_other_fields_or_dtypes_than_those_before_is_refused(item: An
     loader = from_iterable(lambda: map(item, range(8)), 2)
     with pytest.raises(SchemaError, match=message):
         list(loader)
-    loader.close()
 
 
 @pytest.mark.parametrize("item", [{}, {"__key__": np.ones(3)}, Instance()])
@@ -1574,7 +1548,6 @@ def test_an_item_without_a_field_is_refused(item: Any) -> None:
     loader = from_iterable(lambda: iter([item] * 8), 2)
     with pytest.raises(SampleError, match="without a field"):
         next(iter(loader))
-    loader.close()
 
 
 def test_an_interrupt_before_the_reading_thread_starts_leaves_nothing_to_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -327,7 +327,6 @@ def test_batches_that_are_kept_stay_what_they_were(kind: Kind) -> None:
     kept = [(batch, copy.deepcopy(batch.y.tensor.numpy())) for batch in loader]
     for batch, before in kept:
         assert (batch.y.tensor.numpy() == before).all()
-    loader.close()
 
 
 def test_an_own_state_is_used_instead_of_counting() -> None:
@@ -340,7 +339,6 @@ def test_an_own_state_is_used_instead_of_counting() -> None:
     loader.load_state_dict(state)
     assert [rows for _, rows in taken(loader)] == [[15, 16, 17], [18, 19, 20]]
     assert again.read == 4  # The last batch before the state, which is compared, and the rest.
-    loader.close()
 
 
 def test_webdataset_needs_no_node_splitter_and_may_not_have_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -404,7 +402,6 @@ def test_a_pass_after_a_break_begins_its_round_from_the_first_row() -> None:
     loader = from_iterable(EpochShuffle(), 4, prefetch=1)
     for epoch in range(3):
         assert flat(taken(loader, 2)) == [sample["y"] for sample in numbers(epoch)][:8]
-    loader.close()
 
 
 def test_what_goes_on_in_the_middle_after_a_break_is_refused() -> None:
@@ -414,7 +411,6 @@ def test_what_goes_on_in_the_middle_after_a_break_is_refused() -> None:
     taken(loader, 2)
     with pytest.raises(SampleError, match=r"ResumableShuffle was interrupted in the middle.*set_epoch"):
         taken(loader, 1)
-    loader.close()
 
 
 def test_batches_of_grain_are_found_below_later_stages() -> None:

@@ -94,8 +94,6 @@ def test_every_cut_continues_exactly_from_the_state_of_the_stream(
     resumed.load_state_dict(json.loads(json.dumps(stopped.state_dict())))
     if len(expected) > batches:
         assert found + [content(batch) for batch in islice(resumed.numpy(), 5)] == expected
-    for each in (whole, stopped, resumed, plain):
-        each.close()
 
 
 def test_long_streams_of_many_lengths_are_packed_without_a_gap() -> None:
@@ -140,8 +138,6 @@ def test_a_resume_with_other_packing_is_refused(changed: Any) -> None:
     resumed.load_state_dict(json.loads(json.dumps(stopped.state_dict())))
     with pytest.raises(SampleError, match=r"saved with .* \[64, False, 32\] of PackedStream, which are now \["):
         next(iter(resumed))
-    stopped.close()
-    resumed.close()
 
 
 def test_shards_are_packed_each_by_itself_in_processes() -> None:
@@ -151,7 +147,6 @@ def test_shards_are_packed_each_by_itself_in_processes() -> None:
     loader = DataLoader(PackedStream(shards, 16), 4, num_shards=2, num_workers=2)
     found = sorted(row for batch in loader.numpy() for row in batch["tokens"][batch["segment_ids"] > 0].tolist())
     assert found == sorted(token for number in range(41) for token in document(7, number)["tokens"].tolist())
-    loader.close()
 
 
 @pytest.mark.parametrize(
@@ -178,7 +173,6 @@ def test_a_sample_that_does_not_fit_is_refused_with_the_choices() -> None:
     loader = from_iterable(PackedStream(lambda: iter([document(9, 1)]), 4, cut=False), 1)
     with pytest.raises(SampleError, match=r"has 9 tokens, which do not fit .* of 4; set cut=True, truncate=True"):
         next(iter(loader))
-    loader.close()
 
 
 class Document(NamedTuple):
@@ -196,7 +190,6 @@ def test_samples_of_any_form_with_names_are_packed(form: Any) -> None:
     batch = next(iter(loader.numpy()))
     assert batch["tokens"].tolist() == [[0, 1, 2, 0, 1, 2]] * 2
     assert batch["segment_ids"].tolist() == [[1, 1, 1, 2, 2, 2]] * 2
-    loader.close()
 
 
 @pytest.mark.parametrize(
@@ -214,7 +207,6 @@ def test_what_would_change_tokens_or_padding_is_refused(tokens: list[Any], paddi
     loader = from_iterable(PackedStream(lambda: iter(source), 8, padding=padding), 1)
     with pytest.raises(SampleError, match=message):
         next(iter(loader))
-    loader.close()
 
 
 @pytest.mark.parametrize("kind", [MappedStream, FilteredStream, PackedStream])

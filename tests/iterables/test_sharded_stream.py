@@ -62,7 +62,6 @@ def test_whoever_reads_the_shards_they_take_turns_row_by_row(readers: dict[str, 
         expected = [shard[row] for row in range(14) for shard in shards if row < len(shard)]
         assert rows(loader) == expected
         assert sorted(expected) == list(range(41))
-    loader.close()
 
 
 @pytest.mark.parametrize("readers", READERS, ids=NAMES)
@@ -70,7 +69,6 @@ def test_a_shard_that_ends_is_left_out_of_the_turns(readers: dict[str, Any]) -> 
     loader = from_iterable(unequal, 2, num_shards=4, **readers)
     expected = [100 * shard + row for row in range(9) for shard in range(4) if row < 3 * shard]
     assert rows(loader) == expected
-    loader.close()
 
 
 @settings(max_examples=examples(12))
@@ -92,8 +90,6 @@ def test_every_cut_continues_exactly_whoever_reads(
     resumed.load_state_dict(state)
     whole = from_iterable(dealt, 3, **how)
     assert taken + rows(resumed, 9) == rows(whole, cut + 9)
-    for loader in (stopped, resumed, whole):
-        loader.close()
 
 
 @settings(max_examples=examples(25))
@@ -145,8 +141,6 @@ def test_a_resume_reads_no_row_before_the_states_of_the_shards(
     resumed.load_state_dict(json.loads(json.dumps(state)))
     assert rows(resumed) == expected
     assert len(json.dumps(state)) < 600
-    for loader in (stopped, resumed):
-        loader.close()
 
 
 @pytest.mark.parametrize("text", ["x", "[]", "{}", '{"__shards__": [[]]}', '{"__shards__": 3}', "null"])
@@ -160,7 +154,6 @@ def test_a_damaged_state_of_the_shards_is_an_error(how: dict[str, Any], text: st
     with pytest.raises(SampleError, match=r"CheckpointError .*saved state") as error:
         rows(loader)
     assert isinstance(error.value.__cause__, CheckpointError)
-    loader.close()
 
 
 def test_a_shard_that_ends_before_the_row_to_resume_at_is_named() -> None:
@@ -202,7 +195,6 @@ def test_epochs_follow_a_resume_at_which_the_shuffle_buffer_holds_the_rest_of_th
     again.load_state_dict(saved.state_dict())
     saved.close()
     assert sorted(begun + rows(again)) == sorted(rows(again)) == [1, 2, 3, 4, 5, 6]
-    again.close()
 
 
 def test_a_shuffle_buffer_draws_another_order_each_epoch_and_moves_no_row_far_forward() -> None:
@@ -309,7 +301,6 @@ def test_more_workers_than_shards_are_told_to_say_num_shards(caplog: pytest.LogC
     loader = DataLoader(Asks(), 4, num_workers=5)
     assert rows(loader) == list(range(30))
     assert "only 1 of num_workers=5" in caplog.text and "num_shards=5 or more" in caplog.text
-    loader.close()
 
 
 def test_a_process_that_is_killed_is_replaced_and_no_row_lost_or_repeated(tmp_path: Path) -> None:
@@ -322,7 +313,6 @@ def test_a_process_that_is_killed_is_replaced_and_no_row_lost_or_repeated(tmp_pa
     os.kill(int((tmp_path / "1").read_text()), signal.SIGKILL)
     found += [row for batch in batches for row in batch["y"].tolist()]
     assert found == list(range(400))
-    loader.close()
 
 
 @pytest.mark.parametrize("readers", READERS, ids=NAMES)
@@ -411,7 +401,6 @@ def test_an_iterable_that_changes_between_epochs_yields_what_it_yields_then(work
     assert [batch["x"].tolist() for batch in loader.numpy()] == [[0, 1, 2, 3]]
     scaled.factor = 10
     assert [batch["x"].tolist() for batch in loader.numpy()] == [[0, 10, 20, 30]]
-    loader.close()
 
 
 @pytest.mark.parametrize("option", [{"worker_init_fn": print}, {"worker_type": "thread"}], ids=str)
@@ -423,7 +412,6 @@ def test_options_of_workers_have_no_effect_on_a_stream_without_workers(option: d
 def test_the_processes_that_read_a_stream_may_be_asked_to_be_spawned(num_workers: int) -> None:
     loader = DataLoader(Asks(), 4, num_shards=2, num_workers=num_workers, multiprocessing_context="spawn")
     assert sorted(rows(loader)) == list(range(30))
-    loader.close()
 
 
 @pytest.mark.parametrize("error", [SystemExit(0), KeyboardInterrupt(), GeneratorExit()], ids=repr)
@@ -435,7 +423,6 @@ def test_an_unusual_exception_in_a_process_that_reads_is_named(error: BaseExcept
     loader = from_iterable(rows, 2, num_shards=1, num_workers=1)
     with pytest.raises(SampleError, match=type(error).__name__):
         list(loader.numpy())
-    loader.close()
 
 
 def test_rows_of_classes_of_functions_and_views_come_from_processes_as_they_are() -> None:
@@ -452,7 +439,6 @@ def test_the_processes_that_read_a_stream_order_sets_alike(monkeypatch: pytest.M
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
     loader = from_iterable(of_a_set, 4, num_shards=3, num_workers=3)
     assert sorted(number for batch in loader.numpy() for number in batch["y"].tolist()) == list(range(100))
-    loader.close()
 
 
 def test_close_ends_the_threads_of_shards_that_are_being_opened(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -527,4 +513,3 @@ def test_a_pass_that_is_opened_late_does_not_end_the_next_pass(monkeypatch: pyte
     assert opened.wait(60)
     found += [number for batch in batches for number in batch["n"].tolist()]
     assert found == list(range(2000))
-    loader.close()
