@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Callable, Protocol, Union
 
 import numpy as np
@@ -18,12 +19,11 @@ import numpy as np
 from libai_data.data.attributes import attribute_of, has_attribute
 from libai_data.data.datasets.combine import length_of
 from libai_data.data.datasets.fingerprint import fingerprint_of, hash_of
-from libai_data.data.datasets.transform_inputs import LEFT_OUT, TransformInputs
 from libai_data.data.nesting import array_of
-from libai_data.data.random.global_generators import reads_beside_others
-from libai_data.data.random.sample_random import reading_now
-from libai_data.data.random.substitute import Replacement
-from libai_data.errors import ConfigError, SchemaError
+from libai_data.data.random.global_generators import GlobalDraws, reads_beside_others
+from libai_data.data.random.sample_random import reading_inputs, reading_now
+from libai_data.data.random.substitute import Replacement, read_or_substitute
+from libai_data.errors import ConfigError, SchemaError, failed_reading
 
 Keep = Union[Callable[[Any], bool], Sequence[bool], np.ndarray]
 
@@ -36,6 +36,7 @@ MOST_PLACES = 1 << _PLACE_BITS
 LONGEST_SAMPLE = 1 << (63 - _PLACE_BITS)
 """Most units of a sample that may continue in the next output: its offsets must fit into a start of 63 bits."""
 _MOST_UNITS = 1 << 22
+_LEFT_OUT = object()  # this value is returned for a sample that is not kept
 _LOOKED_UP = 32
 _REMEMBERED = 1 << 16
 
@@ -133,7 +134,8 @@ class StreamTransform:
         self._kept_hash = "" if kept is None else hash_of(np.ascontiguousarray(kept).data)
         self._order: InputOrder | None = None
         self._in_rounds = False
-        self._inputs = TransformInputs(dataset, keeps, kept)
+        self._draws = GlobalDraws(type(dataset).__name__)
+        self._known_bad: frozenset[int] | None = None
         self._planned: OrderedDict[tuple[int, int], int] = OrderedDict()
 
     def __len__(self) -> int:
@@ -166,7 +168,7 @@ class StreamTransform:
     def replace_failing(self, known_bad: frozenset[int]) -> None:
         """From now on, replace samples that fail, or are known to be bad; replacements are the same in all
         processes."""
-        self._inputs.replace_failing(known_bad)
+        self._known_bad = known_bad
         self._amounts.clear()
 
     def planned_replacement(self, epoch: int, index: int) -> int | None:
@@ -190,7 +192,7 @@ class StreamTransform:
         """Read a sample; return its units, and the result of the read."""
         sample, replacement = read = self._read(epoch, index)
         try:
-            amount = 0 if sample is LEFT_OUT else self.measured(sample)
+            amount = 0 if sample is _LEFT_OUT else self.measured(sample)
         except (ConfigError, SchemaError) as error:
             raise type(error)(f"sample {index}: {error}") from error
         remember(self._amounts, (epoch, index, reads_beside_others()), amount)
@@ -233,7 +235,30 @@ class StreamTransform:
         return self._order
 
     def _read(self, epoch: int, index: int) -> tuple[Any, Replacement | None]:
-        return self._inputs.read(self._given_order.seed, epoch, index)
+        """A sample or `_LEFT_OUT`; and a `Replacement` if the sample replaces a failed sample, else None. A SampleError
+        if the sample cannot be read, and is not replaced, or all its replacements failed."""
+        seed = self._given_order.seed
+        read = partial(self._read_one, seed, epoch)
+        if self._known_bad is None:
+            return read(index), None
+        return read_or_substitute(read, (seed, epoch, index), self._known_bad, self._candidates)
+
+    def _candidates(self) -> Sequence[int]:
+        return range(len(self.dataset)) if self._kept is None else np.flatnonzero(self._kept)  # type: ignore[return-value]
+
+    def _read_one(self, seed: int, epoch: int, index: int) -> Any:
+        """A sample or `_LEFT_OUT`; its random draws do not depend on the process that reads it."""
+        key = seed, epoch, index
+
+        def read() -> Any:
+            with reading_inputs((key,)):
+                sample = self.dataset[index]
+                return sample if all(keep(sample) for keep in self._keeps) else _LEFT_OUT
+
+        try:
+            return self._draws.around(read, key)
+        except BaseException as error:
+            raise failed_reading(f"sample {index} of {type(self.dataset).__name__}", error) from error
 
     def inputs_from(self, place: int) -> Iterator[tuple[int, Any, bool]]:
         """The kept samples from a place of the order on: index, sample, and whether it is a replacement."""
@@ -256,7 +281,7 @@ class StreamTransform:
             sample, replacement = known.get(place) or self._read(epoch, index)
             if replacement is not None and reading is not None:
                 reading.replaced = [*reading.replaced, (epoch, index, *replacement)]
-            if sample is not LEFT_OUT:
+            if sample is not _LEFT_OUT:
                 yield index, sample, replacement is not None
         return len(indices)
 
