@@ -45,11 +45,12 @@ class Output:
         self._waiting: deque[bytes] = deque()
         self._size = 0
         self._left_out = 0
+        self._unfinished: str | None = None  # who wrote a line without its end last
         self._progress = 0.0
         self._thread: threading.Thread | None = None
 
-    def write(self, chunk: bytes) -> None:
-        """Queue bytes to be written; may be called from any thread."""
+    def write(self, chunk: bytes, writer: str = "") -> None:
+        """Queue bytes to be written; may be called from any thread. No writer continues the line of another one."""
         with self._changed:
             if self._thread is None:
                 self._start()
@@ -61,6 +62,11 @@ class Output:
             if self._left_out:
                 chunk = b"\nlibai_data.launch: %d line(s) left out: nobody read them\n" % self._left_out + chunk
                 self._left_out = 0
+            elif self._unfinished not in (None, writer):
+                chunk = b"\n" + chunk
+            line = chunk[chunk.rfind(b"\n") + 1 :]
+            # A progress bar overwrites its line.
+            self._unfinished = writer if line and b"\r" not in line else None
             self._waiting.append(chunk)
             self._size += len(chunk)
             self._changed.notify_all()
@@ -125,8 +131,8 @@ STDOUT, STDERR = Output(1), Output(2)
 
 
 def write_to_stderr(name: str, chunk: bytes) -> None:
-    """Write bytes to this process's stderr."""
-    STDERR.write(chunk)
+    """Write the bytes of a process to this process's stderr."""
+    STDERR.write(chunk, name)
 
 
 class OutputPipes:

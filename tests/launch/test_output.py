@@ -108,6 +108,19 @@ def waiting_in(pipe: int) -> int:
     return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
+def test_nobody_continues_the_line_of_another_writer() -> None:
+    reader, writer = os.pipe()
+    out = output.Output(writer)
+    for chunk, who in [(b"culprit", "1"), (b"the last\n", "0"), (b"a ques", "0"), (b"tion? ", "0"), (b"told\n", "")]:
+        out.write(chunk, who)
+    out.write(b"bar\r50 %", "0")
+    out.write(b"\rlog\n", "1")
+    out.flush()
+    assert os.read(reader, 1000) == b"culprit\nthe last\na question? \ntold\nbar\r50 %\rlog\n"
+    os.close(reader)
+    os.close(writer)
+
+
 def test_a_reader_that_is_slow_gets_every_line() -> None:
     with launch("--no_python", "seq", 500_000) as process:
         stdout = process.stdout
