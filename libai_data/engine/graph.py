@@ -11,7 +11,7 @@ from typing import Any
 import oneflow as flow
 from oneflow import nn
 
-from libai_data.data.nesting import is_texts, taken_apart
+from libai_data.data.nesting import Skeleton, is_texts, put_together, taken_apart
 from libai_data.engine.batches import part_inputs
 from libai_data.engine.losses import total_loss
 from libai_data.errors import ConfigError, SchemaError
@@ -23,8 +23,8 @@ logger = logging.getLogger(__name__)
 class GraphBase(nn.Graph):
     """Compiles a model, and in training its optimizer and LR schedule, into one static graph. LiBai's arguments.
 
-    In training, every input must keep its shape from call to call; otherwise, a call raises SchemaError. In evaluation,
-    the model itself runs batches of another shape than the first, in eager mode.
+    In training, the inputs must keep their names, shapes and dtypes from call to call; otherwise, a call raises
+    SchemaError. In evaluation, the model itself runs other batches than these, in eager mode.
 
     Args:
         model: returns a dict; in training, the sum of the outputs with "loss" in their names is minimised.
@@ -65,7 +65,9 @@ class GraphBase(nn.Graph):
         # loss is correct, but keeps the activations of all micro-batches in memory.
         self.takes_micro_batches = is_train and grad_acc_steps > 1 and self.device != "cuda"
         self._grad_acc_steps = grad_acc_steps
-        self._shapes: dict[str, Any] = {}  # of the inputs that the graph is compiled for
+        # Of the inputs that the graph is compiled for: how they are nested, and their shapes and dtypes.
+        self._skeleton: Skeleton = {}
+        self._forms: dict[str, Any] = {}
         if is_train:
             self.add_optimizer(optimizer, lr_sch=lr_scheduler)
             if fp16 and self._needs_gpu("train.amp"):
@@ -93,22 +95,24 @@ class GraphBase(nn.Graph):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the graph; the first call compiles it, and starts the threads that will run it."""
         leaves: dict[str, Any] = {}
-        taken_apart(kwargs, leaves)
+        skeleton = taken_apart(kwargs, leaves)
         for name, value in leaves.items():
             if is_texts(value):
                 raise SchemaError(
                     f"'{name}' is text, but the inputs of a graph are tensors. Select the other fields (the loader's "
                     "argument fields, or get_batch), or set graph.enabled=False"
                 )
-            shape = getattr(value, "shape", None)
-            if shape != self._shapes.setdefault(name, shape):
-                if not self.is_train:
-                    return self.model.to(nn.Module)(*args, **kwargs)
-                raise SchemaError(
-                    f"'{name}' has the shape {tuple(shape or ())}, but the graph is compiled for "
-                    f"{tuple(self._shapes[name] or ())}. Make all batches equal: leave out a smaller last batch "
-                    "(drop_last=True), or fill it (ends='cycle' or 'pad'); or set graph.enabled=False"
-                )
+        forms = {
+            name: (tuple(getattr(value, "shape", ())), getattr(value, "dtype", None)) for name, value in leaves.items()
+        }
+        if not self._forms:
+            self._skeleton, self._forms = skeleton, forms
+        if forms != self._forms:
+            if not self.is_train:
+                return self.model.to(nn.Module)(*args, **kwargs)
+            raise SchemaError(_difference(forms, self._forms))
+        # OneFlow gives a compiled graph its inputs by their order, not by their names.
+        kwargs = put_together(self._skeleton, lambda leaf: leaves[leaf.path])
         if self._is_compiled or self.device == "cuda":
             return super().__call__(*args, **kwargs)
         with _without_preemption():
@@ -162,6 +166,23 @@ class GraphBase(nn.Graph):
         self.config.enable_auto_parallel_ignore_user_sbp_config(conf.enable_auto_parallel_ignore_user_sbp_config)
         self.config.enable_auto_parallel_trunk_algo(conf.trunk_algo)
         self.config.enable_auto_parallel_sbp_collector(conf.sbp_collector)
+
+
+def _difference(forms: dict[str, Any], compiled: dict[str, Any]) -> str:
+    """How inputs differ from those that a graph is compiled for, as the text of an error."""
+    if forms.keys() != compiled.keys():
+        return (
+            f"the inputs are {sorted(forms)}, but the graph is compiled for {sorted(compiled)}. Let get_batch return "
+            "the same inputs in each step, or set graph.enabled=False"
+        )
+    name, (shape, dtype) = next(item for item in forms.items() if item[1] != compiled[item[0]])
+    if shape == compiled[name][0]:
+        return f"'{name}' is {dtype}, but the graph is compiled for {compiled[name][1]}. Make the dtypes equal"
+    return (
+        f"'{name}' has the shape {shape}, but the graph is compiled for {compiled[name][0]}. Make all batches equal: "
+        "leave out a smaller last batch (drop_last=True), or fill it (ends='cycle' or 'pad'); or set "
+        "graph.enabled=False"
+    )
 
 
 @contextmanager

@@ -80,6 +80,37 @@ def test_a_smaller_last_batch_is_evaluated(kind: type[TinyModel]) -> None:
         np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
+class OfTwoInputs(TinyModel):
+    def forward(self, points: Any, others: Any = None, nested: Any = None) -> Any:
+        given = others if nested is None else nested["others"]
+        return TinyModel.forward(self, points - 3 * given)
+
+
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_the_order_of_inputs_does_not_matter(is_nested: bool) -> None:
+    model = on_one_rank(OfTwoInputs(ballast=GRAPH_BALLAST)).eval()
+    graph = GraphBase(model, is_train=False)
+    points, others = (np.random.default_rng(seed).random((2, FEATURES), dtype=np.float32) for seed in (0, 1))
+    if is_nested:
+        orders: Any = [{"others": others, "more": points}, {"more": points, "others": others}]
+        batches = [{"points": points, "nested": each} for each in orders]
+    else:
+        batches = [{"points": points, "others": others}, {"others": others, "points": points}]
+    first, second = (graph(**to_global(each, device_type="cpu"))["prediction_scores"].numpy() for each in batches)
+    np.testing.assert_array_equal(first, second)
+
+
+def test_other_inputs_than_those_of_the_first_step_are_refused() -> None:
+    model = on_one_rank(TinyModel(ballast=GRAPH_BALLAST))
+    graph = GraphBase(model, flow.optim.SGD(model.parameters(), lr=0.1))
+    inputs = inputs_of(TinyModel, 4)
+    graph(**inputs)
+    with pytest.raises(SchemaError, match=r"the inputs are \['points'\], but .* for \['labels', 'points'\]"):
+        graph(points=inputs["points"])
+    with pytest.raises(SchemaError, match=r"'labels' is oneflow.int32, but the graph is compiled for oneflow.int64"):
+        graph(points=inputs["points"], labels=inputs["labels"].to(flow.int32))
+
+
 class WithNames(TinyModel):
     def forward(self, points: Any, labels: Any = None, names: Any = None) -> Any:
         return TinyModel.forward(self, points, labels)
