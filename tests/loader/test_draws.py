@@ -249,6 +249,28 @@ def test_the_draws_of_another_thread_are_not_undone_while_samples_are_read(draw_
     assert len(drawn) > 80 and drawn == expected[: len(drawn)]
 
 
+@pytest.mark.parametrize("first", range(4, 21, 4))
+def test_a_dataset_that_draws_later_is_found_after_another_thread_has_drawn(first: int) -> None:
+    def read(others: list[int]) -> dict[tuple[int, int], bytes]:
+        def sample(index: int) -> Any:
+            if index in others:
+                others.remove(index)
+                with ThreadPoolExecutor(1) as threads:
+                    threads.submit(random.random).result()
+            return {"index": index, "drawn": random.random() if index >= first else 0.0}
+
+        return samples(OfAnyForm(sample, 24))
+
+    ends = threading.Event()
+    thread = threading.Thread(target=ends.wait)
+    thread.start()
+    try:
+        assert read([1]) == read([])
+    finally:
+        ends.set()
+        thread.join()
+
+
 def test_draws_by_calls_that_cannot_be_noticed_are_found_beside_other_threads() -> None:
     dataset = OfAnyForm(lambda index: {"index": index, "drawn": np.array([*map(np.random.uniform, [0.0], [1.0])])})
     ends = threading.Event()

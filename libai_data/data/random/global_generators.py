@@ -181,7 +181,8 @@ class GlobalDraws:
             )
         # Libraries that the reading itself has imported were not watched.
         imported = watched() is not generators
-        return self._learn(drawn) or imported or (is_unclear and not self._has_drawn_nothing)
+        # When the samples are read again, calls are noticed.
+        return self._learn(drawn) or imported or (is_unclear and not (attempt and self._has_drawn_nothing))
 
     def _around_beside_others(self, read: Callable[[], Result]) -> Result:
         """`around` in a thread that shares the generators. It sees that they moved, but not which thread moved them."""
