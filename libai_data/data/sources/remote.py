@@ -284,6 +284,7 @@ def _with_retries(url: str, what: str, act: Callable[[], _Result], attempts: int
         except (ConfigError, _Changed):
             raise
         except Exception as error:  # each store has its own exception classes
+            _forget_connections(url)
             _raise_if_permanent(url, what, error)
             if attempt == attempts:
                 times = "once" if attempts == 1 else f"in {attempts} attempts"
@@ -295,6 +296,13 @@ def _with_retries(url: str, what: str, act: Callable[[], _Result], attempts: int
             )
             time.sleep(wait)
     raise ConfigError(f"{url} cannot be {what} in {attempts} attempts; set at least 1")
+
+
+def _forget_connections(url: str) -> None:
+    """Let the next attempt look for credentials again: a store that found none when it was made never would."""
+    import fsspec
+
+    fsspec.get_filesystem_class(_protocol_of(url)).clear_instance_cache()
 
 
 def _raise_if_permanent(url: str, what: str, error: Exception) -> None:

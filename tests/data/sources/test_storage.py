@@ -162,6 +162,20 @@ def test_a_store_that_fails_is_asked_again(object_store: ObjectStore, faults: li
     assert not object_store.faults and len(object_store.gets) == 3
 
 
+def test_credentials_that_are_set_after_a_failure_are_used(
+    object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import s3fs
+
+    url = object_store.put("a.tar", b"a")
+    s3fs.S3FileSystem.clear_instance_cache()
+    with monkeypatch.context() as without:
+        without.delenv("AWS_ACCESS_KEY_ID")
+        with pytest.raises(StorageError, match="NoCredentialsError: Unable to locate credentials"):
+            local_path(url)
+    assert local_path(url).read_bytes() == b"a"
+
+
 @pytest.mark.parametrize("fault", [FAIL, slowly(CUT)])
 def test_a_store_that_always_fails_is_named_with_the_attempts_and_leaves_no_file(
     object_store: ObjectStore, tmp_path: Path, fault: str
