@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any, Callable
 
 from libai_data.engine.batches import StepInputs, name_inputs
+from libai_data.engine.evaluation.inference import module_of
 from libai_data.engine.losses import total_loss
 from libai_data.engine.train_loop import TrainerBase
 from libai_data.errors.argument_rules import check, whole
@@ -122,7 +123,8 @@ class GraphTrainer(_StepTrainer):
         check_inputs: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
         super().__init__(data_loader, grad_acc_steps, check_inputs)
-        graph.model.train()
+        # The graph's proxies of the modules would keep a mode of their own, and hide that of a frozen BatchNorm.
+        module_of(graph).train()
         self.graph = graph
 
     def _step(self, next_inputs: Callable[[int], dict[str, Any]]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from libai_data.engine.step_trainers import EagerTrainer, GraphTrainer
 from libai_data.errors import SchemaError
 from libai_data.structures import DistTensorData, Instance
 from tests.deadline import run_to_end
-from tests.engine.tiny import FEATURES, GRAPH_BALLAST, TinyModel, on_one_rank
+from tests.engine.tiny import FEATURES, GRAPH_BALLAST, TinyDataset, TinyModel, on_one_rank, weights
 
 MICRO_BATCHES = 3
 
@@ -50,6 +50,23 @@ def test_a_graph_accumulates_the_gradients_that_eager_mode_accumulates() -> None
     eager, graph = parameters_after_two_steps(False), parameters_after_two_steps(True)
     for name, value in eager.items():
         np.testing.assert_allclose(graph[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("graph_mode", [False, True])
+def test_a_part_in_eval_mode_stays_in_eval_mode(graph_mode: bool) -> None:
+    model = on_one_rank(TinyModel(ballast=GRAPH_BALLAST, dropout=1.0))
+    optimizer = flow.optim.SGD(model.parameters(), lr=0.1)
+    dataset: Any = TinyDataset(4)
+    batches = [dataset[0:4]]
+    trainer: Any = (
+        GraphTrainer(GraphBase(model, optimizer), batches) if graph_mode else EagerTrainer(model, batches, optimizer)
+    )
+    model.dropout.eval()
+    before = weights(model)
+    with EventStorage(0):
+        trainer.max_iter = 1
+        trainer.run_step(to_global, "cpu")
+    assert (model.first.weight.numpy() != before["first.weight"]).any()  # Dropout of all features would stop this.
 
 
 class OfSeveralLoaders(TinyModel):
