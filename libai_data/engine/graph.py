@@ -23,8 +23,9 @@ logger = logging.getLogger(__name__)
 class GraphBase(nn.Graph):
     """Compiles a model, and in training its optimizer and LR schedule, into one static graph. LiBai's arguments.
 
-    In training, the inputs must keep their names, shapes and dtypes from call to call; otherwise, a call raises
-    SchemaError. In evaluation, the model itself runs other batches than these, in eager mode.
+    In training, the inputs must keep their names, shapes and dtypes from call to call, and the model's parts their
+    `training` and `requires_grad`; otherwise, a call raises SchemaError or ConfigError. In evaluation, the model itself
+    runs other batches than these, and with other modes, in eager mode.
 
     Args:
         model: returns a dict; in training, the sum of the outputs with "loss" in their names is minimised.
@@ -68,6 +69,9 @@ class GraphBase(nn.Graph):
         # Of the inputs that the graph is compiled for: how they are nested, and their shapes and dtypes.
         self._skeleton: Skeleton = {}
         self._forms: dict[str, Any] = {}
+        # Of the model: the parts that the graph is built of, and the modes that it is compiled for.
+        self._parts = _parts_with_modes(model)
+        self._modes: list[bool] = []
         if is_train:
             self.add_optimizer(optimizer, lr_sch=lr_scheduler)
             if fp16 and self._needs_gpu("train.amp"):
@@ -106,11 +110,24 @@ class GraphBase(nn.Graph):
             name: (tuple(getattr(value, "shape", ())), getattr(value, "dtype", None)) for name, value in leaves.items()
         }
         if not self._forms:
-            self._skeleton, self._forms = skeleton, forms
+            for name, (part, _) in _parts_with_modes(self.model.to(nn.Module)).items():
+                if name not in self._parts or self._parts[name][0] is not part:
+                    raise ConfigError(
+                        f"{name.rpartition('.')[0]} was replaced after the graph was built, which has the earlier one. "
+                        "Replace it before, as in build_model, or set graph.enabled=False"
+                    )
+            self._skeleton, self._forms, self._modes = skeleton, forms, _modes_of(self._parts)
+        modes = _modes_of(self._parts)
+        if not self.is_train and (forms != self._forms or modes != self._modes):
+            return self.model.to(nn.Module)(*args, **kwargs)
         if forms != self._forms:
-            if not self.is_train:
-                return self.model.to(nn.Module)(*args, **kwargs)
             raise SchemaError(_difference(forms, self._forms))
+        for name, mode, compiled in zip(self._parts, modes, self._modes):
+            if mode != compiled:
+                raise ConfigError(
+                    f"{name} is {mode}, but the graph is compiled for {compiled}. Set it before the first "
+                    "step, or set graph.enabled=False"
+                )
         # OneFlow gives a compiled graph its inputs by their order, not by their names.
         kwargs = put_together(self._skeleton, lambda leaf: leaves[leaf.path])
         if self._is_compiled or self.device == "cuda":
@@ -166,6 +183,17 @@ class GraphBase(nn.Graph):
         self.config.enable_auto_parallel_ignore_user_sbp_config(conf.enable_auto_parallel_ignore_user_sbp_config)
         self.config.enable_auto_parallel_trunk_algo(conf.trunk_algo)
         self.config.enable_auto_parallel_sbp_collector(conf.sbp_collector)
+
+
+def _parts_with_modes(model: Any) -> dict[str, tuple[Any, str]]:
+    """The name of a mode, such as "model.head.training" -> the module or parameter that has this mode, and the mode."""
+    parts = [*model.named_modules(prefix="model")], [*model.named_parameters("model")]
+    modes = ("training", "requires_grad")
+    return {f"{name}.{mode}": (part, mode) for named, mode in zip(parts, modes) for name, part in named}
+
+
+def _modes_of(parts: dict[str, tuple[Any, str]]) -> list[bool]:
+    return [getattr(part, mode) for part, mode in parts.values()]
 
 
 def _difference(forms: dict[str, Any], compiled: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ from libai_data.engine.batches import name_inputs, part_inputs
 from libai_data.engine.events import EventStorage
 from libai_data.engine.graph import GraphBase
 from libai_data.engine.step_trainers import EagerTrainer, GraphTrainer
-from libai_data.errors import SchemaError
+from libai_data.errors import ConfigError, SchemaError
 from libai_data.structures import DistTensorData, Instance
 from tests.deadline import run_to_end
 from tests.engine.tiny import FEATURES, GRAPH_BALLAST, TinyDataset, TinyModel, on_one_rank, weights
@@ -126,6 +126,33 @@ def test_other_inputs_than_those_of_the_first_step_are_refused() -> None:
         graph(points=inputs["points"])
     with pytest.raises(SchemaError, match=r"'labels' is oneflow.int32, but the graph is compiled for oneflow.int64"):
         graph(points=inputs["points"], labels=inputs["labels"].to(flow.int32))
+
+
+@pytest.mark.parametrize("mode", ["dropout.training", "first.weight.requires_grad"])
+def test_a_part_that_is_frozen_after_the_first_step_is_refused(mode: str) -> None:
+    model = on_one_rank(TinyModel(ballast=GRAPH_BALLAST, dropout=0.5))
+    graph = GraphBase(model, flow.optim.SGD(model.parameters(), lr=0.1))
+    graph(**inputs_of(TinyModel, 4))
+    setattr(model.first.weight if "weight" in mode else model.dropout, mode.rpartition(".")[2], False)
+    with pytest.raises(ConfigError, match=rf"model\.{mode} is False, but .* compiled for True. Set it before"):
+        graph(**inputs_of(TinyModel, 4))
+
+
+def test_a_part_that_is_replaced_after_the_graph_was_built_is_refused() -> None:
+    model = on_one_rank(TinyModel(ballast=GRAPH_BALLAST))
+    graph = GraphBase(model, is_train=False)
+    model.second.weight = flow.nn.Parameter(flow.zeros_like(model.second.weight))
+    with pytest.raises(ConfigError, match=r"model\.second\.weight was replaced after the graph was built"):
+        graph(**inputs_of(TinyModel, 4))
+
+
+def test_a_graph_for_evaluation_follows_the_model_into_training_mode() -> None:
+    model = on_one_rank(TinyModel(ballast=GRAPH_BALLAST))
+    graph = GraphBase(model, is_train=False)
+    assert [[*graph(**inputs_of(TinyModel, 4)).keys()] for model.training in (False, True)] == [
+        ["prediction_scores"],
+        ["loss"],
+    ]
 
 
 class WithNames(TinyModel):
