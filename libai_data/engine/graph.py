@@ -153,7 +153,7 @@ class GraphBase(nn.Graph):
         outputs = [self.model(**each) for each in part_inputs(inputs, count)]
         sum(total_loss(each) / count for each in outputs).backward()
         shown = [name for name, value in outputs[0].items() if value is not None]
-        return {name: sum(each[name].mean() for each in outputs) / count for name in shown}
+        return {name: sum((each[name] * 1.0).mean() for each in outputs) / count for name in shown}
 
     def _global_mode(self) -> AbstractContextManager[Any]:
         if self.global_mode is None or not self.global_mode.enabled:

@@ -94,7 +94,7 @@ class EagerTrainer(_StepTrainer):
             for name, value in outputs.items():
                 if value is None:
                     continue
-                share = value.detach() / self.grad_acc_steps
+                share = value.detach() * 1.0 / self.grad_acc_steps  # of booleans and integers, too
                 mean_outputs[name] = mean_outputs[name] + share if name in mean_outputs else share
         if any(self._clips):
             with warnings.catch_warnings():
@@ -132,5 +132,5 @@ class GraphTrainer(_StepTrainer):
             inputs = name_inputs([next_inputs(1) for _ in range(self.grad_acc_steps)])
         else:
             inputs = next_inputs(self.grad_acc_steps)
-        # With gradient accumulation, each output has one value per micro-batch.
-        return {name: value.mean() for name, value in self.graph(**inputs).items() if value is not None}
+        # With gradient accumulation, each output has one value per micro-batch. In OneFlow, only floats have a mean.
+        return {name: (value * 1.0).mean() for name, value in self.graph(**inputs).items() if value is not None}

@@ -70,6 +70,29 @@ def test_a_part_in_eval_mode_stays_in_eval_mode(graph_mode: bool) -> None:
 
 
 class OfSeveralLoaders(TinyModel):
+class WithCounts(TinyModel):
+    def forward(self, points: Any, labels: Any = None) -> Any:
+        outputs = TinyModel.forward(self, points, labels)
+        return {**outputs, "any": labels >= 0, "sum": (labels + 3).sum()}
+
+
+@pytest.mark.parametrize("graph_mode", [False, True])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_outputs_that_are_no_floats_are_logged_as_their_mean(graph_mode: bool, accumulate: int) -> None:
+    model = on_one_rank(WithCounts(ballast=GRAPH_BALLAST))
+    optimizer = flow.optim.SGD(model.parameters(), lr=0.1)
+    batches = [inputs_of(TinyModel, 4)] * 2
+    trainer: Any
+    if graph_mode:
+        trainer = GraphTrainer(GraphBase(model, optimizer, grad_acc_steps=accumulate), batches, accumulate)
+    else:
+        trainer = EagerTrainer(model, batches, optimizer, accumulate)
+    with EventStorage(0) as storage:
+        trainer.max_iter = 1
+        trainer.run_step(lambda batch: batch, "cpu")
+    assert {name: storage.latest()[name][0] for name in ("any", "sum")} == {"any": 1.0, "sum": 12.0}
+
+
     def forward(self, points: Any, labels: Any = None) -> Any:
         return TinyModel.forward(self, points["a"], labels)  # In a graph, `self` is a proxy, which `super` refuses.
 
