@@ -11,6 +11,7 @@ import pytest
 from configs.models.vit import VisionTransformer
 from libai_data.delivery import to_global
 from libai_data.engine.batches import name_inputs, part_inputs
+from libai_data.engine.checkpoint.optimizer_state import collect
 from libai_data.engine.events import EventStorage
 from libai_data.engine.graph import GraphBase
 from libai_data.engine.step_trainers import EagerTrainer, GraphTrainer
@@ -69,7 +70,6 @@ def test_a_part_in_eval_mode_stays_in_eval_mode(graph_mode: bool) -> None:
     assert (model.first.weight.numpy() != before["first.weight"]).any()  # Dropout of all features would stop this.
 
 
-class OfSeveralLoaders(TinyModel):
 class WithCounts(TinyModel):
     def forward(self, points: Any, labels: Any = None) -> Any:
         outputs = TinyModel.forward(self, points, labels)
@@ -93,6 +93,7 @@ def test_outputs_that_are_no_floats_are_logged_as_their_mean(graph_mode: bool, a
     assert {name: storage.latest()[name][0] for name in ("any", "sum")} == {"any": 1.0, "sum": 12.0}
 
 
+class OfSeveralLoaders(TinyModel):
     def forward(self, points: Any, labels: Any = None) -> Any:
         return TinyModel.forward(self, points["a"], labels)  # In a graph, `self` is a proxy, which `super` refuses.
 
@@ -118,6 +119,37 @@ def test_a_smaller_last_batch_is_evaluated(kind: type[TinyModel]) -> None:
     for rows in (4, 2, 4):
         found, expected = (each(**inputs_of(kind, rows))["prediction_scores"].numpy() for each in (graph, model))
         np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (flow.optim.SGD, {"momentum": 0.9}),
+        (flow.optim.Adam, {"amsgrad": True}),
+        (flow.optim.LAMB, {}),
+        (flow.optim.RMSprop, {"centered": True}),
+        (flow.optim.Adagrad, {}),
+        (flow.optim.Adadelta, {}),
+    ],
+)
+def test_an_optimizer_has_the_same_state_in_both_modes(kind: Any, options: dict[str, Any]) -> None:
+    states = []
+    for graph_mode in (False, True):
+        model = on_one_rank(TinyModel(ballast=GRAPH_BALLAST))
+        optimizer = kind(model.parameters(), lr=0.1, **options)
+        graph = GraphBase(model, optimizer) if graph_mode else None
+        if graph is not None:
+            graph(**inputs_of(TinyModel, 4))
+        else:
+            model(**inputs_of(TinyModel, 4))["loss"].backward()
+            optimizer.step()
+        step, slots = collect(model, optimizer, graph)
+        of_model = {name: value.numpy() for name, value in slots.items() if not name.startswith("graph/")}
+        states.append((step, of_model))
+    (steps, eager), (steps_of_graph, of_graph) = states
+    assert (steps_of_graph, of_graph.keys()) == (steps, eager.keys())
+    for name, value in eager.items():
+        np.testing.assert_allclose(of_graph[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
 class OfTwoInputs(TinyModel):

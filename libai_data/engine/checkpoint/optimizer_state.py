@@ -31,6 +31,8 @@ _EAGER_SLOT = {
     "v": "exp_avg_sq",
     "max_v": "max_exp_avg_sq",
     "momentum": "momentum_buf",
+    "mean_square": "square_avg",
+    "mean_gradient": "grad_avg",
 }
 _GRAPH_SLOT = {eager: graph for graph, eager in _EAGER_SLOT.items()}
 _GRAPH_PREFIX = "model."
