@@ -73,6 +73,8 @@ class GraphBase(nn.Graph):
         self._parts = _parts_with_modes(model)
         self._modes: list[bool] = []
         if is_train:
+            _check_is_compiled(optimizer)
+            _check_is_compiled(lr_scheduler)
             self.add_optimizer(optimizer, lr_sch=lr_scheduler)
             if fp16 and self._needs_gpu("train.amp"):
                 self.config.enable_amp(True)
@@ -183,6 +185,18 @@ class GraphBase(nn.Graph):
         self.config.enable_auto_parallel_ignore_user_sbp_config(conf.enable_auto_parallel_ignore_user_sbp_config)
         self.config.enable_auto_parallel_trunk_algo(conf.trunk_algo)
         self.config.enable_auto_parallel_sbp_collector(conf.sbp_collector)
+
+
+def _check_is_compiled(part: Any) -> None:
+    """Raise ConfigError if the class of an optimizer or schedule computes its steps in Python: a graph never does."""
+    for each in getattr(part, "schedulers", []):
+        _check_is_compiled(each)
+    kind = next((each for each in type(part).__mro__ if vars(each).keys() & {"step", "clip_grad", "get_lr"}), None)
+    if kind is not None and "_generate_conf_for_graph" not in vars(kind):
+        raise ConfigError(
+            f"a graph cannot run {kind.__name__}, because the class computes its steps in Python. Use an optimizer or "
+            "schedule of OneFlow that works in graphs, or set graph.enabled=False"
+        )
 
 
 def _parts_with_modes(model: Any) -> dict[str, tuple[Any, str]]:

@@ -152,6 +152,31 @@ def test_an_optimizer_has_the_same_state_in_both_modes(kind: Any, options: dict[
         np.testing.assert_allclose(of_graph[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
+class OwnSchedule(flow.optim.lr_scheduler.CosineDecayLR):
+    def get_lr(self, base_lr: float, step: int) -> float:
+        return base_lr / (1 + step)
+
+
+class OwnOptimizer(flow.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("part", ["OwnOptimizer", "OwnSchedule", "OwnSchedule after a warm-up", "LambdaLR"])
+def test_steps_that_are_computed_in_python_are_refused(part: str) -> None:
+    model = on_one_rank(TinyModel(ballast=GRAPH_BALLAST))
+    optimizer = (OwnOptimizer if part == "OwnOptimizer" else flow.optim.SGD)(model.parameters(), lr=0.1)
+    schedule: Any = None
+    if part == "LambdaLR":
+        schedule = flow.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1)
+    elif part != "OwnOptimizer":
+        schedule = OwnSchedule(optimizer, 10)
+    if "warm-up" in part:
+        schedule = flow.optim.lr_scheduler.WarmUpLR(schedule, warmup_iters=2)
+    with pytest.raises(ConfigError, match=f"a graph cannot run {part.split()[0]}, because the class computes"):
+        GraphBase(model, optimizer, schedule)
+
+
 class OfTwoInputs(TinyModel):
     def forward(self, points: Any, others: Any = None, nested: Any = None) -> Any:
         given = others if nested is None else nested["others"]
