@@ -15,6 +15,7 @@ from libai_data.data.nesting import Skeleton, is_texts, put_together, taken_apar
 from libai_data.engine.batches import part_inputs
 from libai_data.engine.losses import total_loss
 from libai_data.errors import ConfigError, SchemaError
+from libai_data.mesh.arrays import is_flow_tensor
 from libai_data.mesh.current import get_data_parallel_size, get_mesh
 
 logger = logging.getLogger(__name__)
@@ -103,14 +104,13 @@ class GraphBase(nn.Graph):
         leaves: dict[str, Any] = {}
         skeleton = taken_apart(kwargs, leaves)
         for name, value in leaves.items():
-            if is_texts(value):
+            if value is not None and not is_flow_tensor(value):
+                what = "text" if is_texts(value) else f"a {type(value).__name__}"
                 raise SchemaError(
-                    f"'{name}' is text, but the inputs of a graph are tensors. Select the other fields (the loader's "
-                    "argument fields, or get_batch), or set graph.enabled=False"
+                    f"'{name}' is {what}, but the inputs of a graph are tensors. Let get_batch make a tensor of it. "
+                    "Select the other fields (the loader's argument fields, or get_batch), or set graph.enabled=False"
                 )
-        forms = {
-            name: (tuple(getattr(value, "shape", ())), getattr(value, "dtype", None)) for name, value in leaves.items()
-        }
+        forms = {name: None if value is None else (tuple(value.shape), value.dtype) for name, value in leaves.items()}
         if not self._forms:
             for name, (part, _) in _parts_with_modes(self.model.to(nn.Module)).items():
                 if name not in self._parts or self._parts[name][0] is not part:
@@ -142,11 +142,14 @@ class GraphBase(nn.Graph):
         logger.info("Compiling the %s graph; this can take a while.", "training" if self.is_train else "evaluation")
         if not self.is_train:
             return self.model(**inputs)
+        before = _attributes_of(self.model)
         with self._global_mode():
             if self.takes_micro_batches:
-                return self._train_on_all(inputs)
-            outputs = self.model(**inputs)
-            total_loss(outputs).backward()
+                outputs = self._train_on_all(inputs)
+            else:
+                outputs = self.model(**inputs)
+                total_loss(outputs).backward()
+        _check_keeps_nothing(self.model.to(nn.Module), _attributes_of(self.model) - before)
         return outputs
 
     def _train_on_all(self, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -199,6 +202,25 @@ def _check_is_compiled(part: Any) -> None:
         )
 
 
+def _attributes_of(model: Any, name: str = "model") -> set[str]:
+    """Names of the attributes that a graph's proxies of modules have of their own."""
+    own = {f"{name}.{attribute}" for attribute in vars(model)}
+    return own.union(*(_attributes_of(each, f"{name}.{child}") for child, each in model._modules.items()))
+
+
+def _check_keeps_nothing(model: Any, assigned: set[str]) -> None:
+    """Check what `forward` has assigned: only the compilation sees it, and the model itself does not.
+
+    Raises ConfigError if it is a buffer. Of other attributes, which may be caches, the log warns.
+    """
+    buffers = {name for name, _ in model.named_buffers("model")}
+    for name in sorted(assigned, key=lambda name: (name not in buffers, name)):
+        what = f"forward assigns {name}, but graph mode runs the Python code of forward only once, to compile it"
+        if name in buffers:
+            raise ConfigError(f"{what}, so the buffer would not change. Set graph.enabled=False")
+        logger.warning("%s. If later steps need the new value, set graph.enabled=False.", what)
+
+
 def _parts_with_modes(model: Any) -> dict[str, tuple[Any, str]]:
     """The name of a mode, such as "model.head.training" -> the module or parameter that has this mode, and the mode."""
     parts = [*model.named_modules(prefix="model")], [*model.named_parameters("model")]
@@ -217,7 +239,14 @@ def _difference(forms: dict[str, Any], compiled: dict[str, Any]) -> str:
             f"the inputs are {sorted(forms)}, but the graph is compiled for {sorted(compiled)}. Let get_batch return "
             "the same inputs in each step, or set graph.enabled=False"
         )
-    name, (shape, dtype) = next(item for item in forms.items() if item[1] != compiled[item[0]])
+    name, form = next(item for item in forms.items() if item[1] != compiled[item[0]])
+    if form is None or compiled[name] is None:
+        now, before = ("None" if each is None else "a tensor" for each in (form, compiled[name]))
+        return (
+            f"'{name}' is {now}, but the graph is compiled for {before}. Let get_batch return the same inputs in each "
+            "step, or set graph.enabled=False"
+        )
+    shape, dtype = form
     if shape == compiled[name][0]:
         return f"'{name}' is {dtype}, but the graph is compiled for {compiled[name][1]}. Make the dtypes equal"
     return (

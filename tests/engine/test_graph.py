@@ -206,6 +206,8 @@ def test_other_inputs_than_those_of_the_first_step_are_refused() -> None:
         graph(points=inputs["points"])
     with pytest.raises(SchemaError, match=r"'labels' is oneflow.int32, but the graph is compiled for oneflow.int64"):
         graph(points=inputs["points"], labels=inputs["labels"].to(flow.int32))
+    with pytest.raises(SchemaError, match=r"'labels' is None, but the graph is compiled for a tensor. Let get_batch"):
+        graph(points=inputs["points"], labels=None)
 
 
 @pytest.mark.parametrize("mode", ["dropout.training", "first.weight.requires_grad"])
@@ -233,6 +235,35 @@ def test_a_graph_for_evaluation_follows_the_model_into_training_mode() -> None:
         ["prediction_scores"],
         ["loss"],
     ]
+
+
+class Counting(TinyModel):
+    def __init__(self, ballast: int, name: str) -> None:
+        super().__init__(ballast=ballast)
+        self.register_buffer("buffer", flow.zeros(1))
+        self.plain, self.name = 0, name
+
+    def forward(self, points: Any, labels: Any = None) -> Any:
+        setattr(self, self.name, getattr(self, self.name) + 1)
+        return TinyModel.forward(self, points, labels)
+
+
+def test_what_forward_assigns_is_not_lost_in_silence(caplog: pytest.LogCaptureFixture) -> None:
+    def run(name: str) -> None:
+        model = on_one_rank(Counting(GRAPH_BALLAST, name))
+        GraphBase(model, flow.optim.SGD(model.parameters(), lr=0.1))(**inputs_of(TinyModel, 4))
+
+    with pytest.raises(ConfigError, match=r"forward assigns model\.buffer, .* so the buffer would not change"):
+        run("buffer")
+    run("plain")
+    assert "forward assigns model.plain, but graph mode" in caplog.text
+
+
+@pytest.mark.parametrize(("value", "what"), [(2.0, "a float"), ([1, 2], "a list"), (np.ones(1), "a ndarray")])
+def test_an_input_that_is_no_tensor_is_refused(value: Any, what: str) -> None:
+    graph = GraphBase(on_one_rank(WithNames(ballast=GRAPH_BALLAST)), is_train=False)
+    with pytest.raises(SchemaError, match=f"'names' is {what}, but the inputs of a graph are tensors"):
+        graph(**inputs_of(TinyModel, 2), names=value)
 
 
 class WithNames(TinyModel):
