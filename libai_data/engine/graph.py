@@ -10,6 +10,7 @@ from typing import Any
 
 import oneflow as flow
 from oneflow import nn
+from oneflow.autograd import autograd_mode
 
 from libai_data.data.nesting import Skeleton, is_texts, put_together, taken_apart
 from libai_data.engine.batches import part_inputs
@@ -143,7 +144,7 @@ class GraphBase(nn.Graph):
         if not self.is_train:
             return self.model(**inputs)
         before = _attributes_of(self.model)
-        with self._global_mode():
+        with self._global_mode(), _warning_of_no_grad():
             if self.takes_micro_batches:
                 outputs = self._train_on_all(inputs)
             else:
@@ -219,6 +220,27 @@ def _check_keeps_nothing(model: Any, assigned: set[str]) -> None:
         if name in buffers:
             raise ConfigError(f"{what}, so the buffer would not change. Set graph.enabled=False")
         logger.warning("%s. If later steps need the new value, set graph.enabled=False.", what)
+
+
+@contextmanager
+def _warning_of_no_grad() -> Iterator[None]:
+    """Warn in the log if the block switches gradients off: the autodiff of a compiled graph does not see this."""
+    mode, modes_off = autograd_mode.AutoGradMode, []
+
+    def noting(enabled: bool) -> Any:
+        modes_off.extend([] if enabled else ["no_grad"])
+        return mode(enabled)
+
+    autograd_mode.AutoGradMode = noting
+    try:
+        yield
+    finally:
+        autograd_mode.AutoGradMode = mode
+    if modes_off:
+        logger.warning(
+            "forward uses no_grad, but graph mode computes gradients there too. Call detach() of the tensors that need "
+            "no gradient, or set graph.enabled=False."
+        )
 
 
 def _parts_with_modes(model: Any) -> dict[str, tuple[Any, str]]:

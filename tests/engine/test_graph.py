@@ -259,6 +259,20 @@ def test_what_forward_assigns_is_not_lost_in_silence(caplog: pytest.LogCaptureFi
     assert "forward assigns model.plain, but graph mode" in caplog.text
 
 
+class WithoutGradient(TinyModel):
+    def forward(self, points: Any, labels: Any = None) -> Any:
+        with flow.no_grad():
+            points = points + self.first(points).mean()
+        return TinyModel.forward(self, points, labels)
+
+
+@pytest.mark.parametrize("kind", [WithoutGradient, TinyModel])
+def test_the_log_warns_of_no_grad_in_forward(kind: type[TinyModel], caplog: pytest.LogCaptureFixture) -> None:
+    model = on_one_rank(kind(ballast=GRAPH_BALLAST))
+    GraphBase(model, flow.optim.SGD(model.parameters(), lr=0.1))(**inputs_of(TinyModel, 4))
+    assert ("forward uses no_grad, but graph mode" in caplog.text) == (kind is WithoutGradient)
+
+
 @pytest.mark.parametrize(("value", "what"), [(2.0, "a float"), ([1, 2], "a list"), (np.ones(1), "a ndarray")])
 def test_an_input_that_is_no_tensor_is_refused(value: Any, what: str) -> None:
     graph = GraphBase(on_one_rank(WithNames(ballast=GRAPH_BALLAST)), is_train=False)
