@@ -156,6 +156,12 @@ class GraphBase(nn.Graph):
     def _train_on_all(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """One backward pass of the mean loss of all micro-batches."""
         count = self._grad_acc_steps
+        for name, module in self.model.to(nn.Module).named_modules(prefix="model"):
+            if module.training and getattr(module, "running_mean", None) is not None:
+                raise ConfigError(
+                    f"{name} has running statistics, which a CPU graph cannot update for several micro-batches. Set "
+                    "train.num_accumulation_steps=1 or graph.enabled=False"
+                )
         outputs = [self.model(**each) for each in part_inputs(inputs, count)]
         sum(total_loss(each) / count for each in outputs).backward()
         shown = [name for name, value in outputs[0].items() if value is not None]

@@ -93,6 +93,22 @@ def test_outputs_that_are_no_floats_are_logged_as_their_mean(graph_mode: bool, a
     assert {name: storage.latest()[name][0] for name in ("any", "sum")} == {"any": 1.0, "sum": 12.0}
 
 
+class WithStatistics(TinyModel):
+    def __init__(self, ballast: int) -> None:
+        super().__init__(ballast=ballast)
+        self.norm = flow.nn.BatchNorm1d(FEATURES)
+
+    def forward(self, points: Any, labels: Any = None) -> Any:
+        return TinyModel.forward(self, self.norm(points), labels)
+
+
+def test_running_statistics_of_several_micro_batches_are_refused() -> None:
+    model = on_one_rank(WithStatistics(GRAPH_BALLAST))
+    graph = GraphBase(model, flow.optim.SGD(model.parameters(), lr=0.1), grad_acc_steps=2)
+    with pytest.raises(ConfigError, match=r"model\.norm has running statistics, .*num_accumulation_steps=1"):
+        graph(**name_inputs([inputs_of(TinyModel, 4)] * 2))
+
+
 class OfSeveralLoaders(TinyModel):
     def forward(self, points: Any, labels: Any = None) -> Any:
         return TinyModel.forward(self, points["a"], labels)  # In a graph, `self` is a proxy, which `super` refuses.
