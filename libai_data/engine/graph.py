@@ -121,8 +121,14 @@ class GraphBase(nn.Graph):
                     )
             self._skeleton, self._forms, self._modes = skeleton, forms, _modes_of(self._parts)
         modes = _modes_of(self._parts)
-        if not self.is_train and (forms != self._forms or modes != self._modes):
+        hooked = _with_hooks(self._parts)
+        if not self.is_train and (hooked or forms != self._forms or modes != self._modes):
             return self.model.to(nn.Module)(*args, **kwargs)
+        if hooked:
+            raise ConfigError(
+                f"{hooked} has forward hooks, as weight_norm registers them, which a graph does not call. Write their "
+                "work in forward, or set graph.enabled=False"
+            )
         if forms != self._forms:
             raise SchemaError(_difference(forms, self._forms))
         for name, mode, compiled in zip(self._parts, modes, self._modes):
@@ -258,6 +264,14 @@ def _parts_with_modes(model: Any) -> dict[str, tuple[Any, str]]:
 
 def _modes_of(parts: dict[str, tuple[Any, str]]) -> list[bool]:
     return [getattr(part, mode) for part, mode in parts.values()]
+
+
+def _with_hooks(parts: dict[str, tuple[Any, str]]) -> str:
+    """The name of a module that has forward hooks; "" if there is none."""
+    for name, (part, mode) in parts.items():
+        if mode == "training" and (part._forward_hooks or part._forward_pre_hooks):
+            return name.rpartition(".")[0]
+    return ""
 
 
 def _difference(forms: dict[str, Any], compiled: dict[str, Any]) -> str:

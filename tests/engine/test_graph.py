@@ -296,6 +296,17 @@ def test_an_input_that_is_no_tensor_is_refused(value: Any, what: str) -> None:
         graph(**inputs_of(TinyModel, 2), names=value)
 
 
+@pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook"])
+def test_forward_hooks_are_refused_in_training_and_called_in_evaluation(register: str) -> None:
+    model = on_one_rank(TinyModel(ballast=GRAPH_BALLAST))
+    calls: list[Any] = []
+    getattr(model.first, register)(lambda *seen: calls.append(seen))
+    GraphBase(model, is_train=False)(**inputs_of(TinyModel, 4))
+    assert len(calls) == 1
+    with pytest.raises(ConfigError, match=r"model\.first has forward hooks, .* which a graph does not call"):
+        GraphBase(model, flow.optim.SGD(model.parameters(), lr=0.1))(**inputs_of(TinyModel, 4))
+
+
 class WithNames(TinyModel):
     def forward(self, points: Any, labels: Any = None, names: Any = None) -> Any:
         return TinyModel.forward(self, points, labels)
