@@ -38,6 +38,10 @@ def resized(pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
         border = cv2.BORDER_REPLICATE | cv2.BORDER_ISOLATED
         cv2.GaussianBlur(pixels, (3, 3), _SMOOTHING * math.sqrt(shrinks**2 - 1), dst=smooth, borderType=border)
         return cv2.resize(smooth, (width, height), interpolation=cv2.INTER_LINEAR)
+    # INTER_AREA averages only if no side grows.
+    least = min(height, pixels.shape[0]), min(width, pixels.shape[1])
+    if least != (height, width):
+        return resized(resized(pixels, least), size)
     return cv2.resize(pixels, (width, height), interpolation=cv2.INTER_AREA)
 
 
