@@ -102,7 +102,7 @@ class BertDataset(SentenceDataset):
         if not self.binary_head:
             return self._sample(self._passage(index), 0, random)
         first, second, label = self._pair(index, random)
-        return self._sample([first, second] if len(second) else [first], label, random)
+        return self._sample([first, second], label, random)
 
     def _pair(self, index: int, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray, int]:
         sizes, tokens, target = self._sentences(index)

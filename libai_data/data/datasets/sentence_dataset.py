@@ -96,15 +96,17 @@ class SentenceDataset:
         return sizes, self.source.tokens[start : start + int(sizes.sum())], target
 
     def _passage_of_another_document(self, index: int, random: np.random.Generator) -> np.ndarray:
-        """The end of a random other document, from a random sentence on; of the same document if none is found."""
-        bounds = self.source.doc_idx
+        """The end of a random other document, from a random sentence on; of the same document if none is found. Empty
+        sentences do not count."""
+        bounds, sizes = self.source.doc_idx, self.source.sizes
         number = own = int(np.searchsorted(bounds, self._samples.first[index], side="right")) - 1
         # Nearly all documents may be empty. So there are a few attempts; after them, the sample's own document is used.
         for _ in range(_ATTEMPTS):
             drawn = int(random.integers(self.source.num_documents))
-            if drawn != own and bounds[drawn + 1] > bounds[drawn]:
+            if drawn != own and sizes[bounds[drawn] : bounds[drawn + 1]].any():
                 number = drawn
                 break
         first, stop = int(bounds[number]), int(bounds[number + 1])
-        sentence = int(random.integers(first, stop))
-        return self.source.document(number)[int(self.source.sizes[first:sentence].sum()) :]
+        full = np.flatnonzero(sizes[first:stop])
+        sentence = first + int(full[random.integers(len(full))])
+        return self.source.document(number)[int(sizes[first:sentence].sum()) :]

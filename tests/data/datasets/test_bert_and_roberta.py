@@ -177,6 +177,13 @@ def test_a_corpus_of_one_document_gives_next_pairs_too(tmp_path: Path) -> None:
         passages(read(dataset, 0, epoch))
 
 
+def test_passages_of_other_documents_have_tokens(tmp_path: Path) -> None:
+    source = write_corpus(tmp_path / "gaps", [[[FIRST]] * 2, [[], []], [[], [FIRST + 1], []]])
+    dataset = BertDataset("bert", Tokenizer(), source, pair_task="next", max_seq_length=64, mask_lm_prob=0.01)
+    seen = [passages(read(dataset, 0, epoch))[1] for epoch in range(40)]
+    assert {tuple(second) for second in seen} == {(FIRST,), (FIRST + 1,)}
+
+
 def test_wrong_arguments_are_refused_by_name(corpus: Any) -> None:
     class Bare(Tokenizer):
         mask_token_id = None  # type: ignore[assignment]
