@@ -72,6 +72,13 @@ def test_options_of_an_optimizer_that_a_graph_ignores_are_warned_of(tmp_path: Pa
     assert (tmp_path / "log.txt").read_text().count("The graph ignores") == len(hooks)
 
 
+def test_the_rate_that_a_step_is_made_with_is_logged_also_if_a_hook_has_set_it(tmp_path: Path) -> None:
+    built(tiny_config(str(tmp_path), train_iter=4, evaluation={"enabled": False}), ChangesOptions()).train()
+    rates = metric(tmp_path, "lr")
+    assert rates[2] == 0.5
+    assert max(rates[1], rates[3]) <= 0.02
+
+
 class SkipsAStep(DefaultTrainer):
     def run_step(self) -> None:
         if self.iter != 3:

@@ -155,8 +155,9 @@ class DataProgress(HookBase):
 class LRScheduler(HookBase):
     """Puts the learning rate of the finished step as "lr", and steps the schedule; by default, that of the trainer.
 
-    In graph mode, the graph counts its own steps, and this eager copy of the schedule only shows the rate. So this hook
-    warns if a training changes rates or options of the optimizer, which a compiled graph ignores.
+    In eager mode, this is the rate of the optimizer, which other code may have set. In graph mode, the graph counts its
+    own steps, and this eager copy of the schedule only shows the rate. So this hook warns if a training changes rates
+    or options of the optimizer, which a compiled graph ignores.
     """
 
     def __init__(self, optimizer: Any = None, scheduler: Any = None) -> None:
@@ -170,9 +171,12 @@ class LRScheduler(HookBase):
     def scheduler(self) -> Any:
         return self._scheduler if self._scheduler is not None else self.trainer.lr_scheduler
 
+    @property
+    def optimizer(self) -> Any:
+        return self._optimizer if self._optimizer is not None else self.trainer.optimizer
+
     def before_train(self) -> None:
-        optimizer = self._optimizer if self._optimizer is not None else self.trainer.optimizer
-        self._group = self.get_best_param_group_id(optimizer)
+        self._group = self.get_best_param_group_id(self.optimizer)
         self._next_step = self.trainer.start_iter
 
     @staticmethod
@@ -186,14 +190,15 @@ class LRScheduler(HookBase):
 
     def before_step(self) -> None:
         is_first = self._compiled is None and self.trainer.iter == self.trainer.start_iter
-        if is_first and getattr(self.trainer, "graph_train", None) is not None:
+        if is_first and self._is_of_graph():
             self._compiled = changed_numbers(self.trainer.model, self.trainer.optimizer)
 
     def after_step(self) -> None:
         rates = self.scheduler.get_last_lr()
         if self._compiled is not None and self.trainer.losses.is_due(self.trainer.iter):
             self._warn_of_ignored(self._compiled, rates)
-        self.trainer.storage.put_scalar("lr", rates[self._group], smoothing_hint=False)
+        rate = rates[self._group] if self._is_of_graph() else self.optimizer.param_groups[self._group]["lr"]
+        self.trainer.storage.put_scalar("lr", rate, smoothing_hint=False)
         self.scheduler.step()
         self._next_step = self.trainer.iter + 1
 
@@ -203,6 +208,9 @@ class LRScheduler(HookBase):
         if last_step >= 0 and last_step == self._next_step:
             self.scheduler.step()
         self._next_step = None
+
+    def _is_of_graph(self) -> bool:
+        return getattr(self.trainer, "graph_train", None) is not None
 
     def _warn_of_ignored(self, compiled: ChangedAttributes, rates: list[float]) -> None:
         changed = compiled.changed()
