@@ -83,7 +83,6 @@ class EagerTrainer(_StepTrainer):
         model.train()
         self.model = model
         self.optimizer = optimizer
-        self._clips = [group._enable_clip_grad for group in optimizer.param_groups]
 
     def _step(self, next_inputs: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
         mean_outputs: dict[str, Any] = {}
@@ -96,7 +95,7 @@ class EagerTrainer(_StepTrainer):
                     continue
                 share = value.detach() * 1.0 / self.grad_acc_steps  # of booleans and integers, too
                 mean_outputs[name] = mean_outputs[name] + share if name in mean_outputs else share
-        if any(self._clips):
+        if any(group._enable_clip_grad for group in self.optimizer.param_groups):
             with warnings.catch_warnings():
                 # In every step, OneFlow warns about each group without clipping.
                 warnings.simplefilter("ignore")

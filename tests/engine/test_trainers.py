@@ -152,6 +152,16 @@ def test_an_output_of_several_numbers_is_shown_as_their_mean_as_by_a_graph(accum
     assert trainer.storage.latest()["scores"] == (3.0, 0)
 
 
+def test_gradients_of_a_group_that_a_training_adds_are_clipped() -> None:
+    model = Scaled(lambda mean: {"loss": mean})
+    optimizer = flow.optim.SGD([nn.Parameter(flow.ones(1))], lr=1.0)
+    trainer = OneRank(EagerTrainer(model, [flow.ones(2)], optimizer), optimizer, None, get_batch=lambda x: {"x": x})
+    group = {"params": [model.weight], "lr": 1.0, "clip_grad_max_norm": 0.25, "clip_grad_norm_type": 2.0}
+    optimizer.add_param_group(group)
+    trainer.train(0, 1)
+    assert model.weight.item() == pytest.approx(0.75)
+
+
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_an_output_that_is_none_is_left_out(accumulate: int) -> None:
     trainer = trained(lambda mean: {"loss": mean, "aux_loss": None, "scores": None}, 1, accumulate)
