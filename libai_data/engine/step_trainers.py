@@ -93,7 +93,8 @@ class EagerTrainer(_StepTrainer):
             for name, value in outputs.items():
                 if value is None:
                     continue
-                share = value.detach() * 1.0 / self.grad_acc_steps  # of booleans and integers, too
+                # Of booleans and integers, too. Other outputs than losses may have other rows in the next batch.
+                share = (value.detach() * 1.0).mean() / self.grad_acc_steps
                 mean_outputs[name] = mean_outputs[name] + share if name in mean_outputs else share
         if any(group._enable_clip_grad for group in self.optimizer.param_groups):
             with warnings.catch_warnings():

@@ -152,6 +152,12 @@ def test_an_output_of_several_numbers_is_shown_as_their_mean_as_by_a_graph(accum
     assert trainer.storage.latest()["scores"] == (3.0, 0)
 
 
+def test_outputs_of_micro_batches_with_different_numbers_of_rows_are_shown_as_the_mean_of_their_means() -> None:
+    scores = iter([flow.tensor([1.0, 2.0, 6.0]), flow.tensor([4.0, 6.0])])
+    trainer = trained(lambda mean: {"loss": mean, "scores": next(scores)}, 1, 2)
+    assert trainer.storage.latest()["scores"] == (4.0, 0)
+
+
 def test_gradients_of_a_group_that_a_training_adds_are_clipped() -> None:
     model = Scaled(lambda mean: {"loss": mean})
     optimizer = flow.optim.SGD([nn.Parameter(flow.ones(1))], lr=1.0)
