@@ -43,7 +43,7 @@ def total_loss(outputs: Any) -> Any:
 
 
 class LossBuffer:
-    """The losses of the steps since they were last read."""
+    """The losses of the steps since they were last read. Of local ones, the mean over all ranks is logged."""
 
     def __init__(self, period: int = 1) -> None:
         self.period = period  # number of steps after which the losses are read
@@ -70,6 +70,7 @@ class LossBuffer:
         """
         if not self._unread:
             return
+        local_means = iter(_means_over_ranks([value for _, losses in self._unread for value in losses.values()]))
         problem, bad = "", -1  # this rank's first step with a loss that is not finite
         for iteration, losses in self._unread:
             if bad < 0 and not all(_is_finite_here(value) for name, value in losses.items() if "loss" in name):
@@ -77,11 +78,13 @@ class LossBuffer:
             values = {name: number_on_rank0(losses[name]) for name in losses}
             if not is_main_process():
                 continue
-            summed = {name: value for name, value in values.items() if "loss" in name}
-            storage.put_scalar(prefix + "total_loss", sum(summed.values()), iteration=iteration)
+            means = {name: values[name] if losses[name].is_global else next(local_means) for name in losses}
+            total = sum(value for name, value in means.items() if "loss" in name)
+            storage.put_scalar(prefix + "total_loss", total, iteration=iteration)
             if len(values) > 1:
-                for name, value in values.items():
+                for name, value in means.items():
                     storage.put_scalar(name, value, iteration=iteration)
+            summed = {name: value for name, value in values.items() if "loss" in name}
             if self.stop_on_nonfinite and not problem and not math.isfinite(sum(summed.values())):
                 shown = ", ".join(f"{name} = {value}" for name, value in summed.items())
                 problem, bad = self._problem(iteration, shown), iteration
@@ -118,6 +121,12 @@ def samples_in_words(loader: Any, step: int) -> str:
         f" The step's samples, as epoch:index, are {', '.join(shown[:_MOST_SAMPLES])}{more}. To leave them out, resume "
         f"from an earlier checkpoint with train.skip_steps{skip}."
     )
+
+
+def _means_over_ranks(values: list[Any]) -> np.ndarray:
+    """The mean over all ranks of each local tensor; global tensors are left out. Collective."""
+    own = np.array([value.numpy().mean() for value in values if not value.is_global], dtype=np.float64)
+    return gather_words(own.view(np.int64)).view(np.float64).mean(axis=0) if own.size else own
 
 
 def _is_finite_here(value: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from ast import literal_eval
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -148,3 +149,11 @@ def test_a_rank_that_alone_changes_the_end_of_the_training_ends_it_and_is_named(
         r"ranks have begun different collectives: the end of the training \(trainer.max_iter = 12\).* on rank 0, but",
         result.output,
     ), result.output
+
+
+def test_the_log_has_the_mean_over_all_ranks_of_local_losses(tmp_path: Path) -> None:
+    result = launch_ranks(SCRIPTS / "local_losses.py", 2, str(tmp_path / "logged.txt"), timeout=120)
+    assert result.returncode == 0, result.output
+    logged = literal_eval((tmp_path / "logged.txt").read_text())
+    assert logged["a_loss"] == [(1.0, 0), (2.0, 1)]
+    assert logged["total_loss"] == [(2.0, 0), (3.0, 1)]
