@@ -13,6 +13,7 @@ from libai_data.delivery.gather import gather_words
 from libai_data.engine.data_state import stream_state_of
 from libai_data.engine.events import EventStorage
 from libai_data.errors import NonFiniteLossError, SchemaError
+from libai_data.mesh.arrays import is_flow_tensor
 from libai_data.mesh.current import broadcast_py_object, is_main_process, tensor_to_rank0
 
 # Unread losses are at most this many steps old, however rarely the training logs.
@@ -40,6 +41,16 @@ def total_loss(outputs: Any) -> Any:
                 "contains 'loss' must be a single number, such as its mean()"
             )
     return sum(losses[1:], losses[0])
+
+
+def check_are_tensors(outputs: Mapping[str, Any]) -> None:
+    """Raise SchemaError if an output of a model is neither a tensor nor None."""
+    for name, value in outputs.items():
+        if value is not None and not is_flow_tensor(value):
+            raise SchemaError(
+                f"model.forward returned '{name}', a {type(value).__name__}; in training, each output must be a tensor "
+                "of OneFlow, or None"
+            )
 
 
 class LossBuffer:

@@ -168,6 +168,12 @@ def test_gradients_of_a_group_that_a_training_adds_are_clipped() -> None:
     assert model.weight.item() == pytest.approx(0.75)
 
 
+@pytest.mark.parametrize(("name", "value"), [("accuracy", 0.5), ("aux_loss", 1), ("parts", {"a": 1.0})])
+def test_an_output_that_is_no_tensor_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(SchemaError, match=f"returned '{name}', a {type(value).__name__}; in training, each output"):
+        trained(lambda mean: {"loss": mean, name: value}, 1, 1)
+
+
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_an_output_that_is_none_is_left_out(accumulate: int) -> None:
     trainer = trained(lambda mean: {"loss": mean, "aux_loss": None, "scores": None}, 1, accumulate)
