@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -126,13 +127,11 @@ class EncodedImage:
     def _header(self) -> tuple[int, int, bool]:
         """Height and width as they are stored, and whether libjpeg-turbo is to decode the image."""
         if self._is_jpeg:
-            try:
+            with suppress(ValueError):  # libjpeg-turbo refuses some samplings of colours, which Pillow decodes.
                 height, width, colours, _ = libjpeg_turbo().decode_jpeg_header(self.data)
-            except ValueError as error:
-                raise FormatError(f"the JPEG's header cannot be read: {error}") from error
-            _check_pixels(height, width)
-            # The conversion of CMYK to RGB is a matter of convention, and Pillow's convention is the usual one.
-            return height, width, colours not in ("CMYK", "YCCK")
+                _check_pixels(height, width)  # as `_opened` does
+                # The conversion of CMYK to RGB is a matter of convention, and Pillow's convention is the usual one.
+                return height, width, colours not in ("CMYK", "YCCK")
         image = self._opened
         return image.height, image.width, False
 

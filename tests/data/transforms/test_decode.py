@@ -60,6 +60,12 @@ def test_inks_become_the_colours_that_pillow_makes_of_them() -> None:
     assert EncodedImage(data).region(0, 0, 427, 640, (40, 40)).shape == (427, 640, 3)
 
 
+def test_jpegs_that_libjpeg_turbo_refuses_are_decoded_by_pillow() -> None:
+    data = encoded(Image.fromarray(photograph()).convert("CMYK"), subsampling=1)
+    assert EncodedImage(data).size == (427, 640)
+    np.testing.assert_array_equal(decode_image(data), by_pillow(data))
+
+
 def test_of_sixteen_bits_the_upper_eight_are_taken() -> None:
     values = np.linspace(0, 65535, 20 * 30).reshape(20, 30).astype(np.uint16)
     for form in ("PNG", "TIFF"):
