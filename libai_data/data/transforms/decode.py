@@ -19,7 +19,8 @@ _JPEG = b"\xff\xd8\xff"
 _EXIF = b"Exif\x00\x00"
 _SCAN = b"\xff\xda"
 _TAGS = {name: number for number, name in ExifTags.TAGS.items()}
-_ORIENTATION, _BITS = _TAGS["Orientation"], _TAGS["BitsPerSample"]
+_ORIENTATION, _BITS, _COLOURS = _TAGS["Orientation"], _TAGS["BitsPerSample"], _TAGS["PhotometricInterpretation"]
+_WHITE_IS_ZERO = 0
 _REDUCTIONS = (8, 4, 2)  # libjpeg-turbo decodes at 1/8, 1/4 and 1/2 faster than in full, but at 5/8 to 7/8 slower
 
 
@@ -188,12 +189,15 @@ class EncodedImage:
         except Exception as error:  # Pillow's decoders raise many kinds of errors for a broken file.
             raise FormatError(f"the {image.format} image is truncated or corrupt: {error}") from error
         is_float = pixels.dtype.kind == "f"
-        # Of the formats with more than 8 bits, only those of TIFF are not scaled to 16.
-        bits = getattr(image, "tag_v2", {}).get(_BITS, (16,))[0]
+        # Of the formats with more than 8 bits, only those of TIFF are not scaled to 16, and not inverted by Pillow.
+        tags = getattr(image, "tag_v2", {})
+        bits = tags.get(_BITS, (16,))[0]
         if is_float or bits > 16 or pixels.min() < 0 or pixels.max() > 0xFFFF:
             kind = "floating point" if is_float else "32 bits"
             raise FormatError(f"the {image.format} image has pixels of {kind}; save it with 8 or 16 bits a channel")
         upper = (pixels.astype(np.uint16) >> (bits - 8)).astype(np.uint8)
+        if tags.get(_COLOURS) == _WHITE_IS_ZERO:
+            upper = 255 - upper
         return upper if self.mode == "L" else np.repeat(upper[:, :, None], 3, axis=2)
 
 

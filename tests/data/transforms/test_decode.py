@@ -74,6 +74,11 @@ def test_of_sixteen_bits_the_upper_eight_are_taken() -> None:
         np.testing.assert_array_equal(decode_image(data)[:, :, 1], (values >> 8).astype(np.uint8))
 
 
+def test_a_tiff_of_sixteen_bits_whose_zero_is_white_is_not_read_as_a_negative() -> None:
+    data = encoded(Image.fromarray(np.array([[0, 0x1234, 0xFFFF]], np.uint16)), "TIFF", tiffinfo={262: 0})
+    np.testing.assert_array_equal(decode_image(data, "L"), [[255, 255 - 0x12, 0]])
+
+
 def test_of_twelve_bits_the_upper_eight_are_taken() -> None:
     """Source: TIFF 6.0, sections 2 and 8; a strip of two pixels."""
     tags = {256: 2, 257: 1, 258: 12, 259: 1, 262: 1, 273: 122, 277: 1, 278: 1, 279: 3}
