@@ -6,6 +6,7 @@ the fields of one sample. The rest of the name, after the dot, is the name of th
 
 from __future__ import annotations
 
+import re
 import tarfile
 from array import array
 from collections.abc import Iterator, Sequence
@@ -24,7 +25,8 @@ from libai_data.data.sources.sharded import Paths, ShardedSource, opened
 from libai_data.data.sources.tar_index import TarIndex, index_tar
 from libai_data.errors import FormatError
 
-_KIND = "webdataset 2"
+_KIND = "webdataset 3"
+_METADATA = re.compile("__[^/]*__(/|$)")
 
 
 class WebDatasetSource(ShardedSource):
@@ -32,10 +34,10 @@ class WebDatasetSource(ShardedSource):
 
     The first process that opens a shard reads its headers to find the samples, and stores their places in an index
     file. If the shard's size or modification time changes, it is indexed again. Endings are in lower case. As in
-    WebDataset, the source skips everything but regular files, files without an ending, and names that begin and end
-    with "__". It also skips hidden files. Names that leave the archive, hard links, data after the end of the archive,
-    and two samples with one key raise an error. Tar files have checksums of headers, not of contents. If the headers of
-    a sample are not those that were indexed, reading it raises an error.
+    WebDataset, the source skips everything but regular files, files without an ending, and files and outermost folders
+    whose names begin and end with "__". It also skips hidden files. Names that leave the archive, hard links, data
+    after the end of the archive, and two samples with one key raise an error. Tar files have checksums of headers, not
+    of contents. If the headers of a sample are not those that were indexed, reading it raises an error.
 
     Args:
         paths: files, globs or folders; see `storage.listed`.
@@ -136,6 +138,6 @@ def _key_and_ending(path: str) -> tuple[str, str] | None:
     """The key of a member's sample and the name of the field; None if the file is no field."""
     folder, slash, name = path.rpartition("/")
     stem, dot, ending = name.partition(".")
-    if not dot or not stem or (name.startswith("__") and name.endswith("__")):
+    if not dot or not stem or _METADATA.match(path):
         return None
     return folder + slash + stem, ending.lower()

@@ -157,7 +157,7 @@ def test_samples_that_occur_twice_are_refused(tmp_path: Path, names: list[str], 
 
 def test_what_is_no_field_is_passed_over_as_webdataset_does(tmp_path: Path) -> None:
     webdataset = pytest.importorskip("webdataset")
-    names = ["a.txt", "README", ".hidden", "folder/a.seg.png", "__meta__", "folder/b.txt"]
+    names = ["a.txt", "README", ".hidden", "folder/a.seg.png", "__meta__", "__meta__/c.txt", "folder/b.txt"]
     path = tmp_path / "x.tar"
     path.write_bytes(tar_of({name: name.encode() for name in names}))
     with tarfile.open(path, "a") as file:
