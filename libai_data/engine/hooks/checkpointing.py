@@ -203,9 +203,8 @@ class BestCheckpointer(_OnEvaluations):
         self._has_warned = False
 
     def before_train(self) -> None:
-        if (
-            self.best_iter is not None and self.best_iter >= self.trainer.start_iter
-        ):  # An earlier checkpoint was loaded.
+        # After an earlier checkpoint was loaded, the best result may be one of steps that are repeated.
+        if self.best_iter is not None and self.best_iter >= self.trainer.start_iter:
             self.best_metric = self.best_iter = None
         if self.trainer.start_iter > 0:
             path = os.path.join(self._checkpointer.save_dir, self._name)
