@@ -14,7 +14,7 @@ from oneflow.autograd import autograd_mode
 
 from libai_data.data.nesting import Skeleton, is_texts, put_together, taken_apart
 from libai_data.engine.batches import part_inputs
-from libai_data.engine.losses import total_loss
+from libai_data.engine.losses import mean_of, total_loss
 from libai_data.errors import ConfigError, SchemaError
 from libai_data.mesh.arrays import is_flow_tensor
 from libai_data.mesh.current import get_data_parallel_size, get_mesh
@@ -171,7 +171,7 @@ class GraphBase(nn.Graph):
         outputs = [self.model(**each) for each in part_inputs(inputs, count)]
         sum(total_loss(each) / count for each in outputs).backward()
         shown = [name for name, value in outputs[0].items() if value is not None]
-        return {name: sum((each[name] * 1.0).mean() for each in outputs) / count for name in shown}
+        return {name: sum(mean_of(each[name]) for each in outputs) / count for name in shown}
 
     def _global_mode(self) -> AbstractContextManager[Any]:
         if self.global_mode is None or not self.global_mode.enabled:

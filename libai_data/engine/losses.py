@@ -21,6 +21,11 @@ _LONGEST_PERIOD = 100
 _MOST_SAMPLES = 256
 
 
+def mean_of(output: Any) -> Any:
+    """The mean of an output of a model; in OneFlow, integers and booleans have none of their own."""
+    return (output * 1.0).mean()
+
+
 def total_loss(outputs: Any) -> Any:
     """Sum the outputs of a model whose names contain "loss", without those that are None; or a SchemaError."""
     if not isinstance(outputs, Mapping):

@@ -8,7 +8,7 @@ from typing import Any, Callable
 
 from libai_data.engine.batches import StepInputs, name_inputs
 from libai_data.engine.evaluation.inference import module_of
-from libai_data.engine.losses import check_are_tensors, total_loss
+from libai_data.engine.losses import check_are_tensors, mean_of, total_loss
 from libai_data.engine.train_loop import TrainerBase
 from libai_data.errors.argument_rules import check, whole
 
@@ -95,8 +95,8 @@ class EagerTrainer(_StepTrainer):
             for name, value in outputs.items():
                 if value is None:
                     continue
-                # Of booleans and integers, too. Other outputs than losses may have other rows in the next batch.
-                share = (value.detach() * 1.0).mean() / self.grad_acc_steps
+                # Other outputs than losses may have other rows in the next batch.
+                share = mean_of(value.detach()) / self.grad_acc_steps
                 mean_outputs[name] = mean_outputs[name] + share if name in mean_outputs else share
         if any(group._enable_clip_grad for group in self.optimizer.param_groups):
             with warnings.catch_warnings():
@@ -134,5 +134,5 @@ class GraphTrainer(_StepTrainer):
             inputs = name_inputs([next_inputs(1) for _ in range(self.grad_acc_steps)])
         else:
             inputs = next_inputs(self.grad_acc_steps)
-        # With gradient accumulation, each output has one value per micro-batch. In OneFlow, only floats have a mean.
-        return {name: (value * 1.0).mean() for name, value in self.graph(**inputs).items() if value is not None}
+        # With gradient accumulation, each output has one value per micro-batch.
+        return {name: mean_of(value) for name, value in self.graph(**inputs).items() if value is not None}
