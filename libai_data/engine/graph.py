@@ -237,10 +237,10 @@ def _check_keeps_nothing(model: Any, assigned: set[str]) -> None:
 @contextmanager
 def _warning_of_no_grad() -> Iterator[None]:
     """Warn in the log if the block switches gradients off: the autodiff of a compiled graph does not see this."""
-    mode, modes_off = autograd_mode.AutoGradMode, []
+    mode, entered = autograd_mode.AutoGradMode, [True]
 
     def noting(enabled: bool) -> Any:
-        modes_off.extend([] if enabled else ["no_grad"])
+        entered.append(enabled)
         return mode(enabled)
 
     autograd_mode.AutoGradMode = noting
@@ -248,7 +248,7 @@ def _warning_of_no_grad() -> Iterator[None]:
         yield
     finally:
         autograd_mode.AutoGradMode = mode
-    if modes_off:
+    if not all(entered):
         logger.warning(
             "forward uses no_grad, but graph mode computes gradients there too. Call detach() of the tensors that need "
             "no gradient, or set graph.enabled=False."
