@@ -38,3 +38,10 @@ def environment() -> dict[str, str]:
     if not found.get("PYTHONHASHSEED", "").isdigit():
         found["PYTHONHASHSEED"] = "0"
     return found
+
+
+def has_random_hashes() -> bool:
+    """Whether Python chose the hash seed of this process at random, so that no other program can have the same."""
+    seed = os.environ.get("PYTHONHASHSEED", "")
+    # With the seed 0, Python randomizes nothing; so if it does, the variable was set after the start.
+    return bool(sys.flags.hash_randomization) and not (seed.isdigit() and int(seed))

@@ -15,7 +15,7 @@ from libai_data.data.datasets.stream_transform import StreamTransform
 from libai_data.data.datasets.streamed_shards import StreamedShards
 from libai_data.data.files.identity import by_content
 from libai_data.data.fork_lock import ForkLock
-from libai_data.data.random.global_generators import warn_of_own_generators
+from libai_data.data.random.kept_objects import warn_of_own_generators
 from libai_data.data.samplers.batch_runs import named_runs
 from libai_data.data.samplers.cursor import Cursor, EpochPositions
 from libai_data.data.samplers.dealt import DealtIndices

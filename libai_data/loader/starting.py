@@ -25,9 +25,10 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Callable, NoReturn
 
+from libai_data.data.random.kept_objects import warn_of_sets_of_text
 from libai_data.data.transforms.batch import rows_together
 from libai_data.errors import ConfigError, error_text, numbers_in_words
-from libai_data.launch.same_interpreter import arguments, environment, import_paths, interpreter
+from libai_data.launch.same_interpreter import arguments, environment, has_random_hashes, import_paths, interpreter
 from libai_data.launch.signals import signals_blocked
 from libai_data.loader.shipping import Shipment, ship
 from libai_data.loader.worker import JOB_VARIABLES, STDERR, Payload, WorkerHandles, prepare_process, work
@@ -75,6 +76,8 @@ class WorkerStarter:
         try:
             interpreter()  # raises without a program to start
             self._shipment = ship(self._payload, self._check_size)
+            if has_random_hashes():
+                warn_of_sets_of_text(self._payload.dataset)
         except _TooManyObjects as many:
             self.fork_instead(f"{self.dataset_name} has {many}, again for each worker")
         except Exception as error:

@@ -34,6 +34,7 @@ from libai_data.data.datasets import (
     random_split,
 )
 from libai_data.data.random import global_generators
+from libai_data.data.random.kept_objects import own_generators
 from libai_data.data.random.sample_random import reading_samples, sample_generator
 from libai_data.data.samplers import CyclicSampler
 from libai_data.data.transforms import BatchTransform, Seeded
@@ -401,9 +402,9 @@ def test_generators_that_a_dataset_keeps_are_named(caplog: pytest.LogCaptureFixt
 
     flip = albumentations.Compose([albumentations.HorizontalFlip()])
     kept = {"rng": np.random.default_rng(1), "many": [Keeping(own=random.Random(2))], "shared": np.random.mtrand._rand}
-    assert global_generators.own_generators(Keeping(**kept)) == ["dataset.rng", "dataset.many[0].own"]
-    assert "dataset.transform.random_generator" in global_generators.own_generators(Keeping(transform=flip))
-    assert not global_generators.own_generators(Keeping(transform=Compose([Albumentations(flip)]), many=[0] * 10**6))
+    assert own_generators(Keeping(**kept)) == ["dataset.rng", "dataset.many[0].own"]
+    assert "dataset.transform.random_generator" in own_generators(Keeping(transform=flip))
+    assert not own_generators(Keeping(transform=Compose([Albumentations(flip)]), many=[0] * 10**6))
     samples(Keeping(**kept), num_workers=2, worker_type="thread")
     assert "Keeping keeps a random generator of its own (dataset.rng, dataset.many[0].own)" in caplog.text
 

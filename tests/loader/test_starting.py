@@ -95,6 +95,33 @@ def test_workers_share_one_hash_seed_and_the_trainers_where_it_has_one(seed: str
 
 
 @pytest.mark.parametrize(
+    ("seed", "kept", "is_told"),
+    [
+        (None, "{'a', 'b'}", True),
+        (None, "{1, 2}", False),
+        slowly("7", "{'a', 'b'}", False),
+        slowly("0", '{b"a", 1}', False),
+    ],
+)
+def test_sets_of_texts_are_named_if_workers_have_another_hash_seed(seed: str | None, kept: str, is_told: bool) -> None:
+    program = (
+        "from libai_data import DataLoader\n"
+        "from tests.loader.sample_datasets import Numbers\n"
+        "dataset = Numbers(4)\n"
+        f"dataset.names = {{'inner': frozenset({kept})}}\n"
+        "for start_method in ('fork', 'spawn'):\n"
+        "    loader = DataLoader(dataset, num_workers=1, start_method=start_method)\n"
+        "    print(len(list(loader.numpy())))\n"
+        "    loader.close()\n"
+    )
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONHASHSEED"}
+    variables.update({} if seed is None else {"PYTHONHASHSEED": seed})
+    run = run_to_end([sys.executable, "-c", program], 100, env=variables, check=True)
+    told = "Numbers keeps a set of texts (dataset.names['inner']). Python chose the hash seed of this process at random"
+    assert run.stderr.count(told) == is_told
+
+
+@pytest.mark.parametrize(
     "make", [lambda: DataLoader([1, 2], num_workers=1), lambda: from_iterable(lambda: [1], 1, num_workers=1)]
 )
 def test_processes_without_proc_are_refused_with_the_remedy(make: Any, monkeypatch: Any) -> None:

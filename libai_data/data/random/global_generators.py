@@ -18,12 +18,9 @@ import random
 import re
 import sys
 import threading
-from collections import deque
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import cache
-from itertools import islice
-from types import FunctionType, ModuleType
 from typing import Any, Callable, TypeVar
 
 import numpy as np
@@ -41,8 +38,6 @@ Result = TypeVar("Result")
 HOW_TO_DRAW = "draw from libai_data.data.random.sample_generator() instead, or in the function of a RandomMap"
 _EARLY = 3
 _MOST_ATTEMPTS = 8
-_MOST_OBJECTS = 1000
-_MOST_ITEMS = 20
 _AMBIGUOUS = "sample_generator"
 _PYTHONS_SEED = random.Random.seed.__code__
 _DRAWS = re.compile(
@@ -332,45 +327,6 @@ def seeded(seed: int) -> Iterator[None]:
                 sys.setprofile(profile)
             for generator, state in zip(generators, saved):
                 generator.restore(state)
-
-
-def own_generators(dataset: Any) -> list[str]:
-    """Names of a dataset's own random generators, such as `dataset.rng`, which cannot be seeded for a sample."""
-    kinds: tuple[type, ...] = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
-    kinds += tuple(filter(None, [getattr(sys.modules.get("torch"), "Generator", None)]))
-    found: list[str] = []
-    known = {id(random._inst), id(np.random.mtrand._rand)}
-    waiting: deque[tuple[str, Any]] = deque([("dataset", dataset)])
-    while waiting and len(known) < _MOST_OBJECTS:
-        name, thing = waiting.popleft()
-        # `Albumentations`, for example, seeds the generators of its transform.
-        if id(thing) in known or getattr(type(thing), "seeds_generators", False):
-            continue
-        known.add(id(thing))
-        if isinstance(thing, kinds):
-            found.append(name)
-        elif isinstance(thing, dict):
-            waiting.extend((f"{name}[{key!r}]", value) for key, value in islice(thing.items(), _MOST_ITEMS))
-        elif isinstance(thing, (list, tuple)):
-            # Not a slice: a list may have a `__getitem__` of its own, for single indices.
-            items = islice(iter(thing), _MOST_ITEMS)
-            waiting.extend((f"{name}[{place}]", value) for place, value in enumerate(items))
-        elif not isinstance(thing, (type, ModuleType, FunctionType)):
-            waiting.extend((f"{name}.{key}", value) for key, value in getattr(thing, "__dict__", {}).items())
-    return found
-
-
-def warn_of_own_generators(dataset: Any) -> None:
-    """Warn once about the random generators that a dataset keeps."""
-    kept = own_generators(dataset)
-    if kept:
-        warn_once(
-            "%s keeps a random generator of its own (%s). What it draws from this generator depends on which worker "
-            "reads the samples, and a resume does not restore the generator; %s",
-            type(dataset).__name__,
-            ", ".join(kept[:3]),
-            HOW_TO_DRAW,
-        )
 
 
 @cache
