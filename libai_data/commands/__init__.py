@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from libai_data import __version__
 from libai_data.errors import ConfigError, nearest
 from libai_data.errors.working_directory import working_directory
 
@@ -86,6 +87,9 @@ def _is_output_closed() -> bool:
 def _run(name: str, arguments: Sequence[str]) -> int:
     if name in ("-h", "--help"):
         print(usage())
+        return 0
+    if name == "--version":
+        print(f"libai-data {__version__}")
         return 0
     if name not in COMMANDS:
         what = f"there is no command {name!r}.{nearest(name, COMMANDS)}" if name else "which command?"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import libai_data
 from libai_data.commands import COMMANDS, main
 from tests.deadline import run_to_end
 
@@ -31,6 +32,11 @@ def test_help_lists_every_command_and_no_or_a_mistyped_one_is_answered(capsys: p
     assert "there is no command 'trian'. Did you mean 'train'?" in shown
     assert main([]) == 2
     assert "which command?" in capsys.readouterr().err
+
+
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"libai-data {libai_data.__version__}\n"
 
 
 def test_the_page_of_commands_lists_each(repository: Path) -> None:
