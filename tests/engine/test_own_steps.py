@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import oneflow as flow
 import pytest
 
 from libai_data.config import LazyCall
@@ -56,6 +57,38 @@ def test_only_what_the_steps_change_in_an_optimizer_is_restored(tmp_path: Path) 
         set_mesh(None)
         options = trainer.optimizer.param_groups[0].options
         assert (options["weight_decay"], options["eps"]) == (0.05, 1e-3)
+
+
+class TrainsFirst(DefaultTrainer):
+    """Trains a part of the model; a hook adds the other part."""
+
+    @classmethod
+    def build_optimizer(cls, cfg: Any, model: Any) -> Any:
+        return flow.optim.AdamW(model.first.parameters(), lr=0.02)
+
+
+class AddsSecond(HookBase):
+    is_added = False
+
+    def before_step(self) -> None:
+        if self.trainer.iter >= 2 and not self.is_added:
+            self.is_added = True
+            self.trainer.optimizer.add_param_group({"params": self.trainer.model.second.parameters(), "lr": 0.01})
+
+
+def test_the_state_of_a_group_that_a_hook_adds_again_after_a_resume_is_restored(tmp_path: Path) -> None:
+    ends: list[Any] = []
+    for folder, steps in (("whole", 8), ("parts", 5), ("parts", 8)):
+        cfg = tiny_config(str(tmp_path / folder), train_iter=steps, evaluation={"enabled": False})
+        cfg.train.resume = len(ends) == 2
+        cfg.train.scheduler.max_iter, cfg.train.scheduler.warmup_iter = 8, 0
+        trainer = built(cfg, AddsSecond(), kind=TrainsFirst)
+        trainer.train()
+        set_mesh(None)
+        ends.append(weights(trainer.model))
+    assert_equal_weights(trainer.model, ends[0])
+    warning = "The optimizer does not train second.bias, second.weight now, whose state the checkpoint has. If a hook"
+    assert (tmp_path / "parts" / "log.txt").read_text().count(warning) == 1
 
 
 class ChangesOptions(HookBase):

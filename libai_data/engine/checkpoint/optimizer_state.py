@@ -216,12 +216,29 @@ def _check(name: str, file: TensorFile, parameters: dict[str, Any]) -> None:
 def _restore_eager(step: int, found: dict[str, Any], parameters: dict[str, Any], optimizer: Any) -> None:
     optimized = {parameter for group in optimizer.param_groups for parameter in group.parameters}
     optimizer._state["step"] = step
+    others: dict[Any, dict[str, Any]] = {}
+    names = set()
     for name, state in found.items():
         slot, _, parameter = name.partition("/")
         if parameters[parameter] in optimized:
             optimizer._state.setdefault(parameters[parameter], {})[slot] = state
         else:
-            logger.info("Optimizer state '%s' is not used: the parameter is not trained now.", name)
+            others.setdefault(parameters[parameter], {})[slot] = state
+            names.add(parameter)
+    if names:
+        logger.warning(
+            "The optimizer does not train %s now, whose state the checkpoint has. If a hook had added the parameters "
+            "in the training, let the hook add them again (optimizer.add_param_group) before the first step; then "
+            "their state is restored.",
+            ", ".join(sorted(names)),
+        )
+
+    def add_with_state(group: dict[str, Any]) -> None:
+        type(optimizer).add_param_group(optimizer, group)
+        for parameter in optimizer.param_groups[-1].parameters:
+            optimizer._state[parameter].update(others.pop(parameter, {}))
+
+    optimizer.add_param_group = add_with_state
 
 
 def _restore_graph(step: int, file: TensorFile, found: dict[str, Any], parameters: dict[str, Any], graph: Any) -> None:
