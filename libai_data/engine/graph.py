@@ -74,6 +74,7 @@ class GraphBase(nn.Graph):
         # Of the model: the parts that the graph is built of, and the modes that it is compiled for.
         self._parts = _parts_with_modes(model)
         self._modes: list[bool] = []
+        self._has_begun = False  # the compilation
         if is_train:
             _check_is_compiled(optimizer)
             _check_is_compiled(lr_scheduler)
@@ -111,6 +112,11 @@ class GraphBase(nn.Graph):
                     f"'{name}' is {what}, but the inputs of a graph are tensors. Let get_batch make a tensor of it. "
                     "Select the other fields (the loader's argument fields, or get_batch), or set graph.enabled=False"
                 )
+        if self._has_begun and not self._is_compiled:
+            raise ConfigError(
+                f"the compilation of this graph ({self.name}) has failed before, and OneFlow cannot repeat it. Make a "
+                "new trainer, or a new graph, after you have removed the cause of the first error"
+            )
         forms = {name: None if value is None else (tuple(value.shape), value.dtype) for name, value in leaves.items()}
         if not self._forms:
             for name, (part, _) in _parts_with_modes(self.model.to(nn.Module)).items():
@@ -146,6 +152,7 @@ class GraphBase(nn.Graph):
 
     def build(self, **inputs: Any) -> dict[str, Any]:
         """Trace the model; OneFlow calls this once."""
+        self._has_begun = True
         logger.info("Compiling the %s graph; this can take a while.", "training" if self.is_train else "evaluation")
         if not self.is_train:
             return self.model(**inputs)

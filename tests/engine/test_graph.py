@@ -236,6 +236,26 @@ def test_a_part_that_is_frozen_after_the_first_step_is_refused(mode: str) -> Non
         graph(**inputs_of(TinyModel, 4))
 
 
+class FailsAtFirst(TinyModel):
+    has_failed = False
+
+    def forward(self, points: Any, labels: Any = None) -> Any:
+        if not FailsAtFirst.has_failed:
+            FailsAtFirst.has_failed = True
+            raise ValueError("a mistake")
+        return TinyModel.forward(self, points, labels)
+
+
+def test_a_graph_whose_compilation_has_failed_is_refused_with_the_remedy() -> None:
+    model = on_one_rank(FailsAtFirst(ballast=GRAPH_BALLAST))
+    graphs = [GraphBase(model, flow.optim.SGD(model.parameters(), lr=0.1)) for _ in range(2)]
+    with pytest.raises(ValueError, match="a mistake"):
+        graphs[0](**inputs_of(TinyModel, 4))
+    with pytest.raises(ConfigError, match=r"\(GraphBase_\d+\) has failed before, .* Make a new trainer, or"):
+        graphs[0](**inputs_of(TinyModel, 4))
+    assert np.isfinite(graphs[1](**inputs_of(TinyModel, 4))["loss"].numpy())
+
+
 def test_a_part_that_is_replaced_after_the_graph_was_built_is_refused() -> None:
     model = on_one_rank(TinyModel(ballast=GRAPH_BALLAST))
     graph = GraphBase(model, is_train=False)
