@@ -13,6 +13,7 @@ from oneflow import nn
 from oneflow.autograd import autograd_mode
 
 from libai_data.data.nesting import Skeleton, is_texts, put_together, taken_apart
+from libai_data.data.random.generator_states import watched
 from libai_data.engine.batches import part_inputs
 from libai_data.engine.losses import mean_of, total_loss
 from libai_data.errors import ConfigError, SchemaError
@@ -155,9 +156,10 @@ class GraphBase(nn.Graph):
         self._has_begun = True
         logger.info("Compiling the %s graph; this can take a while.", "training" if self.is_train else "evaluation")
         if not self.is_train:
-            return self.model(**inputs)
+            with _warning_of_draws():
+                return self.model(**inputs)
         before = _attributes_of(self.model)
-        with self._global_mode(), _warning_of_no_grad():
+        with self._global_mode(), _warning_of_no_grad(), _warning_of_draws():
             if self.takes_micro_batches:
                 outputs = self._train_on_all(inputs)
             else:
@@ -259,6 +261,22 @@ def _warning_of_no_grad() -> Iterator[None]:
         logger.warning(
             "forward uses no_grad, but graph mode computes gradients there too. Call detach() of the tensors that need "
             "no gradient, or set graph.enabled=False."
+        )
+
+
+@contextmanager
+def _warning_of_draws() -> Iterator[None]:
+    """Warn in the log if the block draws from the generator of Python, numpy or torch: a graph keeps its numbers."""
+    generators = watched()
+    before = generators.marks()
+    yield
+    moved = zip(generators.generators, generators.moved(before, generators.marks()))
+    names = [generator.name for generator, has_moved in moved if has_moved]
+    if names:
+        logger.warning(
+            "forward draws random numbers from %s, but graph mode runs the Python code of forward only once, so each "
+            "step gets the same numbers. Draw by OneFlow's functions, such as flow.rand, or set graph.enabled=False.",
+            " and ".join(names),
         )
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import random
 import sys
 from typing import Any
 
@@ -307,6 +308,34 @@ def test_the_log_warns_of_no_grad_in_forward(kind: type[TinyModel], caplog: pyte
     model = on_one_rank(kind(ballast=GRAPH_BALLAST))
     GraphBase(model, flow.optim.SGD(model.parameters(), lr=0.1))(**inputs_of(TinyModel, 4))
     assert ("forward uses no_grad, but graph mode" in caplog.text) == (kind is WithoutGradient)
+
+
+class Draws(TinyModel):
+    draw: Any = None
+
+    def forward(self, points: Any, labels: Any = None) -> Any:
+        return TinyModel.forward(self, points * Draws.draw(), labels)
+
+
+@pytest.mark.parametrize("is_train", [False, True])
+@pytest.mark.parametrize(
+    ("draw", "name"),
+    [
+        (random.random, "random"),
+        (np.random.rand, "numpy.random"),
+        (lambda: flow.rand(1, placement=flow.placement("cpu", [0]), sbp=flow.sbp.broadcast), ""),
+    ],
+)
+def test_the_log_warns_of_random_numbers_that_a_graph_keeps(
+    draw: Any, name: str, is_train: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Draws, "draw", draw)
+    model = on_one_rank(Draws(ballast=GRAPH_BALLAST))
+    graph = GraphBase(model, flow.optim.SGD(model.parameters(), lr=0.0) if is_train else None, is_train=is_train)
+    first, second = (next(iter(graph(**inputs_of(TinyModel, 4)).values())).numpy() for _ in range(2))
+    assert (first == second).all() == bool(name)
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * bool(name)
+    assert f"forward draws random numbers from {name}, but graph mode" in caplog.text or not name
 
 
 @pytest.mark.parametrize(("value", "what"), [(2.0, "a float"), ([1, 2], "a list"), (np.ones(1), "a ndarray")])
