@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from libai_data.config import instantiate
 from libai_data.engine.checkpoint.optimizer_state import ChangedAttributes
 from libai_data.engine.data_state import PlainState, has_state
@@ -127,11 +129,22 @@ def _warmed_up(schedule: str, given: Mapping[str, Any], **arguments: Any) -> Any
         )
     from oneflow.optim import lr_scheduler
 
-    made = getattr(lr_scheduler, schedule)(given["optimizer"], **arguments)
+    optimizer, factor = given["optimizer"], given["warmup_factor"]
+    made = getattr(lr_scheduler, schedule)(optimizer, **arguments)
     if warmup_iter == 0:
         return made
-    factor, method = given["warmup_factor"], given["warmup_method"]
-    return lr_scheduler.WarmUpLR(made, warmup_factor=factor, warmup_iters=warmup_iter, warmup_method=method)
+    if given["warmup_method"] == "constant":
+        return lr_scheduler.WarmUpLR(made, warmup_factor=factor, warmup_iters=warmup_iter, warmup_method="constant")
+    # `WarmUpLR` refuses any groups of different rates.
+    shares = [made.get_lr(rate, warmup_iter) / rate for rate in made.base_lrs if rate] or [1.0]
+    if not np.allclose(shares, shares[0]):
+        raise ConfigError(
+            f"after the warm-up, the groups of the optimizer have the shares {shares} of their rates, but a linear "
+            'warm-up ends at the same share for all. Set warmup_method="constant", give the groups the same rate, or '
+            "use a schedule that only multiplies the rates, such as WarmupCosineLR"
+        )
+    warm_up = lr_scheduler.LinearLR(optimizer, factor, shares[0], warmup_iter)
+    return lr_scheduler.SequentialLR(optimizer, [warm_up, made], [warmup_iter])
 
 
 _SAVED = Keys(

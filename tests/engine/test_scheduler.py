@@ -11,6 +11,7 @@ from oneflow import nn
 
 from libai_data.engine import scheduler as schedules
 from libai_data.engine.scheduler import ScheduleState
+from libai_data.errors import ConfigError
 
 BASE = 0.5
 
@@ -52,6 +53,25 @@ def test_each_schedule_warms_up_and_ends_where_it_should(name: str, options: dic
     found = rates(schedule, 21)
     assert found[0] == pytest.approx(0.1 * BASE)
     assert found[20] == pytest.approx(end, rel=1e-3)
+
+
+def with_two_rates() -> Any:
+    groups = [{"params": [nn.Parameter(flow.zeros(1))], "lr": rate} for rate in (BASE, BASE / 10)]
+    return flow.optim.SGD([*groups, {"params": [nn.Parameter(flow.zeros(1))], "lr": 0.0}])
+
+
+def test_groups_of_different_rates_warm_up_each_to_its_own_schedule() -> None:
+    schedule = schedules.WarmupCosineLR(with_two_rates(), 20, 0.1, 5, alpha=0.01)
+    expected = rates(schedules.WarmupCosineLR(optimizer(), 20, 0.1, 5, alpha=0.01), 20)
+    for rate in expected:
+        assert schedule.get_last_lr() == pytest.approx([rate, rate / 10, 0])
+        schedule.step()
+
+
+def test_different_rates_that_cannot_warm_up_linearly_are_refused_with_the_remedy() -> None:
+    with pytest.raises(ConfigError, match=r'the shares \[0\.\d+, 1\.\d+\] of .* warmup_method="constant"'):
+        schedules.WarmupPolynomialLR(with_two_rates(), 20, 0.1, 5, end_learning_rate=0.1)
+    schedules.WarmupPolynomialLR(with_two_rates(), 20, 0.1, 5, end_learning_rate=0.1, warmup_method="constant")
 
 
 @pytest.mark.parametrize("cut", [0, 3, 5, 6, 19])
