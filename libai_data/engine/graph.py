@@ -10,12 +10,11 @@ from typing import Any
 
 import oneflow as flow
 from oneflow import nn
-from oneflow.autograd import autograd_mode
 
 from libai_data.data.nesting import Skeleton, is_texts, put_together, taken_apart
-from libai_data.data.random.generator_states import watched
 from libai_data.engine.batches import part_inputs
 from libai_data.engine.losses import mean_of, total_loss
+from libai_data.engine.tracing import checking_what_is_lost, warning_of_draws
 from libai_data.errors import ConfigError, SchemaError
 from libai_data.mesh.arrays import is_flow_tensor
 from libai_data.mesh.current import get_data_parallel_size, get_mesh
@@ -156,16 +155,14 @@ class GraphBase(nn.Graph):
         self._has_begun = True
         logger.info("Compiling the %s graph; this can take a while.", "training" if self.is_train else "evaluation")
         if not self.is_train:
-            with _warning_of_draws():
+            with warning_of_draws():
                 return self.model(**inputs)
-        before = _attributes_of(self.model)
-        with self._global_mode(), _warning_of_no_grad(), _warning_of_draws():
+        with self._global_mode(), checking_what_is_lost(self):
             if self.takes_micro_batches:
                 outputs = self._train_on_all(inputs)
             else:
                 outputs = self.model(**inputs)
                 total_loss(outputs).backward()
-        _check_keeps_nothing(self.model.to(nn.Module), _attributes_of(self.model) - before)
         return outputs
 
     def _train_on_all(self, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -221,62 +218,6 @@ def _check_is_compiled(part: Any) -> None:
         raise ConfigError(
             f"a graph cannot run {kind.__name__}, because the class computes its steps in Python. Use an optimizer or "
             "schedule of OneFlow that works in graphs, or set graph.enabled=False"
-        )
-
-
-def _attributes_of(model: Any, name: str = "model") -> set[str]:
-    """Names of the attributes that a graph's proxies of modules have of their own."""
-    own = {f"{name}.{attribute}" for attribute in vars(model)}
-    return own.union(*(_attributes_of(each, f"{name}.{child}") for child, each in model._modules.items()))
-
-
-def _check_keeps_nothing(model: Any, assigned: set[str]) -> None:
-    """Check what `forward` has assigned: only the compilation sees it, and the model itself does not.
-
-    Raises ConfigError if it is a buffer. Of other attributes, which may be caches, the log warns.
-    """
-    buffers = {name for name, _ in model.named_buffers("model")}
-    for name in sorted(assigned, key=lambda name: (name not in buffers, name)):
-        what = f"forward assigns {name}, but graph mode runs the Python code of forward only once, to compile it"
-        if name in buffers:
-            raise ConfigError(f"{what}, so the buffer would not change. Set graph.enabled=False")
-        logger.warning("%s. If later steps need the new value, set graph.enabled=False.", what)
-
-
-@contextmanager
-def _warning_of_no_grad() -> Iterator[None]:
-    """Warn in the log if the block switches gradients off: the autodiff of a compiled graph does not see this."""
-    mode, entered = autograd_mode.AutoGradMode, [True]
-
-    def noting(enabled: bool) -> Any:
-        entered.append(enabled)
-        return mode(enabled)
-
-    autograd_mode.AutoGradMode = noting
-    try:
-        yield
-    finally:
-        autograd_mode.AutoGradMode = mode
-    if not all(entered):
-        logger.warning(
-            "forward uses no_grad, but graph mode computes gradients there too. Call detach() of the tensors that need "
-            "no gradient, or set graph.enabled=False."
-        )
-
-
-@contextmanager
-def _warning_of_draws() -> Iterator[None]:
-    """Warn in the log if the block draws from the generator of Python, numpy or torch: a graph keeps its numbers."""
-    generators = watched()
-    before = generators.marks()
-    yield
-    moved = zip(generators.generators, generators.moved(before, generators.marks()))
-    names = [generator.name for generator, has_moved in moved if has_moved]
-    if names:
-        logger.warning(
-            "forward draws random numbers from %s, but graph mode runs the Python code of forward only once, so each "
-            "step gets the same numbers. Draw by OneFlow's functions, such as flow.rand, or set graph.enabled=False.",
-            " and ".join(names),
         )
 
 

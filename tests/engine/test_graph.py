@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import random
 import sys
 from typing import Any
 
@@ -272,70 +271,6 @@ def test_a_graph_for_evaluation_follows_the_model_into_training_mode() -> None:
         ["prediction_scores"],
         ["loss"],
     ]
-
-
-class Counting(TinyModel):
-    def __init__(self, ballast: int, name: str) -> None:
-        super().__init__(ballast=ballast)
-        self.register_buffer("buffer", flow.zeros(1))
-        self.plain, self.name = 0, name
-
-    def forward(self, points: Any, labels: Any = None) -> Any:
-        setattr(self, self.name, getattr(self, self.name) + 1)
-        return TinyModel.forward(self, points, labels)
-
-
-def test_what_forward_assigns_is_not_lost_in_silence(caplog: pytest.LogCaptureFixture) -> None:
-    def run(name: str) -> None:
-        model = on_one_rank(Counting(GRAPH_BALLAST, name))
-        GraphBase(model, flow.optim.SGD(model.parameters(), lr=0.1))(**inputs_of(TinyModel, 4))
-
-    with pytest.raises(ConfigError, match=r"forward assigns model\.buffer, .* so the buffer would not change"):
-        run("buffer")
-    run("plain")
-    assert "forward assigns model.plain, but graph mode" in caplog.text
-
-
-class WithoutGradient(TinyModel):
-    def forward(self, points: Any, labels: Any = None) -> Any:
-        with flow.no_grad():
-            points = points + self.first(points).mean()
-        return TinyModel.forward(self, points, labels)
-
-
-@pytest.mark.parametrize("kind", [WithoutGradient, TinyModel])
-def test_the_log_warns_of_no_grad_in_forward(kind: type[TinyModel], caplog: pytest.LogCaptureFixture) -> None:
-    model = on_one_rank(kind(ballast=GRAPH_BALLAST))
-    GraphBase(model, flow.optim.SGD(model.parameters(), lr=0.1))(**inputs_of(TinyModel, 4))
-    assert ("forward uses no_grad, but graph mode" in caplog.text) == (kind is WithoutGradient)
-
-
-class Draws(TinyModel):
-    draw: Any = None
-
-    def forward(self, points: Any, labels: Any = None) -> Any:
-        return TinyModel.forward(self, points * Draws.draw(), labels)
-
-
-@pytest.mark.parametrize("is_train", [False, True])
-@pytest.mark.parametrize(
-    ("draw", "name"),
-    [
-        (random.random, "random"),
-        (np.random.rand, "numpy.random"),
-        (lambda: flow.rand(1, placement=flow.placement("cpu", [0]), sbp=flow.sbp.broadcast), ""),
-    ],
-)
-def test_the_log_warns_of_random_numbers_that_a_graph_keeps(
-    draw: Any, name: str, is_train: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Draws, "draw", draw)
-    model = on_one_rank(Draws(ballast=GRAPH_BALLAST))
-    graph = GraphBase(model, flow.optim.SGD(model.parameters(), lr=0.0) if is_train else None, is_train=is_train)
-    first, second = (next(iter(graph(**inputs_of(TinyModel, 4)).values())).numpy() for _ in range(2))
-    assert (first == second).all() == bool(name)
-    assert [record.levelname for record in caplog.records] == ["WARNING"] * bool(name)
-    assert f"forward draws random numbers from {name}, but graph mode" in caplog.text or not name
 
 
 @pytest.mark.parametrize(("value", "what"), [(2.0, "a float"), ([1, 2], "a list"), (np.ones(1), "a ndarray")])
