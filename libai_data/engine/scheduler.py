@@ -133,10 +133,11 @@ def _warmed_up(schedule: str, given: Mapping[str, Any], **arguments: Any) -> Any
     made = getattr(lr_scheduler, schedule)(optimizer, **arguments)
     if warmup_iter == 0:
         return made
-    if given["warmup_method"] == "constant":
-        return lr_scheduler.WarmUpLR(made, warmup_factor=factor, warmup_iters=warmup_iter, warmup_method="constant")
-    # `WarmUpLR` refuses any groups of different rates.
-    shares = [made.get_lr(rate, warmup_iter) / rate for rate in made.base_lrs if rate] or [1.0]
+    method, rates = given["warmup_method"], made.base_lrs
+    if method == "constant" or np.isclose(rates, rates[0]).all():
+        return lr_scheduler.WarmUpLR(made, warmup_factor=factor, warmup_iters=warmup_iter, warmup_method=method)
+    # As `WarmUpLR`, which refuses different rates.
+    shares = [made.get_lr(rate, warmup_iter) / rate for rate in rates if rate]
     if not np.allclose(shares, shares[0]):
         raise ConfigError(
             f"after the warm-up, the groups of the optimizer have the shares {shares} of their rates, but a linear "

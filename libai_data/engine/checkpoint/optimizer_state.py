@@ -225,13 +225,14 @@ def _restore_eager(step: int, found: dict[str, Any], parameters: dict[str, Any],
         else:
             others.setdefault(parameters[parameter], {})[slot] = state
             names.add(parameter)
-    if names:
-        logger.warning(
-            "The optimizer does not train %s now, whose state the checkpoint has. If a hook had added the parameters "
-            "in the training, let the hook add them again (optimizer.add_param_group) before the first step; then "
-            "their state is restored.",
-            ", ".join(sorted(names)),
-        )
+    if not names:
+        return
+    logger.warning(
+        "The optimizer does not train %s now, whose state the checkpoint has. If a hook had added the parameters in "
+        "the training, let the hook add them again (optimizer.add_param_group) before the first step; then their state "
+        "is restored.",
+        ", ".join(sorted(names)),
+    )
 
     def add_with_state(group: dict[str, Any]) -> None:
         type(optimizer).add_param_group(optimizer, group)
