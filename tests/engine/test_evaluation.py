@@ -329,6 +329,17 @@ def test_labels_below_0_do_not_count(model: TinyModel) -> None:
     assert found == {"loss": pytest.approx(expected, rel=1e-5)}
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int32, np.bool_])
+def test_labels_may_have_any_integer_dtype(model: TinyModel, dtype: Any) -> None:
+    dataset = TinyDataset(10)
+    dataset.labels = dataset.labels.clip(max=1)
+    expected = true_mean_loss(model, dataset)
+    dataset.labels = dataset.labels.astype(dtype)
+    loader = build_image_test_loader(dataset, 4, num_workers=0)
+    found = inference_on_dataset(model, loader, 4, 1e5, to_global, "cpu", MeanLossEvaluator())
+    assert found == {"loss": pytest.approx(expected, rel=1e-5)}
+
+
 def test_tokens_whose_loss_mask_is_0_do_not_count() -> None:
     evaluator = MeanLossEvaluator(losses_name="each_loss")
     inputs = {"labels": flow.tensor([[0, -1, 2], [1, 1, 1]]), "loss_mask": flow.tensor([[1, 1, 0], [1, 0, 1]])}

@@ -73,6 +73,8 @@ class MeanLossEvaluator(DatasetEvaluator):
         self._classes = int(scores.shape[-1])
         if labels.is_global and labels.placement != scores.placement:
             labels = labels.to_global(placement=scores.placement)
+        # OneFlow's cross entropy refuses smaller integers.
+        labels = labels if labels.is_floating_point() else labels.to(flow.int64)
         losses = flow._C.sparse_softmax_cross_entropy(
             scores.reshape(-1, self._classes), labels.reshape(-1).clamp(min=0, max=self._classes - 1)
         )
