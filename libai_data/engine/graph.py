@@ -78,6 +78,7 @@ class GraphBase(nn.Graph):
         if is_train:
             _check_is_compiled(optimizer)
             _check_is_compiled(lr_scheduler)
+            _check_clips(optimizer)
             self.add_optimizer(optimizer, lr_sch=lr_scheduler)
             if fp16 and self._needs_gpu("train.amp"):
                 self.config.enable_amp(True)
@@ -218,6 +219,15 @@ def _check_is_compiled(part: Any) -> None:
         raise ConfigError(
             f"a graph cannot run {kind.__name__}, because the class computes its steps in Python. Use an optimizer or "
             "schedule of OneFlow that works in graphs, or set graph.enabled=False"
+        )
+
+
+def _check_clips(optimizer: Any) -> None:
+    """Raise ConfigError for the only optimizer whose operator of OneFlow 0.9 cannot scale clipped gradients."""
+    if isinstance(optimizer, flow.optim.Adadelta) and any(each._enable_clip_grad for each in optimizer.param_groups):
+        raise ConfigError(
+            "a graph cannot clip the gradients of Adadelta. Leave out clip_grad_max_norm and clip_grad_norm_type, or "
+            "set graph.enabled=False"
         )
 
 

@@ -193,6 +193,14 @@ def test_steps_that_are_computed_in_python_are_refused(part: str) -> None:
         GraphBase(model, optimizer, schedule)
 
 
+def test_clipped_gradients_of_adadelta_are_refused() -> None:
+    model = on_one_rank(TinyModel(ballast=GRAPH_BALLAST))
+    clip = {"clip_grad_max_norm": 1.0, "clip_grad_norm_type": 2.0}
+    optimizer = flow.optim.Adadelta([{"params": [*model.parameters()], **clip}])
+    with pytest.raises(ConfigError, match=r"cannot clip the gradients of Adadelta\. Leave out clip_grad_max_norm"):
+        GraphBase(model, optimizer)
+
+
 class OfTwoInputs(TinyModel):
     def forward(self, points: Any, others: Any = None, nested: Any = None) -> Any:
         given = others if nested is None else nested["others"]
