@@ -79,6 +79,7 @@ class GraphBase(nn.Graph):
             _check_is_compiled(optimizer)
             _check_is_compiled(lr_scheduler)
             _check_clips(optimizer)
+            _check_dtypes(model)
             self.add_optimizer(optimizer, lr_sch=lr_scheduler)
             if fp16 and self._needs_gpu("train.amp"):
                 self.config.enable_amp(True)
@@ -229,6 +230,13 @@ def _check_clips(optimizer: Any) -> None:
             "a graph cannot clip the gradients of Adadelta. Leave out clip_grad_max_norm and clip_grad_norm_type, or "
             "set graph.enabled=False"
         )
+
+
+def _check_dtypes(model: Any) -> None:
+    """Raise ConfigError for parameters of float64, whose gradients OneFlow 0.9 makes of float32."""
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter.dtype == flow.float64:
+            raise ConfigError(f"a graph cannot train '{name}' of float64. Make it float32, or set graph.enabled=False")
 
 
 def _parts_with_modes(model: Any) -> dict[str, tuple[Any, str]]:

@@ -201,6 +201,13 @@ def test_clipped_gradients_of_adadelta_are_refused() -> None:
         GraphBase(model, optimizer)
 
 
+def test_parameters_of_float64_are_refused() -> None:
+    model = on_one_rank(TinyModel(ballast=GRAPH_BALLAST))
+    model.first.to(flow.float64)
+    with pytest.raises(ConfigError, match=r"a graph cannot train 'first\.weight' of float64\. Make it float32"):
+        GraphBase(model, flow.optim.SGD(model.parameters(), lr=0.1))
+
+
 class OfTwoInputs(TinyModel):
     def forward(self, points: Any, others: Any = None, nested: Any = None) -> Any:
         given = others if nested is None else nested["others"]
