@@ -41,6 +41,7 @@ class FolderSettings:
     """The settings of a Hugging Face folder besides the tokenizer itself, from the files in `SETTINGS`."""
 
     roles: Mapping[str, str] = field(default_factory=dict)  # such as "eos" -> token
+    without: Collection[str] = ()  # roles that have no token, by an explicit null
     added: Mapping[str, int] = field(default_factory=dict)  # tokens beside those of the vocabulary -> id
     lower_case: bool = False
     chat_template: str = ""  # of conversations, in Jinja, or ""
@@ -65,6 +66,7 @@ def read_settings(folder: Path) -> FolderSettings:
         raise ConfigError(f"{folder}: added_tokens_decoder is {added!r:.100}; it must have ids as keys")
     return FolderSettings(
         {role: token for role, token in roles.items() if token},
+        [role for role, token in roles.items() if not token and f"{role}_token" in found],
         {_content(token): int(ident) for ident, token in added.items()},
         bool(found.get("do_lower_case")),
         _chat_template(folder, found.get("chat_template")),

@@ -52,6 +52,7 @@ class TextTokenizer:
         self._vocabulary = {**settings.added, **encoder.vocabulary()}
         said = {**encoder.roles(), **settings.roles}
         self._special = special_tokens(self._vocabulary, said, encoder.marked_as_special())
+        self._without = settings.without
         self.chat_template = settings.chat_template
         """The template of conversations that the folder has, or ""."""
         if extra_ids and not any(_SENTINEL.match(token) for token in self._vocabulary):
@@ -75,8 +76,10 @@ class TextTokenizer:
 
     @property
     def special_texts(self) -> dict[str, str]:
-        """Names such as "bos_token" -> token, of the special tokens that the vocabulary has."""
-        return {f"{role}_token": self.id_to_token(ident) for role, ident in self._special.items()}
+        """Names such as "bos_token" -> token, of the special tokens that the vocabulary has, without those that the
+        folder sets to null."""
+        used = {role: ident for role, ident in self._special.items() if role not in self._without}
+        return {f"{role}_token": self.id_to_token(ident) for role, ident in used.items()}
 
     def get_vocab(self) -> dict[str, int]:
         """Token -> id."""

@@ -13,6 +13,7 @@ from libai_data.data.datasets import ChatDataset
 from libai_data.data.text.tokenizer import TextTokenizer, TokenizerFiles
 from libai_data.errors import ConfigError, FormatError
 from tests.data.datasets.chats import CHATML, TEMPLATES, arrays, conversation, learned, tokenizer_folder
+from tests.data.text.corpora import byte_level_folder
 
 pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
@@ -43,6 +44,17 @@ def test_a_token_at_the_end_of_all_messages_alone_is_of_the_last(folder: Path, t
     template = CHATML.replace("<|im_end|>", "<|begin|>").replace("{% endif %}", "{% else %}{{ eos_token }}{% endif %}")
     dataset = ChatDataset([conversation("a", "b", "c", "d")], tokenizer, 64, chat_template=template)
     assert learned(arrays(dataset[0]), folder) == "b<|begin|>d<|begin|>\n<|im_end|>"
+
+
+def test_a_token_that_the_folder_sets_to_null_is_not_written(tmp_path: Path) -> None:
+    # As Qwen's folders, whose vocabulary has <|endoftext|>.
+    config = {"bos_token": None, "eos_token": "<|im_end|>"}
+    folder = byte_level_folder(tmp_path, ["<|endoftext|>", "<|im_end|>"], config)
+    tokenizer = TokenizerFiles(str(folder)).load()
+    template = "{{ bos_token }}{% for m in messages %}{{ m.role }}{{ m.content }}{{ eos_token }}{% endfor %}"
+    sample = ChatDataset([conversation("a", "b")], tokenizer, 64, chat_template=template)[0]
+    assert tokenizer.id_of("<|endoftext|>") not in sample.input_ids.tensor
+    assert tokenizer.bos_token_id == tokenizer.id_of("<|endoftext|>")
 
 
 IN_LOOP = THINKING.replace("{% if loop", "{% generation %}{% if loop")
