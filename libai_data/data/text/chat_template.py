@@ -25,7 +25,7 @@ from libai_data.errors import ConfigError, FormatError, error_text
 
 # Fields of a message besides its content. A template that does not name a field leaves it out.
 _OTHER_FIELDS = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
-_OTHER_TEXT = "\ue000"  # a character of the private use area, with which no message begins
+_OTHER_TEXTS = "\ue000", "\ue001"  # characters of the private use area
 UNKNOWN = -1
 SPOKEN = "_spoken_messages"
 """Name of the template variable with all messages."""
@@ -166,7 +166,10 @@ class ChatTemplate:
 
     @staticmethod
     def _with_other_text(messages: Sequence[Message], number: int) -> list[Message]:
-        return [*messages[:number], {**messages[number], "content": _OTHER_TEXT}, *messages[number + 1 :]]
+        """The messages, of which one has a content that begins with another character."""
+        message = messages[number]
+        other = _OTHER_TEXTS[message.get("content", "").strip().startswith(_OTHER_TEXTS[0])]
+        return [*messages[:number], {**message, "content": other}, *messages[number + 1 :]]
 
     def _span(self, text: str, messages: Sequence[Message], number: int, tools: Any) -> Span:
         start, stop = self._start(text, messages, number, tools), len(text)

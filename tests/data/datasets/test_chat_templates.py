@@ -57,6 +57,15 @@ def test_a_token_that_the_folder_sets_to_null_is_not_written(tmp_path: Path) -> 
     assert tokenizer.bos_token_id == tokenizer.id_of("<|endoftext|>")
 
 
+@pytest.mark.parametrize("character", ["\ue000", "\ue001"])
+def test_a_message_may_begin_with_any_character(folder: Path, tokenizer: TextTokenizer, character: str) -> None:
+    asked = conversation("a", "b", system=character)
+    assert ChatDataset([asked], tokenizer, 128, chat_template=TEMPLATES["headers"])[0] is not None
+    item = conversation("a", character + "b", "c", character)
+    sample = arrays(ChatDataset([item], tokenizer, 128, chat_template=TEMPLATES["instructions"])[0])
+    assert learned(sample, folder).replace(" ", "") == f"{character}b<|im_end|>{character}<|im_end|>"
+
+
 IN_LOOP = THINKING.replace("{% if loop", "{% generation %}{% if loop")
 IN_LOOP = IN_LOOP.replace("<|im_end|>", "<|im_end|>{% endgeneration %}", 1)
 # Of the assistant's only, in a macro, and the token that ends all behind the loop, as Phi 3's.
