@@ -29,9 +29,9 @@ _OPENERS = "(\"'“‘["
 
 def split_sentences(text: str, keep_newlines: bool = False) -> list[str]:
     """Split a text into sentences, none of them empty or white space alone. With `keep_newlines`, the white space
-    behind a sentence, line ends included, is kept in the sentence; so nothing of the text is lost."""
+    behind a sentence, and before the first one, is kept in the sentence; so nothing of the text is lost."""
     sentences, start = [], 0
-    for match in _BOUNDARY.finditer(text):
+    for match in _BOUNDARY.finditer(text, len(text) - len(text.lstrip())):
         begin, end = match.span()
         if text[begin] not in ".!?" or _ends_sentence(text, start, begin, end):
             sentences.append(text[start:end])

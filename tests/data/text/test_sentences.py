@@ -106,4 +106,5 @@ def test_sentences_end_where_a_reader_would_end_them() -> None:
 def test_kept_newlines_lose_nothing_of_the_text() -> None:
     for text in texts(20):
         text = text.replace(". ", ".\n")
-        assert "".join(split_sentences(text, keep_newlines=True)) == text
+        for whole in (text, "\n\n" + text, " \r\n \n\t" + text + "\n\n"):
+            assert "".join(split_sentences(whole, keep_newlines=True)) == whole
