@@ -33,16 +33,29 @@ class SampleForm:
     pad_id: int  # the token of the padding
 
 
-@dataclass(frozen=True)
 class _Stretch:
-    """Rows of consecutive places of the stream, all of one width, and the pieces of each row."""
+    """Rows of consecutive places of the stream, all of one width, and the pieces of each row.
 
-    firsts: np.ndarray  # int64 [rows], the first place of each row in the stream
-    width: int  # places of a row
-    pieces: np.ndarray  # int64 [n], the pieces of the rows, row after row
-    rows: np.ndarray  # int64 [n], the row of each of these pieces
-    begins: np.ndarray  # int64 [n], the first place of the row that is in the piece
-    lengths: np.ndarray  # int64 [n], how many places of the row are in the piece
+    Args:
+        starts: int64 [pieces + 2], see `gpt_index`.
+        firsts: int64 [rows], the first place of each row in the stream.
+        width: places of a row.
+
+    Attributes:
+        pieces: int64 [n], the pieces of the rows, row after row.
+        rows: int64 [n], the row of each of these pieces.
+        begins: int64 [n], the first place of the row that is in the piece.
+        lengths: int64 [n], how many places of the row are in the piece.
+    """
+
+    def __init__(self, starts: np.ndarray, firsts: np.ndarray, width: int) -> None:
+        self.firsts, self.width = firsts, width
+        first = np.searchsorted(starts, firsts, side="right") - 1
+        counts = np.searchsorted(starts, firsts + width, side="left") - first
+        self.rows = np.repeat(np.arange(len(firsts)), counts)
+        self.pieces = np.arange(len(self.rows)) + np.repeat(first - (np.cumsum(counts) - counts), counts)
+        self.begins = np.maximum(starts[self.pieces], firsts[self.rows])
+        self.lengths = np.minimum(starts[self.pieces + 1], firsts[self.rows] + width) - self.begins
 
     @cached_property
     def places(self) -> np.ndarray:
@@ -107,132 +120,66 @@ class BatchFiller:
         wanted = {
             name: tuple(slice(one.start - low, one.stop - low) for one in slices) for name, slices in wanted.items()
         }
-        if self._firsts is not None:
-            self._fill_packed(self._firsts, indices, out, wanted, low, high - low)
-        else:
-            self._fill_stream(indices, out, wanted, low, high - low)
+        self._fill_part(indices, out, wanted, low, high - low)
 
-    def _fill_stream(
+    def _fill_part(
         self, indices: np.ndarray, out: Mapping[str, np.ndarray], wanted: Parts, low: int, width: int
     ) -> None:
-        begins = indices * self._form.length
+        """Fill fields with `width` places of each sample, from `low` on; `wanted` are slices of these places."""
+        starts, total, firsts, length = self._pieces.starts, self._pieces.total, self._firsts, self._form.length
+        begins = indices * length if firsts is None else starts[firsts[indices]]
+        ends = np.minimum(begins + length, total) if firsts is None else starts[firsts[indices + 1]]
         if self._form.cu_seqlens:
-            _fill_bounds(self._bounds(begins), out)
+            first = np.searchsorted(starts, begins, side="right") - 1
+            bounds = starts[np.minimum(first[:, None] + np.arange(length + 1), len(starts) - 1)]
+            _fill_bounds(np.clip(bounds - begins[:, None], 0, (ends - begins)[:, None]), out)
         if not width:
             return
-        places = begins + low
-        first = np.searchsorted(self._pieces.starts, places, side="right") - 1
-        last = np.searchsorted(self._pieces.starts, places + width + 1, side="left")
-        needs_pieces = self._form.position_ids or self._form.attention_mask or self._form.loss_mask
-        if not needs_pieces and bool((last - first == 1).all()):
-            # Each row is within one piece.
-            offsets = places + (self._pieces.offsets[first] - self._pieces.starts[first])
-            tokens = self._tokens_from(offsets, width + 1)
-            _assign_shifted(tokens, out, wanted)
-            return
-        stretch = self._stretch(places, first, last, width + 1)
-        tokens = self._tokens_of(stretch)
-        if not needs_pieces:
-            # Without a loss mask, no sample extends beyond the end of the stream.
-            _assign_shifted(tokens, out, wanted)
-            return
-        after_end = stretch.places >= self._pieces.total
-        if after_end.any():
-            tokens[after_end] = self._form.pad_id
-        _assign_shifted(tokens, out, wanted)
-        self._fill_by_pieces(stretch, begins, ~after_end[:, :-1], ~after_end[:, 1:], out, wanted)
-
-    def _bounds(self, begins: np.ndarray) -> np.ndarray:
-        """Where pieces begin and end in the samples that begin at places `begins`, int64 [rows, length + 1]."""
-        starts = self._pieces.starts
-        first = np.searchsorted(starts, begins, side="right") - 1
-        bounds = starts[np.minimum(first[:, None] + np.arange(self._form.length + 1), len(starts) - 1)]
-        used = np.minimum(self._pieces.total - begins, self._form.length)
-        return np.clip(bounds - begins[:, None], 0, used[:, None])
-
-    def _fill_packed(
-        self,
-        firsts: np.ndarray,
-        indices: np.ndarray,
-        out: Mapping[str, np.ndarray],
-        wanted: Parts,
-        low: int,
-        width: int,
-    ) -> None:
-        starts = self._pieces.starts
-        first_pieces, next_pieces = firsts[indices], firsts[indices + 1]
-        begins = starts[first_pieces]
-        bounds = first_pieces[:, None] + np.arange(self._form.length + 1)
-        _fill_bounds(starts[np.minimum(bounds, next_pieces[:, None])] - begins[:, None], out)
-        if not width:
-            return
-        places = begins + low
-        first = np.searchsorted(starts, places, side="right") - 1
-        last = np.searchsorted(starts, places + width, side="left")
-        stretch = self._stretch(places, first, last, width)
-        has_token = stretch.places < starts[next_pieces][:, None]
-        for name, shift in (("input_ids", 0), ("labels", 1)):
+        # In a stream, the next token is that of the next place; with packing, it belongs to the place itself.
+        stretch = _Stretch(starts, begins + low, width + (firsts is None))
+        needs_tokens = self._form.position_ids or self._form.loss_mask
+        has_token = stretch.places < (total if firsts is None else ends[:, None]) if needs_tokens else None
+        inputs = self._tokens_of(stretch, has_token)
+        labels = inputs[:, 1:] if firsts is None else self._tokens_of(stretch, has_token, shift=1)
+        for name, tokens in (("input_ids", inputs), ("labels", labels)):
             if name in out:
-                tokens = self._tokens_of(stretch, shift)
-                tokens[~has_token] = self._form.pad_id
                 out[name][...] = tokens[:, wanted[name][0]]
-        self._fill_by_pieces(stretch, begins, has_token, has_token, out, wanted)
-
-    def _fill_by_pieces(
-        self,
-        stretch: _Stretch,
-        begins: np.ndarray,
-        has_token: np.ndarray,
-        counts: np.ndarray,
-        out: Mapping[str, np.ndarray],
-        wanted: Parts,
-    ) -> None:
-        """Fill the fields that depend on where pieces begin and end.
-
-        Args:
-            begins: int64 [rows], the places where the samples begin; a row may be a part of its sample.
-            has_token, counts: bool [rows, width], whether a place has a token, and a next token to predict.
-            wanted: field -> slices of the width.
-        """
-        width = counts.shape[1]
-        if "position_ids" in out:
-            since = np.maximum(self._pieces.starts[stretch.pieces], begins[stretch.rows])
-            positions = (stretch.places - stretch.spread(since))[:, :width]
-            out["position_ids"][...] = np.where(has_token, positions, 0)[:, wanted["position_ids"][0]]
+        if "position_ids" in out and has_token is not None:
+            since = np.maximum(starts[stretch.pieces], begins[stretch.rows])
+            positions = np.where(has_token, stretch.places - stretch.spread(since), 0)
+            out["position_ids"][...] = positions[:, wanted["position_ids"][0]]
         if "attention_mask" in out:
             pieces = stretch.spread(stretch.pieces)
             rows, columns = wanted["attention_mask"]
             same = pieces[:, rows, None] == pieces[:, None, columns]
             earlier = np.arange(rows.start, rows.stop)[:, None] >= np.arange(columns.start, columns.stop)
             np.logical_and(same, earlier, out=out["attention_mask"])
-        if "loss_mask" in out:
+        if "loss_mask" in out and has_token is not None:
+            # Whether a place has a next token to predict.
+            counts = has_token[:, -width:]
             if self._form.masks_ends:
-                ends = stretch.spread(self._pieces.starts[stretch.pieces + 1])[:, :width]
-                counts = counts & (stretch.places[:, :width] != ends - 1)
+                ends_of_pieces = stretch.spread(starts[stretch.pieces + 1])
+                counts = counts & (stretch.places != ends_of_pieces - 1)[:, :width]
             out["loss_mask"][...] = counts[:, wanted["loss_mask"][0]]
 
-    def _stretch(self, places: np.ndarray, first: np.ndarray, last: np.ndarray, width: int) -> _Stretch:
-        """The rows of `width` places from `places` [rows] on; each row has the pieces `first` to `last` - 1."""
-        counts = last - first
-        rows = np.repeat(np.arange(len(places)), counts)
-        pieces = np.arange(len(rows)) + np.repeat(first - (np.cumsum(counts) - counts), counts)
-        starts = self._pieces.starts
-        begin = np.maximum(starts[pieces], places[rows])
-        end = np.minimum(starts[pieces + 1], places[rows] + width)
-        return _Stretch(places, width, pieces, rows, begin, end - begin)
-
-    def _tokens_of(self, stretch: _Stretch, shift: int = 0) -> np.ndarray:
-        """The tokens `shift` places after the places of the rows, [rows, width]; arbitrary after the stream's end."""
-        tokens, size = self._source.tokens, len(stretch.firsts) * stretch.width
+    def _tokens_of(self, stretch: _Stretch, has_token: np.ndarray | None, shift: int = 0) -> np.ndarray:
+        """The tokens `shift` places after the places of the rows, [rows, width]; `pad_id` where there is no token."""
+        tokens, rows = self._source.tokens, len(stretch.firsts)
         # Added to a place in the stream, these give the token's place in the file.
         shifts = self._pieces.offsets[stretch.pieces] - self._pieces.starts[stretch.pieces] + shift
         inside = int(stretch.firsts.max()) + stretch.width <= self._pieces.total
-        if inside and len(stretch.pieces) * _TOKENS_A_SLICE <= size:
-            begins = stretch.begins + shifts
+        begins = stretch.begins + shifts
+        if inside and len(stretch.pieces) == rows:
+            found = self._tokens_from(begins, stretch.width)
+        elif inside and len(stretch.pieces) * _TOKENS_A_SLICE <= rows * stretch.width:
             slices = [tokens[begin:end] for begin, end in zip(begins.tolist(), (begins + stretch.lengths).tolist())]
-            return np.concatenate(slices).reshape(-1, stretch.width)
-        # Only places after the end of the stream are clipped.
-        return tokens.take(stretch.places + stretch.spread(shifts), mode="clip")
+            found = np.concatenate(slices).reshape(-1, stretch.width)
+        else:
+            # Only places after the end of the stream are clipped.
+            found = tokens.take(stretch.places + stretch.spread(shifts), mode="clip")
+        if has_token is not None:
+            found[~has_token] = self._form.pad_id
+        return found
 
     def _tokens_from(self, offsets: np.ndarray, width: int) -> np.ndarray:
         """Rows of `width` tokens of the file, [rows, width], each from an offset on."""
@@ -249,11 +196,3 @@ def _fill_bounds(bounds: np.ndarray, out: Mapping[str, np.ndarray]) -> None:
         out["cu_seqlens"][...] = bounds
     if "max_seqlen" in out:
         out["max_seqlen"][...] = np.diff(bounds).max(axis=1)
-
-
-def _assign_shifted(tokens: np.ndarray, out: Mapping[str, np.ndarray], wanted: Parts) -> None:
-    """Fill tokens and next tokens from rows of both, [rows, width + 1]."""
-    for name, shift in (("input_ids", 0), ("labels", 1)):
-        if name in out:
-            part = wanted[name][0]
-            out[name][...] = tokens[:, part.start + shift : part.stop + shift]
