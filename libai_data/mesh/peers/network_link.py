@@ -37,6 +37,8 @@ _LONGEST_INTRODUCTION = 1024
 _SECONDS_TO_INTRODUCE_ONESELF = 5.0
 _SECONDS_BETWEEN_TRIES = 0.05
 Connection = Union[Channel, socket.socket]
+Word = tuple[Any, ...]
+"""The kind of a word, and its content: JSON values. A tuple may arrive as a list."""
 
 _sending_word = threading.Lock()
 
@@ -194,7 +196,7 @@ def receive_exactly(link: socket.socket, target: memoryview) -> memoryview:
     return target
 
 
-def send_word(connection: Connection, word: str) -> None:
+def send_word(connection: Connection, *word: Any) -> None:
     """Send a word to a rank of this or another node; do nothing if the rank is gone."""
     with suppress(OSError), _sending_word:
         if isinstance(connection, Channel):
@@ -203,9 +205,9 @@ def send_word(connection: Connection, word: str) -> None:
             send_head(connection, {"word": word})
 
 
-def receive_word(connection: Connection) -> str:
-    """Wait for a word of `send_word`; returns "" if the other end is gone."""
+def receive_word(connection: Connection) -> Word:
+    """Wait for a word of `send_word`; returns () if the other end is gone."""
     try:
-        return str(connection.receive() if isinstance(connection, Channel) else receive_head(connection)["word"])
+        return tuple(connection.receive() if isinstance(connection, Channel) else receive_head(connection)["word"])
     except (OSError, EOFError, ValueError, LookupError, PeerError):
-        return ""
+        return ()

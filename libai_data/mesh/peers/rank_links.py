@@ -15,13 +15,14 @@ import threading
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Callable
+from typing import Any, Callable
 
 from libai_data.errors import MeshError, PeerError
 from libai_data.launch.job_environment import job_key, proof
 from libai_data.mesh.peers.batch_notes import BatchNotes, shared_memory
 from libai_data.mesh.peers.network_link import (
     Connection,
+    Word,
     accept_leaders,
     connect_to_rank0,
     open_network_link,
@@ -41,7 +42,7 @@ class RankLinks:
     `first_words` returns the words to send first over each new connection.
     """
 
-    def __init__(self, rank: int, world_size: int, num_nodes: int, first_words: Callable[[], Iterable[str]]) -> None:
+    def __init__(self, rank: int, world_size: int, num_nodes: int, first_words: Callable[[], Iterable[Word]]) -> None:
         self.changed = threading.Condition()  # held when the connections change, and notified afterwards
         self._rank, self._world_size, self._nodes = rank, world_size, num_nodes
         self._first_words = first_words
@@ -72,11 +73,11 @@ class RankLinks:
         """The connections away from rank 0."""
         return [each for each in list(self.connections.values()) if each is not self.above]
 
-    def send_to_all(self, word: str, but: int = -1) -> None:
+    def send_to_all(self, *word: Any, but: int = -1) -> None:
         """Send a word over each connection, except the one with descriptor `but`."""
         for descriptor, connection in list(self.connections.items()):
             if descriptor != but:
-                send_word(connection, word)
+                send_word(connection, *word)
 
     def meet(self) -> None:
         """Compare job and machine with rank 0, and complete the connections; all ranks call this together.
@@ -110,7 +111,7 @@ class RankLinks:
     def _add(self, connection: Connection, name: str) -> None:
         with self.changed:
             for word in self._first_words():
-                send_word(connection, word)
+                send_word(connection, *word)
             self.connections[connection.fileno()] = connection
             self._names[connection.fileno()] = name
             self.changed.notify_all()

@@ -6,13 +6,11 @@ OneFlow. A rank that computes, reads or writes does not wait. As long as one ran
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import threading
 import time
-from dataclasses import asdict, dataclass
-from typing import Optional
+from typing import NamedTuple, Optional
 
 from libai_data.errors import by_rank
 
@@ -42,24 +40,13 @@ Place = tuple[int, str, str]
 """Number of collectives of this package that the rank has begun, kind of the place, and what the rank waits for."""
 
 
-@dataclass(frozen=True)
-class Report:
+class Report(NamedTuple):
     """Where a rank waits."""
 
     place: Place  # compared between ranks
     line: str  # of the user's program
     seconds: float  # for which the rank has waited
     is_idle: bool  # its process computes nothing
-
-    def packed(self) -> str:
-        """The report as a word for rank 0, in JSON."""
-        return json.dumps(asdict(self))
-
-    @staticmethod
-    def unpacked(word: str) -> Report:
-        """The report from a word of `packed`."""
-        fields = json.loads(word)
-        return Report(**{**fields, "place": tuple(fields["place"])})
 
     def in_words(self) -> str:
         """The report in words for an error message."""
@@ -173,12 +160,8 @@ class Leaving:
                 )
         return ""
 
-    def waits(self, rank: int) -> float:
-        """Seconds for which a rank must wait to count as waiting forever; 0 if it does not wait."""
-        return self._waiting.get(rank, 0.0)
-
     def note(self, rank: int, seconds: float) -> None:
-        """Record whether a rank waits for others; `seconds` as `waits` returns them."""
+        """Record after how many seconds a rank counts as waiting forever; 0 if it does not wait. On rank 0."""
         self._waiting[rank] = seconds
         all_wait = len(self._waiting) == self._world_size and all(self._waiting.values())
         self._all_wait_since = min(self._all_wait_since, time.monotonic()) if all_wait else float("inf")

@@ -5,38 +5,32 @@ to reach this step too, so no rank may wait within a step. The rank that got the
 ranks for their step. A thread of each rank answers with the step of its main thread, and stops the main thread before
 its next step until rank 0 has decided. Rank 0 chooses the largest step plus one: no rank has begun it, and all can
 reach it. Without a signal, the ranks exchange nothing.
-
-The ranks form a tree. A rank exchanges messages that begin with "stop: " with the rank above it and those below it.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from typing import Callable
 
-PREFIX = "stop: "
-_ASKED, _WHERE, _IN, _BEFORE = (PREFIX + word for word in ("asked", "where", "in ", "before "))
+_ASKED, _WHERE, _IN, _BEFORE = "asked", "where", "in", "before"
 
-Send = Callable[[str], None]
+Send = Callable[[str, int], None]
+"""Sends a word and a step, which `hear` of the receiving rank is called with; rank 0 also sends to itself."""
 
 
 class StopAgreement:
     """One rank's part in it. The main thread calls `reaches`; the thread that receives words calls `ask` and `hear`."""
 
-    def __init__(self) -> None:
-        self.connect(None, ())
+    def __init__(self, world_size: int, to_rank0: Send, to_all: Send) -> None:
+        self._world_size = world_size
+        self._to_rank0, self._to_all = to_rank0, to_all
         self._changed = threading.Condition()
         self._step = -1
         self._held = False
         self._stop_before: int | None = None
+        # On rank 0: whether a rank has asked, and the steps of the ranks that have answered.
         self._asked = False
         self._steps: list[int] = []
-
-    def connect(self, send_up: Send | None, send_down: Sequence[Send]) -> None:
-        """Set the functions that send words to the rank above (None on rank 0) and to the ranks below."""
-        self._send_up = send_up
-        self._send_down = list(send_down)
 
     def begin(self, start_iter: int) -> None:
         """Record that a training begins with step `start_iter`.
@@ -45,7 +39,7 @@ class StopAgreement:
         """
         with self._changed:
             self._step = start_iter - 1
-            if self._send_up is None and not self._send_down:
+            if self._world_size == 1:
                 self._held = self._asked = False
                 self._stop_before = None
                 self._steps.clear()
@@ -62,46 +56,23 @@ class StopAgreement:
 
     def ask(self) -> None:
         """Begin the agreement, because this rank was asked to stop."""
-        if self._asked:
-            return
-        self._asked = True
-        if self._send_up is None:
-            self._inquire()
-        else:
-            self._send_up(_ASKED)
+        self._to_rank0(_ASKED, 0)
 
-    def hear(self, word: str) -> None:
-        """Handle a word of the rank above or of a rank below."""
-        if word == _ASKED:
-            self.ask()
+    def hear(self, word: str, step: int) -> None:
+        """Handle a word that a rank sent to rank 0, or that rank 0 sent to all ranks."""
+        if word == _ASKED and not self._asked:
+            self._asked = True
+            self._to_all(_WHERE, 0)
         elif word == _WHERE:
-            self._inquire()
-        elif word.startswith(_IN):
-            self._gather(int(word[len(_IN) :]))
-        elif word.startswith(_BEFORE):
-            self._decide(int(word[len(_BEFORE) :]))
-
-    def _inquire(self) -> None:
-        for send in self._send_down:
-            send(_WHERE)
-        with self._changed:
-            self._held = True
-            step = self._step
-        self._gather(step)
-
-    def _gather(self, step: int) -> None:
-        self._steps.append(step)
-        if len(self._steps) <= len(self._send_down):
-            return
-        furthest = max(self._steps)
-        if self._send_up is None:
-            self._decide(furthest + 1)
-        else:
-            self._send_up(f"{_IN}{furthest}")
-
-    def _decide(self, stop_before: int) -> None:
-        for send in self._send_down:
-            send(f"{_BEFORE}{stop_before}")
-        with self._changed:
-            self._stop_before = stop_before
-            self._changed.notify_all()
+            with self._changed:
+                self._held = True
+                own = self._step
+            self._to_rank0(_IN, own)
+        elif word == _IN:
+            self._steps.append(step)
+            if len(self._steps) == self._world_size:
+                self._to_all(_BEFORE, max(self._steps) + 1)
+        elif word == _BEFORE:
+            with self._changed:
+                self._stop_before = step
+                self._changed.notify_all()

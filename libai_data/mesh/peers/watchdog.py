@@ -29,15 +29,15 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, NoReturn, cast
+from typing import Any, Callable, NoReturn, cast
 
 from libai_data.errors import ContractError, MeshError, PeerError, by_rank
 from libai_data.mesh.peers.batch_notes import BatchPlace, different_batches
 from libai_data.mesh.peers.main_thread import SECONDS_IDLE, MainThread
-from libai_data.mesh.peers.network_link import receive_word, send_word
+from libai_data.mesh.peers.network_link import Word, receive_word, send_word
 from libai_data.mesh.peers.rank_links import RankLinks
 from libai_data.mesh.peers.standstill import (
     COLLECTIVE,
@@ -52,7 +52,7 @@ from libai_data.mesh.peers.standstill import (
     in_words,
     line_of_program,
 )
-from libai_data.mesh.peers.stop_agreement import PREFIX, StopAgreement
+from libai_data.mesh.peers.stop_agreement import StopAgreement
 
 SECONDS_FOR_THE_CAUSE = 2.0
 """Seconds that a rank waits before it ends because a peer is gone. If it fails itself, its own error explains more."""
@@ -65,7 +65,7 @@ _SECONDS_BETWEEN_LOOKS = 1.0
 _SECONDS_FOR_THREADS = 10.0
 """After its program has ended, a rank that threads keep alive counts as gone. Python calls `atexit` functions later."""
 
-_LEFT, _WAITS, _PLACE, _AT, _RELEASE, _END = "left ", "waits ", "stands ", "at ", "go ", "end: "
+_LEFT, _WAITS, _PLACE, _AT, _RELEASE, _STOP, _END = "left", "waits", "stands", "at", "go", "stop", "end"
 
 
 class Liveness:
@@ -73,7 +73,8 @@ class Liveness:
 
     def __init__(self, rank: int, world_size: int, num_nodes: int, has_gpus: bool = False) -> None:
         self._rank, self._world_size, self._nodes = rank, world_size, num_nodes
-        self.stop = StopAgreement()  # on the step before which all ranks stop; connected in `meet`
+        # On the step before which all ranks stop.
+        self.stop = StopAgreement(world_size, partial(self._tell_rank0, _STOP), partial(self._tell_all, _STOP))
         self._met = world_size == 1
         self._collectives = 0
         self._exit_asked: tuple[Any, int] = (None, 0)
@@ -81,6 +82,7 @@ class Liveness:
         self._links = RankLinks(rank, world_size, num_nodes, self._farewells)
         # The main thread and the thread that watches share these; `RankLinks.changed` is held when they change.
         self._leaving = Leaving(world_size)
+        self._wait = 0.0  # what this rank has reported last: seconds after which its wait counts, 0 if it does not wait
         self._is_at_meeting = False
         self._arrived: dict[int, tuple[Place, str, list[Any]]] = {}
         self._gathered: list[Any] = []
@@ -90,13 +92,18 @@ class Liveness:
         self._kept_since = float("inf")  # when threads began to keep this process alive
         self._standstill = Standstill(world_size, num_nodes, has_gpus)
         self._last_batch: BatchPlace | None = None
+        self._hear: dict[str, Callable[..., None]] = {
+            _WAITS: self._leaving.note,
+            _PLACE: self._note_place,
+            _STOP: self.stop.hear,
+        }
         if world_size > 1:
             self._main.check_visible()
             threading.Thread(target=self._watch, name="liveness of other ranks", daemon=True).start()
 
-    def _farewells(self) -> list[str]:
+    def _farewells(self) -> list[Word]:
         """The words for a rank that connects after others have left."""
-        return [f"{_LEFT}{rank} {collectives}" for rank, collectives in self._leaving.after.items()]
+        return [(_LEFT, *farewell) for farewell in self._leaving.after.items()]
 
     def ask_to_stop(self) -> None:
         """Let all ranks stop before one of the next steps. A signal handler of the main thread may call this."""
@@ -146,7 +153,7 @@ class Liveness:
             self._is_at_meeting, self._gathered = bool(what), []
             problem = self._leaving.problem_of(self._rank, self._collectives, self._is_at_meeting)
         if problem:
-            self._links.send_to_all(f"{_END}{problem}")
+            self._links.send_to_all(_END, problem)
             raise PeerError(problem)
         if not what:
             return {}
@@ -183,29 +190,37 @@ class Liveness:
         if self._links.above is None:
             self._release(json.dumps(gathered))
         else:
-            send_word(self._links.above, _AT + json.dumps((self._rank, place, line, gathered)))
+            send_word(self._links.above, _AT, self._rank, place, line, gathered)
 
     def _release(self, gathered: str) -> None:
         """Let this rank and those below continue: all ranks have arrived, and have sent these words."""
         # In this order: a rank below may leave the job at once, and this rank's next words must arrive after these.
         self._is_at_meeting = False
         for connection in self._links.below():
-            send_word(connection, _RELEASE + gathered)
+            send_word(connection, _RELEASE, gathered)
         with self._links.changed:
             self._gathered = json.loads(gathered)
             self._links.changed.notify_all()
 
     def meet(self) -> None:
         """Compare job and machine with rank 0, and complete the connections. The first call is collective."""
-        if self._met:
-            return
-        self._met = True
-        self._links.meet()
-        above = self._links.above
-        self.stop.connect(
-            None if above is None else partial(send_word, above),
-            [partial(send_word, each) for each in self._links.below()],
-        )
+        if not self._met:
+            self._met = True
+            self._links.meet()
+
+    def _tell_rank0(self, *word: Any) -> None:
+        """Send a word of this rank, or of a rank below, to rank 0, which handles it."""
+        if self._rank == 0:
+            kind, *content = word
+            self._hear[kind](*content)
+        elif self._links.above is not None:
+            send_word(self._links.above, *word)
+
+    def _tell_all(self, kind: str, *content: Any) -> None:
+        """Send a word of rank 0 to the ranks below, and handle it."""
+        for connection in self._links.below():
+            send_word(connection, kind, *content)
+        self._hear[kind](*content)
 
     def _watch(self) -> None:
         events = select.poll()
@@ -253,43 +268,42 @@ class Liveness:
 
     def _handle(self, descriptor: int) -> bool:
         """Handle a word; returns False if no more words will arrive over this connection."""
-        word = receive_word(self._links.connections[descriptor])
-        if word.startswith(PREFIX):
-            self.stop.hear(word)
-        elif word.startswith(_END):
-            self._end(word[len(_END) :], received_from=descriptor)
-        elif word.startswith(_LEFT):
-            rank, collectives = map(int, word[len(_LEFT) :].split())
-            with self._links.changed:
-                self._leaving.after[rank] = collectives
-                problem = self._leaving.problem_of(self._rank, self._collectives, self._is_at_meeting)
-            self._links.send_to_all(word, but=descriptor)
-            if problem:
-                self._end(problem)
-        elif word.startswith(_WAITS):
-            sender, seconds = word[len(_WAITS) :].split()
-            self._note(int(sender), float(seconds))
-        elif word.startswith(_AT):
-            self._arrive(*json.loads(word[len(_AT) :]))
-        elif word.startswith(_RELEASE):
-            self._release(word[len(_RELEASE) :])
-        elif word.startswith(_PLACE):
-            sender, _, report = word[len(_PLACE) :].partition(" ")
-            self._note_place(int(sender), Report.unpacked(report))
-        else:
+        connection = self._links.connections[descriptor]
+        word = receive_word(connection)
+        if not word:
             name = self._links.name_of(descriptor)
             rank = int(name.split()[1].rstrip(","))
             if rank not in self._leaving.after:
                 self._end(f"{name} is gone; see its output", received_from=descriptor)
-            self._note(rank, SECONDS_IDLE)
+            self._tell_rank0(_WAITS, rank, SECONDS_IDLE)
             return False
+        kind, *content = word
+        if kind == _END:
+            self._end(content[0], descriptor)
+        elif kind == _LEFT:
+            rank, collectives = content
+            with self._links.changed:
+                self._leaving.after[rank] = collectives
+                problem = self._leaving.problem_of(self._rank, self._collectives, self._is_at_meeting)
+            self._links.send_to_all(*word, but=descriptor)
+            if problem:
+                self._end(problem)
+        elif kind == _AT:
+            self._arrive(*content)
+        elif kind == _RELEASE:
+            self._release(*content)
+        elif connection is self._links.above:
+            self._tell_all(*word)
+        else:
+            self._tell_rank0(*word)
         return True
 
     def _report_wait(self) -> None:
         """After a rank has left, report whether this rank waits; rank 0 ends the job if no rank can continue."""
         seconds = self._main.seconds_to_wait(has_left=self._rank in self._leaving.after)
-        if seconds != self._leaving.waits(self._rank):
-            self._note(self._rank, seconds)
+        if seconds != self._wait:
+            self._wait = seconds
+            self._tell_rank0(_WAITS, self._rank, seconds)
         problem = self._leaving.verdict() if self._rank == 0 else ""
         if problem:
             self._end(problem)
@@ -303,27 +317,18 @@ class Liveness:
         self._main.seconds_to_wait(has_left=False)
         report = self._place.report(now, self._collectives, self._main.is_in_oneflow, self._main.is_idle)
         if report is not None:
-            self._note_place(self._rank, report)
+            self._tell_rank0(_PLACE, self._rank, *report)
         problem = self._standstill.verdict(now) if self._rank == 0 else ""
         if problem:
             self._end(problem)
 
-    def _note_place(self, rank: int, report: Report) -> None:
-        if self._rank == 0:
-            self._standstill.note(rank, report, time.monotonic())
-        elif self._links.above is not None:
-            send_word(self._links.above, f"{_PLACE}{rank} {report.packed()}")
-
-    def _note(self, rank: int, seconds: float) -> None:
-        """Record whether a rank waits for others, and send it to rank 0, which decides whether the job ends."""
-        self._leaving.note(rank, seconds)
-        if self._links.above is not None:
-            send_word(self._links.above, f"{_WAITS}{rank} {seconds}")
+    def _note_place(self, rank: int, place: Sequence[Any], *others: Any) -> None:
+        self._standstill.note(rank, Report(cast(Place, tuple(place)), *others), time.monotonic())
 
     def _end(self, why: str, received_from: int = -1) -> None:
         """End all ranks. The thread that watches calls this, or the main thread at its end."""
         self._is_ending = True
-        self._links.send_to_all(f"{_END}{why}", but=received_from)
+        self._links.send_to_all(_END, why, but=received_from)
         leads, has_left = len(self._links.connections) > 1, self._rank in self._leaving.after
         # After its farewell, this rank cannot fail itself, and its main thread soon ends the process with code 0.
         seconds = 0.0 if has_left else SECONDS_FOR_THE_CAUSE
@@ -362,7 +367,7 @@ class Liveness:
                 return
             self._leaving.after[self._rank] = self._collectives
             problems = [self._leaving.problem_of(*each, False) for each in self._leaving.after.items()]
-        self._links.send_to_all(f"{_LEFT}{self._rank} {self._collectives}")
+        self._links.send_to_all(_LEFT, self._rank, self._collectives)
         self._links.call(b"c")
         if any(problems):
             # The ranks that have left have not all begun the same number of collectives.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from types import SimpleNamespace
@@ -34,7 +33,7 @@ def test_a_rank_whose_follower_comes_before_it_has_met_rank_0_reports_both_toget
 ) -> None:
     sent: list[Any] = []
     leader = leader_of_node_1(monkeypatch)
-    monkeypatch.setattr(watchdog, "send_word", lambda connection, word: sent.append((connection, word)))
+    monkeypatch.setattr(watchdog, "send_word", lambda connection, *word: sent.append((connection, word)))
     follower, rank0 = object(), object()
     leader._links.connections[1] = follower
     leader._links.above = rank0  # It connects now, and is not among the connections yet.
@@ -44,8 +43,8 @@ def test_a_rank_whose_follower_comes_before_it_has_met_rank_0_reports_both_toget
     leader._links.connections[2] = rank0
     leader._arrive(2, place, "loop.py:7", [[2, "two"]])
     assert [connection for connection, _ in sent] == [rank0]
-    rank, at, _, told = json.loads(sent[0][1].split(" ", 1)[1])
-    assert (rank, tuple(at), dict(told)) == (2, place, {3: "three", 2: "two"})
+    _, rank, at, _, told = sent[0][1]
+    assert (rank, at, dict(told)) == (2, place, {3: "three", 2: "two"})
     close(leader)
 
 
@@ -54,7 +53,7 @@ def test_a_rank_that_leaves_as_soon_as_it_may_continue_has_been_at_the_meeting(m
     leader._is_at_meeting, leader._collectives = True, 3
     problems: list[str] = []
 
-    def leave_at_once(connection: object, word: str) -> None:
+    def leave_at_once(connection: object, *word: str) -> None:
         leader._leaving.after[3] = 6
         problems.append(leader._leaving.problem_of(2, leader._collectives, leader._is_at_meeting))
 

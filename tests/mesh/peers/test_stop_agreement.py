@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from functools import partial
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,26 +17,36 @@ class Ranks:
 
     def __init__(self, nodes: int, per_node: int) -> None:
         self.world = nodes * per_node
-        self.connections: list[tuple[int, deque[str]]] = []
         leaders = [node * per_node for node in range(nodes)]
-        self.above = [None if r == 0 else 0 if r in leaders else r - r % per_node for r in range(self.world)]
-        self.ranks = [StopAgreement() for _ in range(self.world)]
-        for rank, above in enumerate(self.above):
-            below = [self._connection(other) for other in range(self.world) if self.above[other] == rank]
-            self.ranks[rank].connect(None if above is None else self._connection(above), below)
+        self.above = [0 if r in leaders else r - r % per_node for r in range(self.world)]
+        self.connections: dict[tuple[int, int], deque[tuple[str, int]]] = defaultdict(deque)
+        self.ranks = [
+            StopAgreement(self.world, partial(self.to_rank0, rank), partial(self.to_all, rank))
+            for rank in range(self.world)
+        ]
 
-    def _connection(self, to: object) -> partial:
-        words: deque[str] = deque()
-        assert isinstance(to, int)
-        self.connections.append((to, words))
-        return partial(words.append)
+    def to_rank0(self, rank: int, *word: Any) -> None:
+        if rank == 0:
+            self.ranks[0].hear(*word)
+        else:
+            self.connections[rank, self.above[rank]].append(word)
+
+    def to_all(self, rank: int, *word: Any) -> None:
+        for other in range(1, self.world):
+            if self.above[other] == rank:
+                self.connections[rank, other].append(word)
+        self.ranks[rank].hear(*word)
 
     def deliver(self, choice: int) -> bool:
         """Deliver the oldest word of some connection; False if none is under way."""
-        waiting = [(to, words) for to, words in self.connections if words]
+        waiting = [connection for connection, words in self.connections.items() if words]
         if waiting:
-            to, words = waiting[choice % len(waiting)]
-            self.ranks[to].hear(words.popleft())
+            sender, to = connection = waiting[choice % len(waiting)]
+            word = self.connections[connection].popleft()
+            if sender == self.above[to]:
+                self.to_all(to, *word)
+            else:
+                self.to_rank0(to, *word)
         return bool(waiting)
 
     def may_begin(self, rank: int) -> bool:
@@ -86,23 +97,22 @@ def test_all_ranks_stop_before_the_same_step_wherever_they_are(
 
 
 def test_a_rank_between_two_steps_waits_for_the_answer_and_no_longer() -> None:
-    up: list[str] = []
-    rank = StopAgreement()
-    rank.connect(up.append, ())
+    up: list[tuple[str, int]] = []
+    rank = StopAgreement(2, lambda *word: up.append(word), lambda *word: None)
     rank.begin(0)
     assert not rank.reaches(0)
-    rank.hear("stop: where")
-    assert up == ["stop: in 0"]
+    rank.hear("where", 0)
+    assert up == [("in", 0)]
     answers: list[bool] = []
     main = threading.Thread(target=lambda: answers.extend([rank.reaches(1), rank.reaches(2)]))
     main.start()
-    rank.hear("stop: before 2")
+    rank.hear("before", 2)
     main.join(stretched(60))
     assert answers == [False, True]
 
 
 def test_a_signal_to_a_single_rank_stops_before_its_next_step() -> None:
-    rank = StopAgreement()
+    rank = Ranks(1, 1).ranks[0]
     rank.begin(4)
     assert not rank.reaches(4)
     rank.ask()
