@@ -6,12 +6,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import oneflow as flow
 import pytest
 from omegaconf import OmegaConf
 
 from libai_data import DataLoader, from_iterable
 from libai_data.engine.data_state import DataState
-from libai_data.errors import CheckpointError
+from libai_data.errors import CheckpointError, SchemaError
 from libai_data.integrations.libai import DataPipeline, LiBaiLoader, build_nlp_train_loader, loader
 from tests.iterables.rows import numbers
 
@@ -115,3 +116,24 @@ def test_a_trainer_of_libai_before_the_data_pipeline_is_refused() -> None:
 
 def test_a_loader_without_a_length_is_true() -> None:
     assert LiBaiLoader(from_iterable(numbers, 4))
+
+
+class AsLiBais(flow.nn.Graph):
+    """A graph as LiBai's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = flow.nn.Identity()
+
+    def build(self, **inputs: Any) -> Any:
+        return self.model(inputs["a"] - 2 * inputs["b"])
+
+
+def test_a_graph_of_libai_gets_its_inputs_by_their_names() -> None:
+    AsLiBais.__call__ = loader._by_names(AsLiBais.__call__)
+    graph, a, b = AsLiBais(), flow.rand(512, 512), flow.rand(512, 512)
+    expected = (a - 2 * b).numpy()
+    for inputs in ({"a": a, "b": b}, {"b": b, "a": a}):
+        np.testing.assert_array_equal(graph(**inputs).numpy(), expected)
+    with pytest.raises(SchemaError, match=r"the inputs are \['a', 'c'\], but the graph is compiled for \['a', 'b'\]"):
+        graph(a=a, c=b)

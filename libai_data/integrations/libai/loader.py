@@ -10,7 +10,7 @@ from typing import Any, Callable
 
 from libai_data.data.samplers.resuming import RESTART_DATA
 from libai_data.delivery.to_global import compare_with_other_ranks
-from libai_data.errors import CheckpointError
+from libai_data.errors import CheckpointError, SchemaError
 from libai_data.mesh.peers.liveness import watch_over_ranks
 from libai_data.structures import Instance
 
@@ -123,17 +123,19 @@ class _Pass:
 def take_part() -> None:
     """Make LiBai's trainer save, restore and evaluate loaders of this package; once per process. Collective.
 
-    This function replaces two functions of LiBai, because LiBai has no other way to add objects to its checkpoints or
-    to choose the evaluation. For other loaders, both functions work as before. From now on the ranks also watch each
-    other, so that a rank that fails or dies ends the job.
+    This function replaces three functions of LiBai, because LiBai has no other way to add objects to its checkpoints,
+    to choose the evaluation, or to give a graph its inputs by their names. For other loaders, the first two work as
+    before. From now on the ranks also watch each other, so that a rank that fails or dies ends the job.
     """
     from libai.engine import default
+    from libai.models.utils import GraphBase
 
     watch_over_ranks()
     if not hasattr(default.inference_on_dataset, _WRAPPED):
         default.DefaultTrainer.resume_or_load = _with_data(default.DefaultTrainer.resume_or_load)
         default.inference_on_dataset = _each_sample_once(default.inference_on_dataset)
         setattr(default.inference_on_dataset, _WRAPPED, True)
+        GraphBase.__call__ = _by_names(GraphBase.__call__)
 
 
 def _with_data(resume_or_load: Callable[..., None]) -> Callable[..., None]:
@@ -188,6 +190,22 @@ def _each_sample_once(inference_on_dataset: Callable[..., Any]) -> Callable[...,
         return own_inference(model, data_loader, batch_size, eval_iter, get_batch, device, _own_evaluators(rest[-1]))
 
     return each_sample_once
+
+
+def _by_names(call: Callable[..., Any]) -> Callable[..., Any]:
+    """The `__call__` of LiBai's graphs, which OneFlow gives the inputs by their order: that of the first call."""
+
+    @wraps(call)
+    def called_by_names(self: Any, *args: Any, **inputs: Any) -> Any:
+        names = vars(self).setdefault("_names_of_inputs", [*inputs])
+        if sorted(names) != sorted(inputs):
+            raise SchemaError(
+                f"the inputs are {sorted(inputs)}, but the graph is compiled for {sorted(names)}. Let all datasets of "
+                "training, or all of evaluation, have the same fields, or set graph.enabled=False"
+            )
+        return call(self, *args, **{name: inputs[name] for name in names})
+
+    return called_by_names
 
 
 def _own_evaluators(evaluator: Any) -> Any:
