@@ -13,7 +13,7 @@ from typing import Any, Callable
 from libai_data.config import instantiate
 from libai_data.errors import CheckpointError, ConfigError, FormatError, MeshError, PeerError, SchemaError, StorageError
 from libai_data.launch.launcher import STOPPED
-from libai_data.mesh.peers.liveness import end_process
+from libai_data.mesh.peers.watchdog import end_after, end_process
 
 _SAME_ON_ALL_RANKS = (CheckpointError, ConfigError, MeshError, SchemaError)
 _MESSAGE_IS_ENOUGH = (*_SAME_ON_ALL_RANKS, FormatError, StorageError)
@@ -46,7 +46,7 @@ def end_job_on_failure(rank: int, world_size: int) -> Iterator[None]:
         if world_size == 1:
             raise
         # The rank that the PeerError names prints the traceback.
-        end_process(1, f"rank {rank} ends: {error}")
+        end_after(error, rank)
     except Exception as error:
         if world_size == 1:
             if isinstance(error, _MESSAGE_IS_ENOUGH):

@@ -29,7 +29,8 @@ RAISING = [
     slowly("by hand", 3, "dataset", "node", 0, "OSError: sample 45 cannot be read", 0),
     slowly("launcher", 3, "dataset", "rank0", 2, "OSError: sample 45 cannot be read", 0),
     slowly("by hand", 2, "dataset", "every_rank", 2, "OSError: sample 45 cannot be read", 1),
-    ("launcher", 2, "raise:1", "node", 0, "RuntimeError: the model of rank 1 is broken", 1),
+    ("launcher", 2, "dataset", "node", 0, "OSError: sample 45 cannot be read", 0),
+    slowly("launcher", 2, "raise:1", "node", 0, "RuntimeError: the model of rank 1 is broken", 1),
     slowly("by hand", 3, "raise:2", "rank0", 2, "RuntimeError: the model of rank 2 is broken", 2),
 ]
 
@@ -42,6 +43,8 @@ def test_an_exception_on_one_rank_ends_all_and_is_told_once(
     check_end(ended, tmp_path)
     assert ended.output.count(f"rank {rank} of {nproc} failed\nTraceback") == 1, ended.output
     assert tracebacks(ended.output, error) == 1, ended.output
+    if start == "launcher":
+        assert f"local rank {rank} ended with exit code 1; stopping the others" in ended.output
     if start == "by hand":
         for place, output in enumerate(ended.outputs):
             if place != rank:

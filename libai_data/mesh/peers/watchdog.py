@@ -378,6 +378,8 @@ def end_after(error: BaseException, rank: int) -> NoReturn:
     """End this process after an uncaught exception that was already printed."""
     if isinstance(error, KeyboardInterrupt):
         end_process(128 + signal.SIGINT, f"rank {rank} was interrupted")
+    if isinstance(error, PeerError):
+        time.sleep(SECONDS_FOR_THE_CAUSE)  # The rank that has failed must end first: the launcher names the first one.
     # A PeerError has the same words as the message of the thread that watches, whichever of the two comes first.
     end_process(1, f"rank {rank} ends: {error if isinstance(error, PeerError) else 'see the exception above'}")
 

@@ -31,6 +31,7 @@ def test_a_rank_gives_the_same_reason_with_an_excepthook_of_the_users_own(
         raise Ended(*told)
 
     monkeypatch.setattr(watchdog, "end_process", end_process)
+    monkeypatch.setattr(watchdog, "SECONDS_FOR_THE_CAUSE", 0.0)
     with pytest.raises(Ended) as by_our_hook:
         liveness._end_after(lambda *_: None, 1, type(error), error, None)
     monkeypatch.setattr(sys, "last_value", error, raising=False)
