@@ -15,8 +15,9 @@ from libai_data.engine.built_parts import built_by
 from libai_data.engine.data_state import schedule_of
 from libai_data.engine.hooks.checkpointing import DEFAULT_METRIC
 from libai_data.engine.train_loop import HookBase
+from libai_data.engine.writers import EventWriter, JSONWriter
 from libai_data.errors import ConfigError
-from libai_data.mesh.current import is_main_process
+from libai_data.mesh.current import broadcast_py_object, is_main_process
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +46,8 @@ def default_hooks(owner: Any) -> list[HookBase | None]:
     checkpoints = hooks.PeriodicCheckpointer(
         owner.checkpointer, train.checkpointer.period, max_to_keep=train.checkpointer.max_to_keep
     )
-    evaluations = _evaluation_hooks(owner, trainer) if train.evaluation.enabled and owner.test_loader else []
+    writers = built_by(owner, "build_writers") if is_main_process() else []
+    evaluations = _evaluation_hooks(owner, trainer, writers) if train.evaluation.enabled and owner.test_loader else []
     if train.evaluation.enabled and not owner.test_loader:
         _warn_without_test_loader(train)
     early_stopping = _early_stopping(train, has_evaluations=bool(evaluations))
@@ -53,7 +55,7 @@ def default_hooks(owner: Any) -> list[HookBase | None]:
     # checkpoint comes first, because an evaluation may fail.
     built += [checkpoints, *evaluations] if early_stopping is None else [*evaluations, early_stopping, checkpoints]
     if is_main_process():
-        built.append(hooks.PeriodicWriter(built_by(owner, "build_writers"), train.log_period))
+        built.append(hooks.PeriodicWriter(writers, train.log_period))
         wants_bar = try_get_key(cfg, "train.progress_bar")
         # `sys.stderr` is None in a process that was started without it.
         if bool(sys.stderr and sys.stderr.isatty()) if wants_bar is None else wants_bar:
@@ -63,7 +65,7 @@ def default_hooks(owner: Any) -> list[HookBase | None]:
     return built
 
 
-def _evaluation_hooks(owner: Any, trainer: Any) -> list[HookBase]:
+def _evaluation_hooks(owner: Any, trainer: Any, writers: list[EventWriter]) -> list[HookBase]:
     train_loader = owner.train_loader
     if attribute_of(train_loader, "endless") is not None and any(each is train_loader for each in owner.test_loader):
         raise ConfigError(
@@ -73,9 +75,15 @@ def _evaluation_hooks(owner: Any, trainer: Any) -> list[HookBase]:
     evaluation = owner.cfg.train.evaluation
     metric = try_get_key(evaluation, "eval_metric", default=DEFAULT_METRIC)
     mode = try_get_key(evaluation, "eval_mode", default="max")
+    has_resumed = bool(owner._resumed_from)
+
+    def was_missed(step: int) -> bool:
+        lacks = has_resumed and any(isinstance(each, JSONWriter) and each.lacks(step) for each in writers)
+        return bool(broadcast_py_object(lacks))
+
     return [
-        hooks.EvalHook(evaluation.eval_period, lambda: trainer._evaluate()),
-        hooks.BestCheckpointer(evaluation.eval_period, owner.checkpointer, val_metric=metric, mode=mode),
+        hooks.EvalHook(evaluation.eval_period, lambda: trainer._evaluate(), was_missed),
+        hooks.BestCheckpointer(evaluation.eval_period, owner.checkpointer, metric, mode, was_missed=was_missed),
     ]
 
 

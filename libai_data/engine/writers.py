@@ -93,6 +93,11 @@ class JSONWriter(_FileWriter):
         check({"json_file": OUTPUT_FILE}, json_file=json_file)
         super().__init__(json_file, start_iter)
 
+    def lacks(self, iteration: int) -> bool:
+        """Whether the file has no line of an iteration; of earlier calls of `train`, and of the run before a resume."""
+        lines = _lines_before(self._file.path, iteration + 1)
+        return not lines or json.loads(lines[-1])["iteration"] != iteration
+
     def write(self) -> None:
         lines: dict[int, dict[str, object]] = {}
         for name, (value, iteration) in self._new.take(get_event_storage()).items():

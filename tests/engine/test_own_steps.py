@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import fcntl
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import oneflow as flow
 import pytest
@@ -432,6 +433,36 @@ def test_a_second_call_after_another_training_in_the_folder_is_refused(tmp_path:
     message = r"another training \(on .*, process \d+, since 2.*\) has used train.output_dir .* train.resume=True"
     with pytest.raises(ConfigError, match=message):
         first.train(max_iter=4)
+
+
+class StopsInItsEvaluation(DefaultTrainer):
+    stops_at: ClassVar[int | None] = None
+    evaluated: ClassVar[list[int]]
+
+    def _evaluate(self) -> Any:
+        self.evaluated.append(self.storage.iter)
+        if self.storage.iter == self.stops_at:
+            raise Stopped
+        return super()._evaluate()
+
+
+@pytest.mark.parametrize("stops_at", [4, 9])
+def test_a_resume_begins_with_the_evaluation_that_was_interrupted(tmp_path: Path, stops_at: int) -> None:
+    StopsInItsEvaluation.evaluated = []
+    for folder, stop, resume in (("whole", None, False), ("parts", stops_at, False), ("parts", None, True)):
+        StopsInItsEvaluation.stops_at = stop
+        cfg = tiny_config(str(tmp_path / folder), resume=resume, log_period=20)
+        trainer = built(cfg, kind=StopsInItsEvaluation)
+        with suppress(Stopped):
+            trainer.train()
+        set_mesh(None)
+        if folder == "whole":
+            expected = weights(trainer.model)
+    assert_equal_weights(trainer.model, expected)
+    whole, parts = (tmp_path / name for name in ("whole", "parts"))
+    assert metric(parts, "Acc@1") == metric(whole, "Acc@1")
+    assert read_state(parts / "model_best")["extra"] == read_state(whole / "model_best")["extra"]
+    assert StopsInItsEvaluation.evaluated == [4, 9, 11, *([4, 4, 9, 11] if stops_at == 4 else [4, 9, 9, 11])]
 
 
 class StopsAtTheEnd(HookBase):

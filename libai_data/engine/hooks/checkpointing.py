@@ -99,12 +99,24 @@ def validation_name(name: str) -> str:
 
 
 class _OnEvaluations(HookBase):
-    """Acts every `eval_period` steps (0: never), and after the last step."""
+    """Acts every `eval_period` steps (0: never), and after the last step.
 
-    def __init__(self, eval_period: int) -> None:
+    `was_missed(step)` says whether the process was killed before the results after this step were written.
+    """
+
+    def __init__(self, eval_period: int, was_missed: Callable[[int], bool] = lambda step: False) -> None:
         check({"eval_period": whole(0)}, eval_period=eval_period)
         self._period = eval_period
+        self._was_missed = was_missed
         self._acted_after = -1
+
+    def before_train(self) -> None:
+        """Act if the process was killed after the checkpoint of the step before, and before the end of the action."""
+        done = self.trainer.start_iter
+        is_due = self._period > 0 and done % self._period == 0 and 0 < done < self.trainer.max_iter
+        if is_due and self._was_missed(done - 1):
+            self.trainer.storage.iter = done - 1
+            self._act()
 
     def after_step(self) -> None:
         """Act if the period ends with this step; after the last step, `after_train` acts."""
@@ -141,10 +153,16 @@ class EvalHook(_OnEvaluations):
     Args:
         eval_period: in steps; 0 to evaluate only at the end.
         eval_function: has no arguments, and returns a (nested) dict of numbers.
+        was_missed: whether an evaluation after this step was interrupted; a resumed training then begins with it.
     """
 
-    def __init__(self, eval_period: int, eval_function: Callable[[], dict[str, Any]]) -> None:
-        super().__init__(eval_period)
+    def __init__(
+        self,
+        eval_period: int,
+        eval_function: Callable[[], dict[str, Any]],
+        was_missed: Callable[[int], bool] = lambda step: False,
+    ) -> None:
+        super().__init__(eval_period, was_missed)
         self._eval_function = eval_function
         self._names: set[str] = set()  # of results so far
 
@@ -182,6 +200,7 @@ class BestCheckpointer(_OnEvaluations):
         val_metric: name of the metric, e.g. "Acc@1"; "loss" is the loss of the evaluation.
         mode: "max" if larger is better, otherwise "min".
         file_prefix: name of the checkpoint.
+        was_missed: the same as that of `EvalHook`.
     """
 
     def __init__(
@@ -191,9 +210,10 @@ class BestCheckpointer(_OnEvaluations):
         val_metric: str,
         mode: str = "max",
         file_prefix: str = "model_best",
+        was_missed: Callable[[int], bool] = lambda step: False,
     ) -> None:
         check({"mode": one_of("max", "min")}, mode=mode)
-        super().__init__(eval_period)
+        super().__init__(eval_period, was_missed)
         self._checkpointer = checkpointer
         self._metric = validation_name(val_metric)
         self._sign = 1.0 if mode == "max" else -1.0
@@ -209,11 +229,11 @@ class BestCheckpointer(_OnEvaluations):
         if self.trainer.start_iter > 0:
             path = os.path.join(self._checkpointer.save_dir, self._name)
             best = self._checkpointer.peek(path).get("extra", {}).get("best")
-            if best is None:
-                return
-            check_state(best, _BEST, "a training", "extra.best", path)
-            if validation_name(best["metric"]) == self._metric and best["iteration"] < self.trainer.start_iter:
-                self.best_metric, self.best_iter = best["value"], best["iteration"]
+            if best is not None:
+                check_state(best, _BEST, "a training", "extra.best", path)
+                if validation_name(best["metric"]) == self._metric and best["iteration"] < self.trainer.start_iter:
+                    self.best_metric, self.best_iter = best["value"], best["iteration"]
+        super().before_train()
 
     def _act(self) -> None:
         # Rank 0 decides, so that all ranks save, or none.
