@@ -90,10 +90,13 @@ class DataState:
         The training would leave out their samples, and the weights may be updated in part.
         """
         if self.inputs is not None and self.inputs.taken:
+            stream = stream_state_of(self.loader)
+            follows = stream is not None and stream.schedule is not None
             raise CheckpointError(
                 f"step {last_step + 1} has read {self.inputs.taken} batch(es) and has not ended, so they would be left "
                 "out. Make a new trainer, with train.resume=True to continue from the last checkpoint, or without if "
                 f"there is none yet; or leave these batches out, with train(start_iter={last_step + 1})"
+                f"{', after which no checkpoint can be resumed' * follows}"
             )
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import oneflow as flow
 import pytest
 
-from libai_data.config import LazyCall
 from libai_data.engine import DefaultTrainer, HookBase
 from libai_data.engine.checkpoint.folder import read_state
-from libai_data.errors import CheckpointError, ConfigError, SampleError
+from libai_data.errors import ConfigError
 from libai_data.iterables import DataLoader
 from libai_data.mesh import set_mesh
-from tests.engine.data_runs import Stopped, metric
+from tests.engine.data_runs import metric
 from tests.engine.test_default_trainer import built
 from tests.engine.test_odd_parts import BATCH
 from tests.engine.tiny import TinyDataset, assert_equal_weights, tiny_config, weights
@@ -291,124 +288,6 @@ def test_the_checkpoint_of_a_hook_before_the_others_has_the_rate_of_the_next_ste
         assert (saved["last_step"], {*saved["lr"]}) == (step, {rate})
 
 
-class InterruptedInAStep(ReadsList):
-    """As Ctrl-C after one of two micro-batches."""
-
-    after = 0
-
-    @classmethod
-    def get_batch(cls, data: Any, input_placement_device: str = "cuda", mixup_func: Any = None) -> dict[str, Any]:
-        cls.after -= 1
-        if cls.after == 0:
-            raise KeyboardInterrupt
-        return super().get_batch(data, input_placement_device, mixup_func)
-
-
-def test_an_interrupted_step_that_has_read_batches_is_neither_continued_nor_saved_but_its_checkpoint_is(
-    tmp_path: Path,
-) -> None:
-    keys = {"train_iter": 3, "global_batch_size": 16, "train_micro_batch_size": 8, "evaluation": {"enabled": False}}
-    cfg = tiny_config(str(tmp_path / "whole"), **keys)
-    whole = built(cfg, kind=InterruptedInAStep)
-    whole.train()
-    set_mesh(None)
-    cfg.train.output_dir, cfg.train.checkpointer.period = str(tmp_path / "parts"), 1
-    parts = built(cfg, kind=InterruptedInAStep)
-    InterruptedInAStep.after = 2 * 1 + 2
-    with pytest.raises(KeyboardInterrupt):
-        parts.train()
-    for method in (parts.train, lambda: parts.checkpointer.save("mine")):
-        with pytest.raises(CheckpointError, match=r"step 1 has read 2 batch\(es\) and has not ended"):
-            method()
-    set_mesh(None)
-    cfg.train.resume = True
-    again = built(cfg, kind=InterruptedInAStep)
-    again.train()
-    assert_equal_weights(again.model, weights(whole.model))
-
-
-class ReadsAGenerator(DefaultTrainer):
-    """Its loader fails once, in the third batch; the generator then ends."""
-
-    @classmethod
-    def build_train_loader(cls, cfg: Any, tokenizer: Any = None) -> Any:
-        fails = [2]
-
-        class Loader:
-            def __iter__(self) -> Iterator[Any]:
-                for number, batch in enumerate(DataLoader(TinyDataset(40), global_batch_size=8)):
-                    if number in fails:
-                        fails.clear()
-                        raise OSError("disk")
-                    yield batch
-
-        return Loader()
-
-
-def test_a_batch_that_a_foreign_loader_has_lost_by_an_error_is_not_left_out(tmp_path: Path) -> None:
-    trainer = built(tiny_config(str(tmp_path), train_iter=4, evaluation={"enabled": False}), kind=ReadsAGenerator)
-    with pytest.raises(OSError, match="disk"):
-        trainer.train()
-    with pytest.raises(CheckpointError, match=r"step 2 has read 1 batch\(es\) and has not ended"):
-        trainer.train()
-
-
-class FailsOnce(TinyDataset):
-    """Sample 17 cannot be read the first time."""
-
-    fails = 17
-    has_failed = False
-
-    def __getitem__(self, index: int) -> Any:
-        if index == self.fails and not self.has_failed:
-            self.has_failed = True
-            raise OSError("disk")
-        return super().__getitem__(index)
-
-
-@pytest.mark.parametrize("kind", [DefaultTrainer, ReadsEpochs, ReadsByNode])
-def test_after_a_sample_that_could_not_be_read_the_next_call_reads_it_again(
-    tmp_path: Path, kind: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    losses = []
-    for dataset in (TinyDataset, FailsOnce):
-        cfg = tiny_config(str(tmp_path / dataset.__name__), train_iter=6, evaluation={"enabled": False})
-        cfg.dataloader.train.dataset = LazyCall(dataset)(length=40)
-        monkeypatch.setattr(f"{__name__}.TinyDataset", dataset)
-        trainer = built(cfg, kind=kind)
-        if dataset is FailsOnce:
-            with pytest.raises(SampleError, match="sample 17 of FailsOnce: OSError: disk"):
-                trainer.train()
-        trainer.train()
-        set_mesh(None)
-        losses.append(metric(tmp_path / dataset.__name__))
-    assert losses[0] == losses[1]
-    assert sorted(losses[0]) == [*range(6)]
-
-
-class FailsLater(FailsOnce):
-    fails = 25
-
-
-def test_after_a_failed_second_micro_batch_both_remedies_of_the_error_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    keys = {"train_iter": 3, "global_batch_size": 16, "train_micro_batch_size": 8, "evaluation": {"enabled": False}}
-    cfg = tiny_config(str(tmp_path), **keys)
-    monkeypatch.setattr(f"{__name__}.TinyDataset", FailsLater)
-    trainer = built(cfg, kind=ReadsInOrder)
-    with pytest.raises(SampleError, match="sample 25"):
-        trainer.train()
-    message = r"step 1 has read 1 batch\(es\) .* or without if there is none yet; .* train\(start_iter=1\)"
-    with pytest.raises(CheckpointError, match=message):
-        trainer.train()
-    trainer.train(start_iter=1)
-    assert sorted(metric(tmp_path)) == [0, 1, 2]
-    set_mesh(None)
-    monkeypatch.undo()
-    built(cfg, kind=ReadsInOrder).train()
-
-
 class LeavesGradients(HookBase):
     def before_step(self) -> None:
         sum(parameter.sum() for parameter in self.trainer.model.parameters()).backward()
@@ -433,64 +312,6 @@ def test_a_second_call_after_another_training_in_the_folder_is_refused(tmp_path:
     message = r"another training \(on .*, process \d+, since 2.*\) has used train.output_dir .* train.resume=True"
     with pytest.raises(ConfigError, match=message):
         first.train(max_iter=4)
-
-
-class StopsInItsEvaluation(DefaultTrainer):
-    stops_at: ClassVar[int | None] = None
-    evaluated: ClassVar[list[int]]
-
-    def _evaluate(self) -> Any:
-        self.evaluated.append(self.storage.iter)
-        if self.storage.iter == self.stops_at:
-            raise Stopped
-        return super()._evaluate()
-
-
-@pytest.mark.parametrize("stops_at", [4, 9])
-def test_a_resume_begins_with_the_evaluation_that_was_interrupted(tmp_path: Path, stops_at: int) -> None:
-    StopsInItsEvaluation.evaluated = []
-    for folder, stop, resume in (("whole", None, False), ("parts", stops_at, False), ("parts", None, True)):
-        StopsInItsEvaluation.stops_at = stop
-        cfg = tiny_config(str(tmp_path / folder), resume=resume, log_period=20)
-        trainer = built(cfg, kind=StopsInItsEvaluation)
-        with suppress(Stopped):
-            trainer.train()
-        set_mesh(None)
-        if folder == "whole":
-            expected = weights(trainer.model)
-    assert_equal_weights(trainer.model, expected)
-    whole, parts = (tmp_path / name for name in ("whole", "parts"))
-    assert metric(parts, "Acc@1") == metric(whole, "Acc@1")
-    assert read_state(parts / "model_best")["extra"] == read_state(whole / "model_best")["extra"]
-    assert StopsInItsEvaluation.evaluated == [4, 9, 11, *([4, 4, 9, 11] if stops_at == 4 else [4, 9, 9, 11])]
-
-
-class StopsAtTheEnd(HookBase):
-    def after_train(self) -> None:
-        raise Stopped
-
-
-class StoppedAtTheEnd(DefaultTrainer):
-    def build_hooks(self) -> list[HookBase | None]:
-        return [StopsAtTheEnd(), *super().build_hooks()]
-
-
-def test_a_run_that_was_stopped_between_its_last_step_and_its_end_is_completed(tmp_path: Path) -> None:
-    cfg = tiny_config(str(tmp_path / "whole"), train_iter=5)
-    results = built(cfg).train()
-    cfg.train.output_dir = str(tmp_path / "cut")
-    set_mesh(None)
-    with pytest.raises(Stopped):
-        built(cfg, kind=StoppedAtTheEnd).train()
-    assert not (tmp_path / "cut" / "model_final").exists()
-    cfg.train.resume = True
-    expectations: list[dict[str, Any]] = [results, {}]
-    for expected in expectations:
-        set_mesh(None)
-        assert built(cfg).train() == expected
-    for name in ("model_final", "model_best"):
-        assert read_state(tmp_path / "cut" / name)["iteration"] == 4
-    assert metric(tmp_path / "cut", "Acc@1") == metric(tmp_path / "whole", "Acc@1")
 
 
 def test_a_checkpoint_that_a_user_saves_without_a_step_continues_after_the_last_one(tmp_path: Path) -> None:
