@@ -22,7 +22,13 @@ from libai_data.engine.output_folder import CONFIG, FAST_DEV_RUN, save_config, t
 from libai_data.engine.step_plan import step_plan
 from libai_data.errors import ConfigError
 from libai_data.launch.job_environment import mistyped_variables
-from libai_data.mesh.current import get_rank, get_world_size, is_main_process, setup_dist_util
+from libai_data.mesh.current import (
+    get_rank,
+    get_tensor_parallel_size,
+    get_world_size,
+    is_main_process,
+    setup_dist_util,
+)
 from libai_data.mesh.peers.liveness import watch_over_ranks
 
 logger = logging.getLogger(__name__)
@@ -127,13 +133,15 @@ def complete_train_config(cfg: Any) -> None:
 
 
 def seed_all(seed: int) -> None:
-    """Seed the generators of this rank with `seed` + rank: Python's, numpy's, OneFlow's.
+    """Seed the generators of this rank: Python's, numpy's, OneFlow's. Ranks that differ on another axis than the tensor
+    axis get other seeds.
 
-    Order and transforms of samples do not depend on these.
+    Ranks of one tensor-parallel group have copies of the same tensors, so they must draw the same dropout masks. Order
+    and transforms of samples do not depend on these generators.
     """
     import oneflow as flow
 
-    seed_of_rank = seed + get_rank()
+    seed_of_rank = seed + get_rank() // get_tensor_parallel_size()
     random.seed(seed_of_rank)
     np.random.seed(seed_of_rank % 2**32)
     with generators_in_turn():

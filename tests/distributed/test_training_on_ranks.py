@@ -151,6 +151,13 @@ def test_a_rank_that_alone_changes_the_end_of_the_training_ends_it_and_is_named(
     ), result.output
 
 
+def test_ranks_of_a_tensor_parallel_group_draw_the_same_dropout_masks(tmp_path: Path) -> None:
+    result = launch_ranks(SCRIPTS / "dropout_on_ranks.py", 2, str(tmp_path), timeout=120)
+    assert result.returncode == 0, result.output
+    for run in ("False-2", "True-2"):
+        assert (tmp_path / f"{run}-0").read_text() == (tmp_path / f"{run}-1").read_text()
+
+
 def test_the_log_has_the_mean_over_all_ranks_of_local_losses(tmp_path: Path) -> None:
     result = launch_ranks(SCRIPTS / "local_losses.py", 2, str(tmp_path / "logged.txt"), timeout=120)
     assert result.returncode == 0, result.output

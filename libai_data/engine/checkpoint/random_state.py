@@ -19,7 +19,7 @@ import numpy as np
 from libai_data.data.random.generator_states import generators_in_turn
 from libai_data.delivery.gather import digest_of
 from libai_data.errors import CheckpointError, error_text
-from libai_data.mesh.current import broadcast_py_object, get_rank, get_world_size
+from libai_data.mesh.current import broadcast_py_object, get_rank, get_tensor_parallel_size, get_world_size
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,9 @@ class RandomStates:
         try:
             own = states[get_rank()]
             _set_python_and_numpy(own)
-            self._first_seeds = dict(own["oneflow"])
+            # Those of the first rank of the tensor-parallel group, because the mesh may have been another one.
+            tensor = get_tensor_parallel_size()
+            self._first_seeds = dict(states[get_rank() // tensor * tensor]["oneflow"])
             self._reseed(iteration)
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
