@@ -20,6 +20,7 @@ from libai_data.engine.batches import mixed_up
 from libai_data.engine.built_parts import as_test_loaders, as_three_loaders, built_by, built_evaluator, check_fit
 from libai_data.engine.checkpoint import Checkpointer
 from libai_data.engine.checkpoint.folder import CheckpointFolder
+from libai_data.engine.checkpoint.random_state import seed_modules
 from libai_data.engine.data_state import (
     OVERRIDE_KEY,
     DataState,
@@ -138,6 +139,7 @@ class DefaultTrainer(RunsStages, TrainerBase):
         self.optimizer = built_by(self, "build_optimizer", cfg, self.model)
         self.lr_scheduler = built_by(self, "build_lr_scheduler", cfg, self.optimizer)
         check_fit(self.model, self.optimizer, self.lr_scheduler)
+        seed_modules(self.model, cfg.train.seed)
         self.tokens = TokenCounter(self.train_loader)
         self.graph_train: Any = None
         self.graph_eval: Any = None

@@ -19,7 +19,7 @@ import pytest
 from tqdm import tqdm
 
 from libai_data.commands.train import main
-from libai_data.config import LazyConfig, default_argument_parser
+from libai_data.config import LazyCall, LazyConfig, default_argument_parser
 from libai_data.delivery import to_global
 from libai_data.engine import DefaultTrainer, HookBase, default_setup
 from libai_data.engine.checkpoint import Checkpointer
@@ -29,7 +29,7 @@ from libai_data.iterables.combined import CombinedLoader
 from libai_data.mesh import say_farewell, set_mesh
 from libai_data.structures import DistTensorData, Instance
 from tests.engine.data_runs import Stop, Stopped, metric
-from tests.engine.tiny import GRAPH_BALLAST, TinyDataset, assert_equal_weights, tiny_config, weights
+from tests.engine.tiny import GRAPH_BALLAST, TinyDataset, TinyModel, assert_equal_weights, tiny_config, weights
 from tests.properties import slowly
 
 
@@ -66,6 +66,28 @@ def trained(cfg: Any, kind: Any = DefaultTrainer, resume: bool = False, stop_aft
         with pytest.raises(Stopped):
             trainer.train()
     return trainer
+
+
+class TwoDropouts(TinyModel):
+    def __init__(self) -> None:
+        super().__init__(dropout=0.5)
+        self.other, self.own = flow.nn.Dropout(0.5), flow.nn.Dropout(0.5)
+        self.own.generator.manual_seed(7)
+
+
+def test_dropout_masks_depend_on_the_seed_and_differ_between_modules(tmp_path: Path) -> None:
+    drawn = []
+    for seed in (1, 1, 2):
+        cfg = tiny_config(str(tmp_path), seed=seed)
+        cfg.model = LazyCall(TwoDropouts)()
+        model = built(cfg).model
+        drawn.append([part(flow.ones(64)).numpy().tolist() for part in (model.dropout, model.other, model.own)])
+        set_mesh(None)
+    first, again, other = drawn
+    assert first == again
+    assert first[0] != first[1]
+    assert first[2] == other[2]
+    assert all(mask not in first for mask in other[:2])
 
 
 def built(cfg: Any, *hooks: HookBase, kind: Any = DefaultTrainer) -> Any:

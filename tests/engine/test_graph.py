@@ -208,6 +208,25 @@ def test_parameters_of_float64_are_refused() -> None:
         GraphBase(model, flow.optim.SGD(model.parameters(), lr=0.1))
 
 
+class WithDropouts(TinyModel):
+    def __init__(self) -> None:
+        super().__init__(ballast=GRAPH_BALLAST)
+        self.one, self.two = flow.nn.Dropout(0.5), flow.nn.Dropout(0.5)
+        self.one.generator.manual_seed(1)
+        self.two.generator.manual_seed(2)
+
+    def forward(self, points: Any, labels: Any = None) -> Any:
+        outputs = TinyModel.forward(self, points, labels)
+        return {**outputs, "one": self.one(points), "two": self.two(points)}
+
+
+def test_dropouts_of_a_graph_ignore_their_seeds() -> None:
+    model = on_one_rank(WithDropouts())
+    found = GraphBase(model, flow.optim.SGD(model.parameters(), lr=0.1))(**inputs_of(TinyModel, 4))
+    assert 0 < (found["one"].numpy() == 0).sum() < 4 * FEATURES
+    np.testing.assert_array_equal(found["one"].numpy(), found["two"].numpy())
+
+
 class OfTwoInputs(TinyModel):
     def forward(self, points: Any, others: Any = None, nested: Any = None) -> Any:
         given = others if nested is None else nested["others"]
