@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Callable
 
@@ -12,6 +11,7 @@ from libai_data.atomic_files import PathLike
 from libai_data.data.files.identity import digest_of_file, file_identity, key_of
 from libai_data.data.sources.arrow_columns import import_pyarrow
 from libai_data.data.sources.remote import is_remote, look_up
+from libai_data.data.sources.shard_index import DescribedShard
 from libai_data.data.sources.storage import LocalFile, Storage
 from libai_data.errors import FormatError, StorageError
 
@@ -23,38 +23,39 @@ class DecompressedFile(LocalFile):
 
     Args:
         source, storage, identity: as for `LocalFile`.
-        size: bytes when decompressed.
-        digests: name of an algorithm -> hexadecimal digest of the decompressed bytes; unknown algorithms are skipped.
-        slack: bytes that the decompressed file may have in addition to `size`.
+        shard: the description of the decompressed file: its size and digests. Unknown algorithms are skipped.
         on_fetch: called after the file was decompressed, because the cache did not have the copy.
 
     Raises:
         ConfigError, StorageError: As for `LocalFile`; or pyarrow is not installed.
-        FormatError: The file cannot be decompressed, or the result has another size or digest.
+        FormatError: The file is not compressed by zstd, cannot be decompressed, or the result has another size or
+            digest.
     """
 
     def __init__(
         self,
         source: PathLike,
-        size: int,
-        digests: Mapping[str, str],
+        shard: DescribedShard,
         storage: Storage | None = None,
         identity: str = "",
-        slack: int = 0,
         on_fetch: Callable[[], None] = lambda: None,
     ) -> None:
+        if shard.compression != "zstd":
+            method = shard.compression or "an unknown method"
+            raise FormatError(
+                f"{source} is compressed by {method}; shards that are raw, or compressed by zstd, are read"
+            )
         import_pyarrow("a file that is compressed by zstd")
-        self.source, self._size, self._digests, self._storage = str(source), size, dict(digests), storage
-        self._slack = slack
+        self.source, self._shard, self._storage = str(source), shard, storage
         kept = storage or Storage.from_environment()
         version = ""
         if is_remote(self.source):
             version = look_up(self.source, kept.attempts).identity
-            found = zstd_key(self.source, version, size)
+            found = zstd_key(self.source, version, shard.size)
         else:
             local = LocalFile(self.source)
             self.source = local.source
-            found = key_of("zstd", file_identity(local.path), size)
+            found = key_of("zstd", file_identity(local.path), shard.size)
         self.identity = self._checked(found, identity)
 
         def make(part: Path) -> None:
@@ -63,21 +64,20 @@ class DecompressedFile(LocalFile):
             self._check(part)
             on_fetch()
 
-        self._hold(kept, self.identity, None if slack else size, make, ".zstd")
+        self._hold(kept, self.identity, None if shard.slack else shard.size, make, ".zstd")
 
     def _check(self, part: Path) -> None:
-        if part.stat().st_size - self._size not in (0, self._slack):
-            raise FormatError(
-                f"{self.source} has {part.stat().st_size} bytes when decompressed; there should be {self._size}"
-            )
-        for name, expected in self._digests.items():
+        size, shard = part.stat().st_size, self._shard
+        if size - shard.size not in (0, shard.slack):
+            raise FormatError(f"{self.source} has {size} bytes when decompressed; there should be {shard.size}")
+        for name, expected in shard.digests.items():
             if name in hashlib.algorithms_guaranteed:
                 found = digest_of_file(part, hashlib.new(name))
                 if found != expected:
                     raise FormatError(f"{self.source}, decompressed, has the {name} {found}; it should be {expected}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.source, self._size, self._digests, self._storage, self.identity, self._slack)
+        return type(self), (self.source, self._shard, self._storage, self.identity)
 
 
 def zstd_key(address: str, version: str, size: int) -> str:

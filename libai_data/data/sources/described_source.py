@@ -11,10 +11,12 @@ from typing import Any, Callable
 
 import numpy as np
 
+from libai_data.data.cached_property import cached_property
 from libai_data.data.files.identity import key_of
 from libai_data.data.sources.column_names import chosen_columns
+from libai_data.data.sources.decompressed import DecompressedFile
 from libai_data.data.sources.mapped_file import MappedFile
-from libai_data.data.sources.shard_index import INDEX, DescribedShard, decompressed, described_shards
+from libai_data.data.sources.shard_index import INDEX, DescribedShard, described_shards
 from libai_data.data.sources.sharded import Paths, Shard, ShardedSource
 from libai_data.data.sources.storage import listed
 from libai_data.errors import FormatError
@@ -49,10 +51,9 @@ class DescribedSource(ShardedSource):
         else:
             by_path = described_shards(listed(paths), self._format, columns)
             found = [*by_path.values()]
-            files = [
-                MappedFile(path, decompressed(path, shard) if shard.packed and path.endswith(shard.packed) else None)
-                for path, shard in by_path.items()
-            ]
+            packed = [path for path, shard in by_path.items() if shard.packed and path.endswith(shard.packed)]
+            copies = {path: DecompressedFile(path, by_path[path]) for path in packed}
+            files = [MappedFile(path, copies.get(path)) for path in by_path]
         shards = [self._shard(file, shard, columns) for file, shard in zip(files, found)]
         # The index may change without the shards, for example if a column is renamed.
         described_columns = key_of([shard.columns for shard in found])
@@ -77,7 +78,8 @@ class SampleShard:
         self._chosen = set(chosen_columns([column.name for column in self._columns], columns, file.source))
         self._head = 4 * sum(column.size == 0 for column in self._columns)
         self._is_checked = False
-        self._decoders: list[Decode | None] = self._made_decoders()
+        # An unknown encoding is refused now, not at the first read.
+        _ = self._decoders
         if file.size - described.size not in (0, described.slack):
             raise FormatError(
                 f"{file.source} has {file.size} bytes, where its index says {described.size}: it is cut short"
@@ -146,7 +148,8 @@ class SampleShard:
         content: bytes = self._file.bytes[start:stop]
         return content
 
-    def _made_decoders(self) -> list[Decode | None]:
+    @cached_property
+    def _decoders(self) -> list[Decode | None]:
         return [
             self._decoder_of(encoding, f"column {name!r} of {self._file.source}, by its {INDEX},")
             if name in self._chosen
@@ -155,8 +158,4 @@ class SampleShard:
         ]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_decoders": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._decoders = self._made_decoders()
+        return {name: value for name, value in self.__dict__.items() if name != "_decoders"}

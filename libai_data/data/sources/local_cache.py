@@ -221,11 +221,8 @@ class LocalCache:
 
     def _open_lock(self, name: str) -> int:
         try:
-            try:
-                return os.open(self.directory / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            except FileNotFoundError:
-                self.directory.mkdir(parents=True, exist_ok=True)
-                return os.open(self.directory / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            self.directory.mkdir(parents=True, exist_ok=True)
+            return os.open(self.directory / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
             raise ConfigError(
                 f"no files can be kept in {self.directory} ({error}); set LIBAI_DATA_CACHE_DIR to another folder"

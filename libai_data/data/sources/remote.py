@@ -67,8 +67,7 @@ def look_up(url: str, attempts: int) -> RemoteFile:
     """Ask the store for the size and version of a file. A ConfigError if there is no such file, access is denied, or
     the package for the store is not installed; a StorageError if the store does not answer."""
 
-    def ask() -> RemoteFile:
-        store, name = _store_of(url)
+    def ask(store: Any, name: str) -> RemoteFile:
         store.invalidate_cache()  # a cached listing may be old
         return _described(url, store.info(name))
 
@@ -83,8 +82,7 @@ def list_files(url: str, attempts: int) -> list[str]:
         url: a file, a glob ("**" for any depth), or a folder, for all its files except hidden ones.
     """
 
-    def ask() -> list[str]:
-        store, name = _store_of(url)
+    def ask(store: Any, name: str) -> list[str]:
         store.invalidate_cache()
         if not url.endswith("/") and store.isfile(name):
             return [url]
@@ -109,8 +107,7 @@ def read_ranges(url: str, read: Callable[[Any], _Result], attempts: int) -> _Res
     """The result of `read`, a function of the open file of a store; each of its reads requests only this range. Errors
     are as those of `look_up`; also a StorageError if the store does not support ranges, or `read` fails."""
 
-    def ask() -> _Result:
-        store, name = _store_of(url)
+    def ask(store: Any, name: str) -> _Result:
         with store.open(name, "rb", cache_type="none") as file:
             return read(file)
 
@@ -135,8 +132,7 @@ def fetch(remote: RemoteFile, target: Path, attempts: int, changed: str = _WHILE
     digests: list[str] = []
     path = Path(os.path.abspath(target))  # fsspec would interpret "~" and "file:"
 
-    def copy() -> None:
-        store, name = _store_of(remote.url)
+    def copy(store: Any, name: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)  # the user may have deleted the cache meanwhile
         with open(path, "wb", buffering=_BYTES_OF_A_WRITE) as file:
             store.get_file(name, file if _is_http(remote.url) else str(path))
@@ -160,9 +156,9 @@ def fetch(remote: RemoteFile, target: Path, attempts: int, changed: str = _WHILE
                     f"the bytes that arrived have the md5 sum {digests[-1]}, but the store reports {remote.md5}"
                 )
 
-    def copy_unless_deleted() -> FileNotFoundError | None:
+    def copy_unless_deleted(store: Any, name: str) -> FileNotFoundError | None:
         try:
-            copy()
+            copy(store, name)
         except FileNotFoundError as error:
             if str(error.filename) != str(path):
                 raise
@@ -181,8 +177,7 @@ def write_file(url: str, content: bytes, attempts: int) -> None:
     """Write a file to a store. A ConfigError if the store is read-only, or this user may not write; a StorageError if
     the store does not answer."""
 
-    def write() -> None:
-        store, name = _store_of(url)
+    def write(store: Any, name: str) -> None:
         try:
             store.pipe_file(name, content)
         except NotImplementedError as error:
@@ -272,7 +267,7 @@ def _reported_md5(protocol: str, info: dict[str, Any]) -> tuple[str | None, bool
     return None, False
 
 
-def _with_retries(url: str, what: str, act: Callable[[], _Result], attempts: int) -> _Result:
+def _with_retries(url: str, what: str, act: Callable[[Any, str], _Result], attempts: int) -> _Result:
     """Call `act`, and retry after a wait if the failure may be temporary.
 
     The wait doubles with each attempt. It is drawn from its upper half, so that many readers do not retry at once.
@@ -280,7 +275,7 @@ def _with_retries(url: str, what: str, act: Callable[[], _Result], attempts: int
     drawn = random.Random(os.urandom(8))  # does not change the random generators of samples
     for attempt in range(1, attempts + 1):
         try:
-            return act()
+            return act(*_store_of(url))
         except (ConfigError, _Changed):
             raise
         except Exception as error:  # each store has its own exception classes

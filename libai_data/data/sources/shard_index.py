@@ -13,8 +13,7 @@ from typing import Any, Callable, NamedTuple, Optional
 
 from libai_data.data.json_text import parsed_json
 from libai_data.data.sources.column_names import columns_differ
-from libai_data.data.sources.decompressed import DecompressedFile, zstd_key
-from libai_data.data.sources.storage import LocalFile, Storage
+from libai_data.data.sources.storage import LocalFile
 from libai_data.errors import ConfigError, FormatError, first_repeated
 
 INDEX = "index.json"
@@ -116,22 +115,6 @@ def is_raw(path: str) -> bool:
     """Whether the name of a shard is that of a file without compression."""
     name = path.rpartition("/")[2]
     return name.endswith(".mds") or (name.endswith(".bin") and ".zstd" not in name)
-
-
-def decompressed(
-    path: str,
-    shard: DescribedShard,
-    storage: Storage | None = None,
-    version: str = "",
-    on_fetch: Callable[[], None] = lambda: None,
-) -> DecompressedFile:
-    """The decompressed content of a compressed shard; `version` is that which an object of a store must have, by
-    default any, and the other arguments are as for `DecompressedFile`."""
-    if shard.compression != "zstd":
-        method = shard.compression or "an unknown method"
-        raise FormatError(f"{path} is compressed by {method}; shards that are raw, or compressed by zstd, are read")
-    identity = version and zstd_key(path, version, shard.size)
-    return DecompressedFile(path, shard.size, shard.digests, storage, identity, shard.slack, on_fetch)
 
 
 def _beside(path: str, name: str) -> str:

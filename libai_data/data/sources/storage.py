@@ -95,7 +95,11 @@ class LocalFile:
         self.identity = ""
         self._storage = storage
         if is_remote(self.source):
-            self._fetch(storage or Storage.from_environment(), identity)
+            kept = storage or Storage.from_environment()
+            remote = look_up(self.source, kept.attempts)
+            self.identity = self._checked(remote.identity, identity)
+            key = key_of(remote.url, remote.identity)
+            self._hold(kept, key, remote.size, lambda part: fetch(remote, part, kept.attempts))
         else:
             self.path = Path(without_protocol(self.source))
             check_is_file(self.path, "", "file ")
@@ -118,12 +122,6 @@ class LocalFile:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.source, self._storage, self.identity)
-
-    def _fetch(self, storage: Storage, identity: str) -> None:
-        remote = look_up(self.source, storage.attempts)
-        self.identity = self._checked(remote.identity, identity)
-        key = key_of(remote.url, remote.identity)
-        self._hold(storage, key, remote.size, lambda part: fetch(remote, part, storage.attempts))
 
     def _checked(self, found: str, expected: str) -> str:
         if expected and found != expected:

@@ -22,7 +22,7 @@ from libai_data.data.sources.local_cache import NO_ROOM, LocalCache
 from libai_data.data.sources.mapped_file import MappedFile
 from libai_data.data.sources.remote import RemoteFile, fetch
 from libai_data.data.sources.shard_counts import check_address, checked_format, counted, parted, selected
-from libai_data.data.sources.shard_index import DESCRIBED, DescribedShard, decompressed, described_shards, is_raw
+from libai_data.data.sources.shard_index import DESCRIBED, DescribedShard, described_shards, is_raw
 from libai_data.data.sources.shard_table import TABLE, ShardTable
 from libai_data.data.sources.sharded import Records
 from libai_data.data.sources.storage import LocalFile, Storage
@@ -153,7 +153,8 @@ class StreamedSource(Records):
             try:
                 if self._is_packed(remote.url):
                     shard = self._described[remote.url]
-                    return decompressed(remote.url, shard, self.storage, remote.identity, on_fetch)
+                    identity = zstd_key(remote.url, remote.identity, shard.size)
+                    return DecompressedFile(remote.url, shard, self.storage, identity, on_fetch)
                 return Copy(remote, self.storage, self.folder, on_fetch)
             except StorageError as error:
                 if NO_ROOM not in str(error):
