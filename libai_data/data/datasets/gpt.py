@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,7 @@ from libai_data.data.datasets import gpt_index
 from libai_data.data.datasets.combine import check_index
 from libai_data.data.datasets.document_parts import report_tokens
 from libai_data.data.datasets.gpt_batch import BatchFiller, SampleForm
-from libai_data.data.files.identity import key_of
-from libai_data.data.files.index_cache import cached_arrays
 from libai_data.data.sources.indexed import IndexedSource
-from libai_data.data.sources.record_index import index_folder
 from libai_data.errors import ConfigError
 from libai_data.errors.argument_rules import check_types, whole, with_python_numbers
 from libai_data.structures import DistTensorData, Instance
@@ -192,7 +188,5 @@ class GPTDataset:
                 return gpt_index.packed(bounds, self.max_seq_length, num_epochs, seed)
             return list(gpt_index.documents(bounds, num_epochs, seed))
 
-        key = f"gpt-{key_of(json.dumps(self._depends_on, sort_keys=True))}"
-        folder = index_folder(self._cache_dir, Path(f"{self.source.prefix}.cache"), key)
-        starts, offsets, *firsts = cached_arrays(folder, key, build)
+        starts, offsets, *firsts = self.source.cached("gpt", self._depends_on, build, self._cache_dir)
         return gpt_index.Pieces(starts, offsets), firsts[0] if firsts else None

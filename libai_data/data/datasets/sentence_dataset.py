@@ -15,10 +15,7 @@ from libai_data.data.datasets.document_parts import report_tokens
 from libai_data.data.datasets.fingerprint import hash_of
 from libai_data.data.datasets.passage_index import Passages, find_passages
 from libai_data.data.datasets.sentence_index import SentenceRule, SentenceSamples, find_samples
-from libai_data.data.files.identity import key_of
-from libai_data.data.files.index_cache import cached_arrays
 from libai_data.data.sources.indexed import IndexedSource
-from libai_data.data.sources.record_index import index_folder
 from libai_data.errors import ConfigError
 
 _VERSION = 2
@@ -57,15 +54,13 @@ class SentenceDataset:
         rule, separators = self._rule, self._separators
         kind = SentenceSamples if rule.min_sentences > 1 else Passages
         depends_on = {"version": _VERSION, "corpus": source.fingerprint, **asdict(rule), "separators": separators}
-        name = f"sentences-{key_of(json.dumps(depends_on, sort_keys=True))}"
 
         def build() -> list[np.ndarray]:
             if kind is SentenceSamples:
                 return list(find_samples(source, rule))
             return list(find_passages(source, rule, separators))
 
-        folder = index_folder(self._cache_dir, Path(f"{source.prefix}.cache"), name)
-        self._samples: Any = kind(*cached_arrays(folder, name, build))
+        self._samples: Any = kind(*source.cached("sentences", depends_on, build, self._cache_dir))
         report_tokens(self, int(self._samples.used[0]))
 
     @property

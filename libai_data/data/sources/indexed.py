@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import operator
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 
 from libai_data.data.cached_property import cached_property
 from libai_data.data.datasets.shares import shares_of
-from libai_data.data.sources.indexed_format import SequenceIndex, parse_index
+from libai_data.data.files.identity import key_of
+from libai_data.data.files.index_cache import cached_arrays
+from libai_data.data.sources.indexed_format import parse_index
 from libai_data.data.sources.mapped_file import MappedFile
 from libai_data.data.sources.paths import checked_path, is_file, why_missing
+from libai_data.data.sources.record_index import index_folder
 from libai_data.errors import ConfigError, nearest
 
 _HASHED_AT_ONCE = 1 << 24
@@ -29,6 +33,12 @@ class IndexedSource:
     Args:
         prefix: path of the two files without their endings.
 
+    Attributes:
+        dtype: of the tokens.
+        sizes: int32 [sequences], tokens of each sequence.
+        doc_idx: int64 [documents + 1], the first sequence of each document, and the number of sequences at the end.
+        num_documents: the number of documents.
+
     Raises:
         ConfigError: A file is missing.
         FormatError: A file is truncated, of another format, or does not fit the other; the message has the offset.
@@ -41,20 +51,22 @@ class IndexedSource:
     def _open(self, prefix: str, files: Sequence[MappedFile], part: tuple[int, int] | None = None) -> None:
         self.prefix, self._files, self._part = prefix, files, part
         content, data = (file.array for file in files)
-        self._index: SequenceIndex = parse_index(content, len(data), f"{self.prefix}.idx")
-        self._tokens: np.ndarray = data.view(self._index.dtype)
+        index = parse_index(content, len(data), f"{self.prefix}.idx")
+        self.dtype, self.sizes, self._pointers, self.doc_idx = index
+        self._tokens: np.ndarray = data.view(self.dtype)
         if part is not None:
             self._keep_documents(*part)
+        self.num_documents = len(self.doc_idx) - 1
 
     def _keep_documents(self, first: int, stop: int) -> None:
-        documents = self._index.documents[first : stop + 1]
+        documents = self.doc_idx[first : stop + 1]
         sequences = slice(int(documents[0]), int(documents[-1]))
         start, end = self._offsets_of(documents[[0, -1]])
-        pointers = self._index.pointers[sequences]
+        pointers = self._pointers[sequences]
         if sequences.start:
             # The first part is usually the training part and the longest, so it stays a view of the file.
             pointers, documents = pointers - start * self.dtype.itemsize, documents - documents[0]
-        self._index = SequenceIndex(self.dtype, self._index.sizes[sequences], pointers, documents)
+        self.sizes, self._pointers, self.doc_idx = self.sizes[sequences], pointers, documents
         self._tokens = self._tokens[start:end]
 
     @property
@@ -64,20 +76,20 @@ class IndexedSource:
         return self._tokens
 
     def __len__(self) -> int:
-        return len(self._index.sizes)
+        return len(self.sizes)
 
     def __getitem__(self, number: int) -> np.ndarray:
         """The tokens of a sequence, as a view of the memory map; negative numbers count from the end. An IndexError if
         there is no such sequence."""
         number = _checked(number, len(self), "sequences", self.prefix)
-        start = int(self._index.pointers[number]) // self.dtype.itemsize
-        return self.tokens[start : start + int(self._index.sizes[number])]
+        start = int(self._pointers[number]) // self.dtype.itemsize
+        return self.tokens[start : start + int(self.sizes[number])]
 
     def document(self, number: int) -> np.ndarray:
         """The tokens of all sequences of a document, a view of the memory map; an IndexError if there is no such
         document."""
         number = _checked(number, self.num_documents, "documents", self.prefix)
-        start, stop = self._offsets_of(self._index.documents[number : number + 2])
+        start, stop = self._offsets_of(self.doc_idx[number : number + 2])
         return self.tokens[start:stop]
 
     @property
@@ -85,36 +97,16 @@ class IndexedSource:
         """The identity of the two files as they are now; see `libai_data.data.files.identity`."""
         return [file.current_identity() for file in self._files]
 
-    @property
-    def dtype(self) -> np.dtype:
-        """The dtype of the tokens."""
-        return self._index.dtype
-
-    @property
-    def sizes(self) -> np.ndarray:
-        """Tokens of each sequence, int32 [sequences]."""
-        return self._index.sizes
-
-    @property
-    def doc_idx(self) -> np.ndarray:
-        """The first sequence of each document, and the number of sequences at the end, int64 [documents + 1]."""
-        return self._index.documents
-
-    @property
-    def num_documents(self) -> int:
-        """The number of documents."""
-        return len(self._index.documents) - 1
-
     def document_offsets(self, first: int = 0, stop: int | None = None) -> np.ndarray:
         """The places in `tokens` at which documents begin, and the end of the last one, int64 [documents + 1]; only
         those from number `first` to before `stop`."""
-        return self._offsets_of(self._index.documents[first:stop])
+        return self._offsets_of(self.doc_idx[first:stop])
 
     def _offsets_of(self, sequences: np.ndarray) -> np.ndarray:
         if not len(self):
             return np.zeros(len(sequences), np.int64)
         inside = np.minimum(sequences, len(self) - 1)
-        starts = self._index.pointers[inside] // self.dtype.itemsize
+        starts = self._pointers[inside] // self.dtype.itemsize
         # The number after the last sequence means the end of all tokens.
         starts[sequences == len(self)] = len(self.tokens)
         return starts
@@ -148,11 +140,25 @@ class IndexedSource:
     def fingerprint(self) -> str:
         """What a checkpoint stores to identify the data: a digest of dtype, sizes and documents, but not of tokens."""
         found = hashlib.blake2b(str(self.dtype).encode(), digest_size=16)
-        for array in (self._index.sizes, self._index.documents):
+        for array in (self.sizes, self.doc_idx):
             found.update(str(len(array)).encode())
             for first in range(0, len(array), _HASHED_AT_ONCE):
                 found.update(np.ascontiguousarray(array[first : first + _HASHED_AT_ONCE]).data)
         return found.hexdigest()
+
+    def cached(
+        self, kind: str, decides: Mapping[str, Any], build: Callable[[], Sequence[np.ndarray]], cache_dir: Any
+    ) -> list[np.ndarray]:
+        """The arrays of an index of samples, cached in `cache_dir`, by default `<prefix>.cache`; see `cached_arrays`.
+
+        Args:
+            kind: of the index; the name of its file begins with it.
+            decides: all that the arrays depend on.
+            build: makes the arrays, int64 [n] each.
+            cache_dir: see `record_index.index_folder`.
+        """
+        key = f"{kind}-{key_of(json.dumps(decides, sort_keys=True))}"
+        return cached_arrays(index_folder(cache_dir, Path(f"{self.prefix}.cache"), key), key, build)
 
     def __getstate__(self) -> tuple[str, Sequence[MappedFile], tuple[int, int] | None]:
         return self.prefix, self._files, self._part

@@ -19,8 +19,7 @@ Format: `MMapIndexedDataset` of LiBai 0.1.1, `libai/data/data_utils/indexed_data
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -40,8 +39,7 @@ _SIZES, _POINTERS, _DOCUMENTS = np.dtype("<i4"), np.dtype("<i8"), np.dtype("<i8"
 _CHECKED_AT_ONCE = 1 << 20
 
 
-@dataclass(frozen=True)
-class SequenceIndex:
+class SequenceIndex(NamedTuple):
     """The content of an `.idx` file."""
 
     dtype: np.dtype  # of the tokens
