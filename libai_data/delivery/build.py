@@ -329,16 +329,29 @@ def build_loader(
         return BatchLoader(dataset, stream, seed=arguments["seed"], **options)
 
     plan = ReadPlan(get_mesh(), readers)
-    if plan.readers != "every_rank":
-        given = {"batch size" if name == "micro_batch_size" else name: value for name, value in arguments.items()}
-        check_same_arguments(plan.readers, **given, sampler=sampler, **options)
-        return SharedLoader(plan, open_dataset, make_stream, make_loader, options.get("mixup_func"))
+    compared = {"batch size" if name == "micro_batch_size" else name: value for name, value in arguments.items()}
+    compared.update(sampler=sampler, **options)
     mesh = plan.mesh
-    if mesh.tensor_parallel_size > 1:
+    if mesh.tensor_parallel_size > 1 and plan.readers == "every_rank":
         # Only with "every_rank": a rank that reads for a whole node needs whole samples.
         options["tensor_part"] = TensorPart(mesh.tensor_parallel_rank, mesh.tensor_parallel_size)
+    return loader_for(plan, open_dataset, make_stream, make_loader, options.get("mixup_func"), compared)
+
+
+def loader_for(
+    plan: ReadPlan,
+    open_dataset: Callable[[], Any],
+    make_stream: Callable[[Any, tuple[int, ...]], Any],
+    make_loader: Callable[[Any, Any], BatchLoader],
+    mixup_func: Any,
+    compared: Mapping[str, Any],
+) -> Loader:
+    """Make the loader of a read mode; see `SharedLoader`. `compared` must be equal on all ranks if they share it."""
+    if plan.readers != "every_rank":
+        check_same_arguments(plan.readers, **compared)
+        return SharedLoader(plan, open_dataset, make_stream, make_loader, mixup_func)
     dataset = open_dataset()
-    return make_loader(dataset, make_stream(dataset, plan.shards_read_by(mesh.rank)))
+    return make_loader(dataset, make_stream(dataset, plan.shards_read_by(plan.mesh.rank)))
 
 
 def _instantiated(sampler: Any, arguments: dict[str, Any]) -> Any:

@@ -15,7 +15,7 @@ from libai_data.data.transforms.batch import rows_together
 from libai_data.delivery.shared_loader import SharedLoader
 from libai_data.errors import ConfigError
 from libai_data.errors.argument_rules import BATCH_SIZE, FLAG, Rule, check, or_none, refuse_unknown, with_python_numbers
-from libai_data.iterables.from_iterable import from_iterable
+from libai_data.iterables.from_iterable import DRAWING, draws_in, from_iterable
 from libai_data.iterables.iterable_loader import IterableLoader
 from libai_data.iterables.kinds import dataset_name, has_index
 from libai_data.loader.batch_loader import BatchLoader
@@ -52,7 +52,6 @@ _ATTRIBUTES = (
 )
 _OWN_NAMES = {"generator": "seed", "prefetch_factor": "prefetch", "multiprocessing_context": "start_method"}
 """Arguments of PyTorch's DataLoader for which this package has another name, too."""
-_DRAWING = ("weights", "num_samples", "replacement", "lanes", "block")
 
 if TYPE_CHECKING:  # Type checkers see the methods of the loader that `__new__` returns.
     from libai_data.loader.batch_loader import BatchLoader as _Made
@@ -142,6 +141,7 @@ class DataLoader(_Made, metaclass=ABCMeta):
         if batch_sampler is None and is_list and getattr(batch_size, "ndim", None) != 0:
             batch_size, batch_sampler = 1, batch_size
         check(_RULES, **locals())
+        drawing = draws_in(locals())
         if isinstance(sampler, StreamSampler):
             sampler, batch_sampler = None, sampler
         _refuse_pairs(
@@ -151,11 +151,7 @@ class DataLoader(_Made, metaclass=ABCMeta):
             global_batch_size=global_batch_size is not None,
             shuffle=bool(shuffle),
             drop_last=drop_last,
-            weights=weights is not None,
-            num_samples=num_samples is not None,
-            replacement=replacement is not True,
-            lanes=lanes is not None,
-            block=block is not None,
+            **dict.fromkeys(drawing, True),
         )
         if pin_memory:
             _warn("DataLoader: pin_memory is not needed; to_global moves batches to the device of the mesh")
@@ -221,11 +217,7 @@ class DataLoader(_Made, metaclass=ABCMeta):
             ends=options.pop("ends", "drop" if drop_last else "short"),
             shuffle=bool(shuffle),
             readers=readers,
-            weights=weights,
-            num_samples=num_samples,
-            replacement=replacement,
-            lanes=lanes,
-            block=block,
+            **drawing,
             **shared,
             **options,
         )
@@ -257,7 +249,7 @@ def _refuse_pairs(sampler: Any, batch_sampler: Any, **given: bool) -> None:
     if batch_sampler is not None:
         excluded = [name for name in given if given[name]] + ["sampler"] * (sampler is not None)
     elif sampler is not None:
-        who, excluded = "sampler", [name for name in ("shuffle", *_DRAWING) if given[name]]
+        who, excluded = "sampler", [name for name in ("shuffle", *DRAWING) if given.get(name)]
     if not excluded and given["global_batch_size"] and given["batch_size"]:
         who, excluded = "global_batch_size", ["batch_size"]
     if excluded:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,10 +16,9 @@ from libai_data.data.samplers import CyclicSampler, SingleRoundSampler
 from libai_data.data.samplers.single_round import ShortEndSampler
 from libai_data.data.samplers.transform_rounds import TransformRounds
 from libai_data.data.transforms.batch import BatchTransform, rows_together
-from libai_data.delivery.build import build_loader
+from libai_data.delivery.build import build_loader, loader_for
 from libai_data.delivery.read_plan import ReadPlan
-from libai_data.delivery.same_values import check_same_arguments
-from libai_data.delivery.shared_loader import SharedLoader, call_on
+from libai_data.delivery.shared_loader import call_on
 from libai_data.errors import ConfigError
 from libai_data.errors.argument_rules import (
     BATCH_SIZE,
@@ -33,7 +31,7 @@ from libai_data.errors.argument_rules import (
     with_python_numbers,
 )
 from libai_data.iterables.collation import PieceCollator
-from libai_data.iterables.iterable_loader import IterableLoader
+from libai_data.iterables.iterable_loader import IterableLoader, SourceSummary
 from libai_data.iterables.iterable_source import IndexedBatches, Source
 from libai_data.iterables.kinds import dataset_name, is_map_style
 from libai_data.iterables.packed_stream import source_of
@@ -54,6 +52,9 @@ _DECIDED = (
     *("consumed_samples", "dataset_mixer"),
 )
 """Arguments of the builders that follow from those of `from_iterable`."""
+
+DRAWING = {"weights": None, "num_samples": None, "replacement": True, "lanes": None, "block": None}
+"""Arguments that decide which samples of a dataset are drawn, and their defaults."""
 
 _RULES = {
     **RULES,
@@ -147,15 +148,7 @@ def from_iterable(
     check(_RULES, **locals())
     if collate_fn is trivial_batch_collator:
         collate_fn = None
-    drawing = {
-        "weights": weights,
-        "num_samples": num_samples,
-        "replacement": replacement,
-        "lanes": lanes,
-        "block": block,
-    }
-    defaults = {"replacement": True}
-    drawing = {name: value for name, value in drawing.items() if value is not defaults.get(name)}
+    drawing = draws_in(locals())
     shared = {"layouts": layouts, "mixup_func": mixup_func, "check_every": check_every}
     skips = loader_options.get("on_error") == "skip"
     sharding = None
@@ -212,34 +205,25 @@ def from_iterable(
     return _stream(plan, opened, summary, micro_batch_size, ends, reading, collate_fn, shared, words)
 
 
-@dataclass(frozen=True)
-class _SourceSummary:
-    """What all ranks must know about the source."""
-
-    is_map_style: bool = False
-    name: str = ""
-    dataset_name: str = ""
-    batches: bool = False
-    takes_shard: bool = False
-    is_shuffled: bool = False
-    length: int | None = None
-    has_short_batch: bool = False  # its last batch is known to be shorter than the others
+def draws_in(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of `DRAWING` that are not the defaults."""
+    return {name: arguments[name] for name, default in DRAWING.items() if arguments[name] is not default}
 
 
 def _open(
     plan: ReadPlan, source: Any, batches: bool | None, sharding: Sharding | None, skips: bool, shuffle: bool, seed: int
-) -> tuple[Any, _SourceSummary]:
+) -> tuple[Any, SourceSummary]:
     """Open the source on the ranks that read it (None elsewhere), and send all ranks a summary, or the error."""
     opened: Any = None
 
-    def open_here() -> _SourceSummary:
+    def open_here() -> SourceSummary:
         nonlocal opened
         thing = instantiate(source)
         if is_map_style(thing) and not batches:
             if not length_of(thing):
                 raise ConfigError(f"{type(thing).__name__} is empty; there is nothing to load")
             opened = thing
-            return _SourceSummary(True, type(thing).__name__, dataset_name(thing))
+            return SourceSummary(True, type(thing).__name__, dataset_name(thing))
         by_index = is_map_style(thing) and (shuffle or not has_attribute(thing, "__iter__"))
         if by_index:
             thing = IndexedBatches(thing, shuffle, seed)
@@ -249,7 +233,7 @@ def _open(
             with suppress(Exception):  # Not every source has a length, and not every user needs it.
                 length = opened.length()
         kinds = opened.batches, opened.takes_shard, by_index
-        return _SourceSummary(False, opened.name, dataset_name(thing), *kinds, length, len(opened.batch_runs) > 1)
+        return SourceSummary(False, opened.name, dataset_name(thing), *kinds, length, len(opened.batch_runs) > 1)
 
     summary = (
         open_here() if plan.readers == "every_rank" else call_on(plan.reading_ranks, open_here, "open the source")[0]
@@ -312,7 +296,7 @@ def _rounds(dataset: Any, ends: str, together: int, **arguments: Any) -> Any:
 def _stream(
     plan: ReadPlan,
     source: Any,
-    summary: _SourceSummary,
+    summary: SourceSummary,
     micro_batch_size: int | None,
     ends: str,
     reading: ReadingOptions,
@@ -322,48 +306,33 @@ def _stream(
 ) -> IterableLoader:
     mesh = plan.mesh
     size = None if micro_batch_size is None else micro_batch_size * mesh.data_parallel_size
-    made: dict[str, Any] = {}
+    own: IterableStream | None = None  # of this rank, if it reads
     # By default the collator names the values of tuples.
     are_named = _prepares_samples(options["mixup_func"]) and not isinstance(reading.names, ArgumentNames)
     open_rows = partial(TakenRows, source, reading)  # Only ranks that read call this.
 
     def make_stream(dataset: Any, shards: tuple[int, ...]) -> IterableStream:
+        nonlocal own
         rows = dataset if isinstance(dataset, TakenRows) else None
         together = rows_together(options["mixup_func"])
         stream = IterableStream(rows, micro_batch_size, shards, mesh.data_parallel_size, ends, words, together)
-        if rows is not None:
-            made["stream"] = stream
+        own = own if rows is None else stream
         return stream
 
     def make_loader(dataset: Any, stream: Any) -> BatchLoader:
-        made["collator"] = collator = PieceCollator(reading.names, collate_fn)
         fields = reading.names if are_named else None
-        return BatchLoader(dataset, stream, collate_fn=collator, fields=fields, **options)
-
-    inner: Any
-    if plan.readers == "every_rank":
-        rows = open_rows()
-        inner = make_loader(rows, make_stream(rows, plan.shards_read_by(mesh.rank)))
-    else:
-        check_same_arguments(
-            plan.readers,
-            **{"batch size": micro_batch_size, "fields": reading.names, "ends": ends, "collate_fn": collate_fn},
-            **{**options, **(words or {})},
+        return BatchLoader(
+            dataset, stream, collate_fn=PieceCollator(reading.names, collate_fn), fields=fields, **options
         )
-        inner = SharedLoader(plan, open_rows, make_stream, make_loader, options["mixup_func"])
-    return IterableLoader(
-        inner,
-        made.get("stream"),
-        made.get("collator"),
-        summary.name,
-        summary.dataset_name,
-        reading_ranks=len(plan.reading_ranks),
-        may_end_apart=summary.takes_shard,
-        count=partial(_batches_in_epoch, source, summary, size, ends),
-    )
+
+    compared = {"batch size": micro_batch_size, "fields": reading.names, "ends": ends, "collate_fn": collate_fn}
+    compared.update({**options, **(words or {})})
+    inner = loader_for(plan, open_rows, make_stream, make_loader, options["mixup_func"], compared)
+    count = partial(_batches_in_epoch, source, summary, size, ends)
+    return IterableLoader(inner, own, reading.names, summary, len(plan.reading_ranks), count)
 
 
-def _batches_in_epoch(source: Source | None, summary: _SourceSummary, size: int | None, ends: str) -> int:
+def _batches_in_epoch(source: Source | None, summary: SourceSummary, size: int | None, ends: str) -> int:
     """The number of batches of `size` rows (None: the source's own) in an epoch; a TypeError if it is not known."""
     items = summary.length if summary.length is not None or source is None else source.length()
     if items is None or (summary.batches and size is not None):

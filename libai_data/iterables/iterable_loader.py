@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import Any, Callable
@@ -19,7 +20,6 @@ from libai_data.delivery.contract import ranks_by_shard
 from libai_data.delivery.gather import gather_words
 from libai_data.errors import ContractError, PeerError
 from libai_data.errors.saved_state import check_state
-from libai_data.iterables.collation import PieceCollator
 from libai_data.iterables.saved_place import STATE, check_place
 from libai_data.iterables.stream import IterableStream
 from libai_data.loader.iteration import Pass, Take, refuse_in_fork
@@ -32,6 +32,20 @@ logger = logging.getLogger(__name__)
 _FAILED, _ENDED, _HAS_BATCH = -1, 0, 1
 
 
+@dataclass(frozen=True)
+class SourceSummary:
+    """What all ranks must know about the source."""
+
+    is_map_style: bool = False
+    name: str = ""  # for error messages
+    dataset_name: str = ""  # of the dataset that it reads; evaluations list their results under this name
+    batches: bool = False
+    takes_shard: bool = False  # the shards of the ranks may have different lengths; an epoch ends with the shortest one
+    is_shuffled: bool = False
+    length: int | None = None
+    has_short_batch: bool = False  # its last batch is known to be shorter than the others
+
+
 class IterableLoader(OfOneProcess):
     """Iterates over batches of an iterable, each an Instance of OneFlow tensors [rows of this rank, ...].
 
@@ -41,11 +55,9 @@ class IterableLoader(OfOneProcess):
     Args:
         inner: `DataLoader` or `SharedLoader` over the rows.
         stream: the sampler of the rows that this rank reads; None if another rank reads for it.
-        collator: the collator of the inner loader; None on a rank that does not read.
-        name: name of the iterable, for error messages.
-        dataset_name: name of the dataset that the iterable reads; evaluations list their results under this name.
+        names: names of the fields of samples.
+        summary: what is known of the iterable.
         reading_ranks: number of ranks that read the iterable.
-        may_end_apart: whether the shards of the ranks may have different lengths; an epoch ends with the shortest one.
         count: returns the number of batches of an epoch, computed from the length of the iterable.
     """
 
@@ -53,20 +65,17 @@ class IterableLoader(OfOneProcess):
         self,
         inner: Any,
         stream: IterableStream | None,
-        collator: PieceCollator | None,
-        name: str,
-        dataset_name: str,
+        names: Sequence[str] | None,
+        summary: SourceSummary,
         reading_ranks: int,
-        may_end_apart: bool,
         count: Callable[[], int],
     ) -> None:
         self._inner = inner
         self._stream = stream
-        self._collator = collator
-        self._name = name
-        self.dataset_name = dataset_name
+        self._names = names
+        self._name, self.dataset_name = summary.name, summary.dataset_name
         self._compares = reading_ranks > 1
-        self._may_end_apart = may_end_apart
+        self._may_end_apart = summary.takes_shard
         self._count = count
         self._expected: int | None = None
         self.mixup_func = inner.mixup_func
@@ -124,7 +133,9 @@ class IterableLoader(OfOneProcess):
             logger.warning("%s yields no batch: it is empty, or ends='drop' leaves out all of its rows.", self._name)
         if taken is not None and before == self._expected and not self.endless:
             logger.warning("%s yields more batches than len(loader), which is %d.", self._name, self._expected)
-        return None if taken is None else (self._named(taken[0]), taken[1])
+        if taken is not None and isinstance(self._names, ArgumentNames):
+            taken[0]._unnamed = self._names.given_to
+        return taken
 
     def _all_have_one(self, has_one: bool, has_failed: bool) -> bool:
         """Compare with all other ranks; returns whether each rank has a batch."""
@@ -157,12 +168,6 @@ class IterableLoader(OfOneProcess):
             "not shard by rank (the loader does this), and raise an error instead of skipping bad samples; or use "
             "readers='rank0'"
         )
-
-    def _named(self, batch: Instance) -> Instance:
-        names = self._collator.names if self._collator is not None else None
-        if isinstance(names, ArgumentNames):
-            batch._unnamed = names.given_to
-        return batch
 
     def state_dict(self) -> dict[str, Any]:
         """The position after the last batch that was used, as JSON.
