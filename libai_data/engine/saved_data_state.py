@@ -207,20 +207,17 @@ def write_edited(saved: SavedState, stream: StreamState) -> Path:
     names = (saved.path.with_name(f"{saved.path.name}.before_edit_{number}") for number in count(1))
     backup = next(path for path in names if not path.exists())
     files = list(json.loads((saved.path / MANIFEST).read_text())["files"])
-    kept = PendingDirectory(backup)
-    changed = PendingDirectory(saved.path)
+    data = {key: value for key, value in saved.data.items() if key == "dataset"}
+    stateful = {**saved.content["stateful"], "train_loader": {**stream.to_json(), **data}}
     try:
-        for name in files:
-            kept.add_same(name, saved.path)
-            if name != STATE:
-                changed.add_same(name, saved.path)
-        data = {key: value for key, value in saved.data.items() if key == "dataset"}
-        stateful = {**saved.content["stateful"], "train_loader": {**stream.to_json(), **data}}
-        changed.add_json(STATE, {**saved.content, "stateful": stateful})
-        kept.commit()
-        changed.commit()
+        with PendingDirectory(backup) as kept, PendingDirectory(saved.path) as changed:
+            for name in files:
+                kept.add_same(name, saved.path)
+                if name != STATE:
+                    changed.add_same(name, saved.path)
+            changed.add_json(STATE, {**saved.content, "stateful": stateful})
+            kept.commit()
+            changed.commit()
     except OSError as error:
-        kept.discard()
-        changed.discard()
         raise CheckpointError(f"{saved.path} could not be changed, and is the same as before: {error}") from error
     return backup

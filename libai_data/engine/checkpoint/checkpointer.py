@@ -6,9 +6,9 @@ import logging
 import shutil
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 from libai_data.data.attributes import call_if_there
 from libai_data.engine.checkpoint import optimizer_state
@@ -100,31 +100,68 @@ class Checkpointer(CheckpointFolder):
 
         flow._oneflow_internal.eager.Sync()
         states = self._states()
-        with _Rank0Writer(Path(self.save_dir) / name) as writer:
-            writer.tensors(_MODEL, dict(self.model.state_dict()))
-            step = 0
-            if self.optimizer is not None:
-                step, slots = optimizer_state.collect(self.model, self.optimizer, self.graph)
-                writer.tensors(_OPTIMIZER, slots)
-            mesh = get_mesh()
-            writer.json(_RANDOM, self._random.gather(iteration))
-            writer.json(
-                STATE,
-                {
-                    "iteration": iteration,
-                    "optimizer_step": step,
-                    "optimizer": type(self.optimizer).__name__,
-                    "mesh": {
-                        "data": mesh.data_parallel_size,
-                        "tensor": mesh.tensor_parallel_size,
-                        "pipeline": mesh.pipeline_parallel_size,
-                    },
-                    "stateful": states,
-                    "extra": dict(extra or {}),
-                },
-            )
-            writer.commit(partial(self.tag_last_checkpoint, name) if is_last else None)
+        tensors, step = {_MODEL: dict(self.model.state_dict())}, 0
+        if self.optimizer is not None:
+            step, tensors[_OPTIMIZER] = optimizer_state.collect(self.model, self.optimizer, self.graph)
+        mesh = get_mesh()
+        state = {
+            "iteration": iteration,
+            "optimizer_step": step,
+            "optimizer": type(self.optimizer).__name__,
+            "mesh": {
+                "data": mesh.data_parallel_size,
+                "tensor": mesh.tensor_parallel_size,
+                "pipeline": mesh.pipeline_parallel_size,
+            },
+            "stateful": states,
+            "extra": dict(extra or {}),
+        }
+        self._write(name, tensors, {_RANDOM: self._random.gather(iteration), STATE: state}, is_last)
         logger.info("Saved checkpoint %s.", Path(self.save_dir) / name)
+
+    def _write(
+        self, checkpoint: str, tensors: Mapping[str, dict[str, Any]], contents: Mapping[str, Any], is_last: bool
+    ) -> None:
+        """Write the files of tensors and of JSON. Collective; all ranks raise the same error.
+
+        Rank 0 writes while all ranks gather tensors. If the disk fails, the gathering continues, as it is collective.
+        """
+        target, problem = Path(self.save_dir) / checkpoint, ""
+        headers = {name: tensor_header(each) for name, each in tensors.items()}
+        arrays = (whole_on_rank0(tensors[name][key]) for name, (_, order) in headers.items() for key in order)
+        if is_main_process():
+            try:
+                with PendingDirectory(target) as pending:
+                    for name, (header, order) in headers.items():
+                        with CheckedFile(pending.path(name)) as file:
+                            file.write(header)
+                            for array in islice(arrays, len(order)):
+                                assert array is not None  # this is rank 0
+                                write_tensor(file, array)
+                        pending.add(name, file)
+                    for name, content in contents.items():
+                        try:
+                            pending.add_json(name, content)
+                        except (TypeError, ValueError) as error:
+                            raise ValueError(f"{name}: {error}") from error
+                    pending.commit()
+                if is_last:
+                    self._tag(checkpoint)
+            except (OSError, ValueError) as error:
+                problem = str(error)
+        for _ in arrays:  # The rest, which is not written.
+            pass
+        problem = broadcast_py_object(problem)
+        if problem:
+            raise CheckpointError(f"checkpoint {target} could not be written: {problem}.")
+
+    def _tag(self, name: str) -> None:
+        try:
+            self.tag_last_checkpoint(name)
+        except OSError:
+            # Without the tag, a resume does not find the checkpoint, and the disk is probably full.
+            shutil.rmtree(Path(self.save_dir) / name, ignore_errors=True)
+            raise
 
     def _states(self) -> dict[str, Any]:
         """The states of the further objects. Collective; raises TypeError if one cannot be stored, of rank 0 on all."""
@@ -265,73 +302,3 @@ class Checkpointer(CheckpointFolder):
             logger.warning("Weights in %s: %s; left as initialised.", directory, problem)
         for name in fitting:
             fill(model[name], file, name)
-
-
-class _Rank0Writer:
-    """Rank 0 writes while all ranks gather tensors. If the disk fails, the gathering continues, as it is collective."""
-
-    def __init__(self, target: Path) -> None:
-        self._target = target
-        self._error: str | None = None
-        self._pending: PendingDirectory | None = None
-        if is_main_process():
-            try:
-                self._pending = PendingDirectory(target)
-            except OSError as error:
-                self._error = str(error)
-
-    def __enter__(self) -> _Rank0Writer:
-        return self
-
-    def __exit__(self, *raised: Any) -> None:
-        if raised[0] is not None and self._pending is not None:
-            self._pending.discard()
-
-    def tensors(self, name: str, tensors: dict[str, Any]) -> None:
-        """Write a safetensors file. Collective."""
-        header, order = tensor_header(tensors)
-        arrays = (whole_on_rank0(tensors[key]) for key in order)
-        if self._pending is not None and self._error is None:
-            try:
-                with CheckedFile(self._pending.path(name)) as file:
-                    file.write(header)
-                    for array in arrays:
-                        assert array is not None  # this is rank 0
-                        write_tensor(file, array)
-                self._pending.add(name, file)
-            except OSError as error:
-                self._error = str(error)
-        for _ in arrays:  # The rest, which is not written.
-            pass
-
-    def json(self, name: str, content: Any) -> None:
-        if self._pending is None or self._error is not None:
-            return
-        try:
-            self._pending.add_json(name, content)
-        except (OSError, TypeError, ValueError) as error:
-            self._error = f"{name}: {error}"
-
-    def commit(self, tag: Callable[[], None] | None) -> None:
-        """Finish the checkpoint, and call `tag` to make it the last one. Collective; all ranks raise the same error."""
-        if self._pending is not None:
-            try:
-                if self._error is None:
-                    self._pending.commit()
-                    if tag is not None:
-                        self._tag(tag)
-            except OSError as error:
-                self._error = str(error)
-            if self._error is not None:
-                self._pending.discard()
-        problem = broadcast_py_object(self._error)
-        if problem is not None:
-            raise CheckpointError(f"checkpoint {self._target} could not be written: {problem}.")
-
-    def _tag(self, tag: Callable[[], None]) -> None:
-        try:
-            tag()
-        except OSError:
-            # Without the tag, a resume does not find the checkpoint, and the disk is probably full.
-            shutil.rmtree(self._target, ignore_errors=True)
-            raise

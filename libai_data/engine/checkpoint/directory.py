@@ -60,7 +60,10 @@ class CheckedFile:
 
 
 class PendingDirectory:
-    """A directory that is being written; `commit` replaces what is at its path `target`."""
+    """A directory that is being written; `commit` replaces what is at its path `target`.
+
+    As a context manager, it removes what was written if `commit` was not called.
+    """
 
     def __init__(self, target: Path) -> None:
         self.target = target
@@ -106,8 +109,10 @@ class PendingDirectory:
         sync_directory(self.target.parent)
         shutil.rmtree(replaced, ignore_errors=True)
 
-    def discard(self) -> None:
-        """Remove what was written so far."""
+    def __enter__(self) -> PendingDirectory:
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
         shutil.rmtree(self._partial, ignore_errors=True)
 
 
