@@ -27,7 +27,7 @@ class GraphBase(nn.Graph):
 
     In training, the inputs must keep their names, shapes and dtypes from call to call, and the model's parts their
     `training` and `requires_grad`; otherwise, a call raises SchemaError or ConfigError. In evaluation, the model itself
-    runs other batches than these, and with other modes, in eager mode.
+    runs other batches than these, and with other modes, parts or numbers, in eager mode.
 
     Args:
         model: returns a dict; in training, the sum of the outputs with "loss" in their names is minimised.
@@ -71,10 +71,12 @@ class GraphBase(nn.Graph):
         # Of the inputs that the graph is compiled for: how they are nested, and their shapes and dtypes.
         self._skeleton: Skeleton = {}
         self._forms: dict[str, Any] = {}
-        # Of the model: the parts that the graph is built of, and the modes that it is compiled for.
+        # Of the model: the parts that the graph is built of, and the modes and numbers that it is compiled for.
+        self._members = _members_of(model)
         self._parts = _parts_with_modes(model)
         self._modes: list[bool] = []
         self._has_begun = False  # the compilation
+        self._numbers: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
         if is_train:
             _check_is_compiled(optimizer)
             _check_is_compiled(lr_scheduler)
@@ -120,18 +122,32 @@ class GraphBase(nn.Graph):
                 "new trainer, or a new graph, after you have removed the cause of the first error"
             )
         forms = {name: None if value is None else (tuple(value.shape), value.dtype) for name, value in leaves.items()}
+        # The first call sees parts that were added, too.
+        members = self._members if self._forms else _members_of(self.model.to(nn.Module))
+        replaced = next(
+            (
+                name
+                for name, (owner, key, _) in members.items()
+                if name not in self._members or owner.get(key) is not self._members[name][2]
+            ),
+            "",
+        )
+        if replaced and (self.is_train or not self._forms):
+            raise ConfigError(
+                f"{replaced} was {'replaced' if replaced in self._members else 'added'} after the graph was built, "
+                "which does not have it. Do this before, as in build_model, change it in place, or set "
+                "graph.enabled=False"
+            )
         if not self._forms:
-            for name, (part, _) in _parts_with_modes(self.model.to(nn.Module)).items():
-                if name not in self._parts or self._parts[name][0] is not part:
-                    raise ConfigError(
-                        f"{name.rpartition('.')[0]} was replaced after the graph was built, which has the earlier one. "
-                        "Replace it before, as in build_model, or set graph.enabled=False"
-                    )
             self._skeleton, self._forms, self._modes = skeleton, forms, _modes_of(self._parts)
+            self._numbers = _numbers_of(self.model.to(nn.Module))
         modes = _modes_of(self._parts)
-        hooked = _with_hooks(self._parts)
-        if not self.is_train and (hooked or forms != self._forms or modes != self._modes):
+        hooked, changed = _with_hooks(self._parts), _changed(self._numbers)
+        if not self.is_train and (hooked or replaced or changed or forms != self._forms or modes != self._modes):
             return self.model.to(nn.Module)(*args, **kwargs)
+        if changed:
+            self._numbers = []
+            logger.warning("%s. To train with the new value, set graph.enabled=False.", changed)
         if hooked:
             raise ConfigError(
                 f"{hooked} has forward hooks, as weight_norm registers them, which a graph does not call. Write their "
@@ -237,6 +253,35 @@ def _check_dtypes(model: Any) -> None:
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and parameter.dtype == flow.float64:
             raise ConfigError(f"a graph cannot train '{name}' of float64. Make it float32, or set graph.enabled=False")
+
+
+def _members_of(model: Any) -> dict[str, tuple[dict[str, Any], str, Any]]:
+    """The name of each module, parameter and buffer of a model -> the dict that has it, its key there, and itself."""
+    return {
+        f"{name}.{key}": (owner, key, part)
+        for name, module in model.named_modules(prefix="model")
+        for owner in (module._modules, module._parameters, module._buffers)
+        for key, part in owner.items()
+    }
+
+
+def _numbers_of(model: Any) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """The name of each module, its attributes, and a copy of those that are numbers or texts, except its mode."""
+    found = [(name, vars(module)) for name, module in model.named_modules(prefix="model")]
+    kinds = (int, float, str)
+    return [
+        (name, own, {key: value for key, value in own.items() if isinstance(value, kinds) and key != "training"})
+        for name, own in found
+    ]
+
+
+def _changed(numbers: list[tuple[str, dict[str, Any], dict[str, Any]]]) -> str:
+    """The first of the numbers that has another value now, in words; "" if there is none."""
+    for name, own, compiled in numbers:
+        for key, value in compiled.items():
+            if own.get(key) is not value and own.get(key) != value:  # NaN differs from itself
+                return f"{name}.{key} is now {own.get(key)!r}, but the graph is compiled for {value!r}"
+    return ""
 
 
 def _parts_with_modes(model: Any) -> dict[str, tuple[Any, str]]:

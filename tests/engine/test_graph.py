@@ -298,6 +298,69 @@ def test_a_part_that_is_replaced_after_the_graph_was_built_is_refused() -> None:
         graph(**inputs_of(TinyModel, 4))
 
 
+@pytest.mark.parametrize("name", ["second", "second.bias", "ballast"])
+def test_a_part_that_is_replaced_after_the_first_step_is_refused(name: str) -> None:
+    model = on_one_rank(TinyModel(ballast=GRAPH_BALLAST))
+    graph = GraphBase(model, flow.optim.SGD(model.parameters(), lr=0.1))
+    graph(**inputs_of(TinyModel, 4))
+    other = on_one_rank(TinyModel(ballast=GRAPH_BALLAST))
+    if name == "second.bias":
+        model.second.bias = other.second.bias
+    else:
+        setattr(model, name, getattr(other, name))
+    with pytest.raises(ConfigError, match=rf"model\.{name} was replaced after the graph was built"):
+        graph(**inputs_of(TinyModel, 4))
+
+
+class Scaled(TinyModel):
+    def __init__(self) -> None:
+        super().__init__(ballast=GRAPH_BALLAST)
+        self.scale, self.steps = 1.0, [0]
+
+    def forward(self, points: Any, labels: Any = None) -> Any:
+        return TinyModel.forward(self, points * self.scale, labels)
+
+
+def test_the_log_warns_once_of_numbers_of_the_model_that_change(caplog: pytest.LogCaptureFixture) -> None:
+    model = on_one_rank(Scaled())
+    graph = GraphBase(model, flow.optim.SGD(model.parameters(), lr=0.1))
+    for step in range(4):
+        model.steps = [step]
+        model.scale = 0.5 ** (step // 2)
+        graph(**inputs_of(TinyModel, 4))
+        assert caplog.text.count("model.scale is now 0.5, but") == (step > 1)
+    assert "model.steps" not in caplog.text
+
+
+@pytest.mark.parametrize("name", ["scale", "second"])
+def test_a_graph_for_evaluation_follows_changes_of_the_model(name: str) -> None:
+    model = on_one_rank(Scaled()).eval()
+    graph = GraphBase(model, is_train=False)
+    before = graph(**inputs_of(TinyModel, 4))["prediction_scores"].numpy()
+    setattr(model, name, 3.0 if name == "scale" else on_one_rank(flow.nn.Linear(8, 3)))
+    found, expected = (each(**inputs_of(TinyModel, 4))["prediction_scores"].numpy() for each in (graph, model))
+    np.testing.assert_allclose(found, expected)
+    assert not np.allclose(found, before)
+
+
+def test_a_graph_keeps_the_tensor_of_a_weight_whose_data_is_assigned() -> None:
+    model = on_one_rank(TinyModel(ballast=GRAPH_BALLAST)).eval()
+    graph = GraphBase(model, is_train=False)
+    inputs = inputs_of(TinyModel, 4)
+    before = graph(**inputs)["prediction_scores"].numpy()
+    model.second.weight.data = flow.zeros_like(model.second.weight)
+    np.testing.assert_array_equal(graph(**inputs)["prediction_scores"].numpy(), before)
+    assert (model(**inputs)["prediction_scores"].numpy() != before).any()
+
+
+def test_a_part_that_is_added_after_the_graph_was_built_is_refused() -> None:
+    model = on_one_rank(TinyModel(ballast=GRAPH_BALLAST))
+    graph = GraphBase(model, is_train=False)
+    model.third = flow.nn.Linear(2, 2)
+    with pytest.raises(ConfigError, match=r"model\.third was added after the graph was built"):
+        graph(**inputs_of(TinyModel, 4))
+
+
 def test_a_graph_for_evaluation_follows_the_model_into_training_mode() -> None:
     model = on_one_rank(TinyModel(ballast=GRAPH_BALLAST))
     graph = GraphBase(model, is_train=False)
