@@ -177,7 +177,7 @@ class Source:
         """End the processes and threads that read."""
 
     def _begin_anew(self, thing: Any) -> None:
-        """Reset an iterable whose epoch was interrupted, because many would continue in the middle."""
+        """Reset an iterable whose epoch was interrupted, or begun at a state: many would begin in the middle again."""
         if thing is not self._thing:
             return
         if self._uses.fresh_state is None:
@@ -205,7 +205,7 @@ class Source:
         def to_the_end() -> Iterator[Any]:
             self._uses.is_broken_off = True
             yield from self._with_skips(iterator)
-            self._uses.is_broken_off = False
+            self._uses.is_broken_off = state is not None and has_attribute(thing, "set_epoch")
 
         return to_the_end()
 
@@ -236,7 +236,10 @@ class Source:
             raise self.goes_once()
         self._uses.has_begun = True
         if type(self._thing).__module__.startswith("datasets."):
-            return copy.copy(self._thing)  # Changes of the state in this epoch leave the original as it was.
+            copied = copy.copy(self._thing)
+            # A copy shares its attributes. Changes of the state in this epoch must leave the original as it was.
+            copied.__dict__ = {**vars(copied)}
+            return copied
         if _is_for_one(self._thing):
             alone.use(self._thing, self.name)
         if must_reset:

@@ -26,7 +26,7 @@ class Uses:
 
     fresh_state: str | None = None  # of the iterable before the first epoch, as JSON text; None if it is not known
     has_begun = False  # a loader has begun to read the iterable
-    is_broken_off = False  # an epoch was begun, but not read to its end
+    is_broken_off = False  # an epoch was begun, but not read to its end; or not from its beginning
 
     def __init__(self) -> None:
         self.newest: Callable[[], Alone | None] = lambda: None  # weak reference to the rows begun last
