@@ -84,7 +84,8 @@ class WatchedDataset:
         start = started()
         try:
             with reading_samples((key,)) as reading:
-                sample = self.dataset[key[2]]
+                # Some datasets, such as Hugging Face's, return other dtypes by `[index]` than by `__getitems__`.
+                sample = self.dataset[key[2]] if self._get_items is None else self._listed([key[2]])[0]
             self._note_replaced(reading)
             return sample
         except BaseException as error:
@@ -117,20 +118,11 @@ class WatchedDataset:
             start, asked = started(), indices.tolist()
             try:
                 with reading_samples(SampleKeys(self.seed, epochs, indices)):
-                    found = self._get_items(asked)  # type: ignore[misc]
-                    is_list = isinstance(found, Iterable) and not isinstance(found, (*TEXT, Mapping, Instance))
-                    samples = list(found) if is_list else []
+                    return self._listed(asked)
             except BaseException as error:
                 raise self._failure(f"one of the samples {asked}", error) from error
             finally:
                 self._count(perf_counter() - start, len(asked))
-            if len(samples) != len(asked):
-                what = f"{len(samples)} samples" if is_list else f"a {type(found).__name__}"
-                wrong = SchemaError(
-                    f"__getitems__ returned {what} for {len(asked)} indices; return a list of a sample for each index"
-                )
-                raise self._failure(f"samples {asked}", wrong)
-            return samples
 
         def get_all(rows: slice) -> list[Any]:
             found = self._together(get, epochs[rows], indices[rows])
@@ -147,6 +139,18 @@ class WatchedDataset:
             [again] = get_all(slice(row, row + 1))
             check_kept(all_samples[row], before, again, type(self.dataset).__name__)
         return all_samples
+
+    def _listed(self, indices: list[int]) -> list[Any]:
+        """The samples by `__getitems__`; a SchemaError if it does not return a list of them."""
+        found = self._get_items(indices)  # type: ignore[misc]
+        is_list = isinstance(found, Iterable) and not isinstance(found, (*TEXT, Mapping, Instance))
+        samples = list(found) if is_list else []
+        if len(samples) != len(indices):
+            what = f"{len(samples)} samples" if is_list else f"a {type(found).__name__}"
+            raise SchemaError(
+                f"__getitems__ returned {what} for {len(indices)} indices; return a list of a sample for each index"
+            )
+        return samples
 
     def _count(self, source: float, samples: int, copy: float = 0.0) -> None:
         times, transform = self._times, take_transform_time()

@@ -77,7 +77,29 @@ def test_a_dataset_that_returns_samples_together_is_asked_so() -> None:
     dataset = CountingTogether()
     with loading(dataset) as loader:
         list(islice(loader, 2))
-    assert dataset.calls == [0, [1, 2, 3], [4, 5, 6, 7]]
+    assert dataset.calls == [[0], [1, 2, 3], [4, 5, 6, 7]]
+
+
+class OtherDtypes(Numbers):
+    """As a Hugging Face dataset in numpy's format: scalars are float64 by `[index]`, and float32 by `__getitems__`."""
+
+    def __getitem__(self, index: int) -> Any:
+        return {"x": np.float64(index)}
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        if 5 in indices:
+            raise OSError("truncated")
+        return [{"x": np.float32(index)} for index in indices]
+
+
+@pytest.mark.parametrize("collate_fn", [None, stack_dicts])
+def test_samples_that_are_returned_together_are_never_read_by_index(collate_fn: Any) -> None:
+    dataset = OtherDtypes(8)
+    sampler = SingleRoundSampler(dataset, 4)
+    with loading(dataset, sampler, collate_fn=collate_fn, on_error="skip", replacement_budget=1) as loader:
+        batches = [batch["x"].numpy() for batch in loader]
+    assert [batch.dtype for batch in batches] == [np.float32] * 2
+    assert batches[0].tolist() + batches[1].tolist()[:1] == [0, 1, 2, 3, 4]
 
 
 def test_a_collator_gets_samples_that_were_read_together() -> None:
