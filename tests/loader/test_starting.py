@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import logging
 import mmap
 import multiprocessing
@@ -20,6 +21,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Callable
 
+import cloudpickle
 import numpy as np
 import pytest
 
@@ -130,6 +132,39 @@ def test_processes_without_proc_are_refused_with_the_remedy(make: Any, monkeypat
         (ConfigError, SampleError), match=r"this system has no /nowhere/fd; mount /proc .*, or read without processes"
     ):
         next(iter(make()))
+
+
+BEING_IMPORTED = """
+import os
+if "IMPORTED" in os.environ:
+    raise ImportError("a worker imports the module again, and would start workers")
+os.environ["IMPORTED"] = "1"
+from libai_data import DataLoader, from_iterable
+class Rows:
+    def __len__(self):
+        return 4
+    def __getitem__(self, index):
+        return {"x": index}
+def shards(shard, num_shards):
+    return map(Rows().__getitem__, range(shard, 4, num_shards))
+read = []
+for loader in (
+    DataLoader(Rows(), 4, num_workers=1, multiprocessing_context="spawn"),
+    from_iterable(shards, 4, num_shards=2, num_workers=2),
+):
+    read += [batch["x"].tolist() for batch in loader.numpy()]
+    loader.close()
+"""
+
+
+def test_workers_do_not_import_a_module_that_starts_them_while_it_is_imported(tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / "being_imported.py").write_text(BEING_IMPORTED)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("IMPORTED", "")
+    monkeypatch.delenv("IMPORTED")
+    made = importlib.import_module("being_imported")
+    assert made.read == [[0, 1, 2, 3]] * 2
+    assert "being_imported" not in cloudpickle.list_registry_pickle_by_value()
 
 
 @pytest.mark.parametrize("change", ["path", slowly("argv"), "executable"])

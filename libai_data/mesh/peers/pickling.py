@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import pickle
 import sys
+from contextlib import suppress
+from types import ModuleType
 from typing import Any
 
 import cloudpickle
@@ -13,6 +15,9 @@ import numpy as np
 
 class PicklerByValue(cloudpickle.CloudPickler):
     """Pickles lambdas and classes of the main script by value, and memoryviews with their format and shape.
+
+    So it does with classes of a module that is being imported here: another process that imports the module would run
+    it up to this place, and start processes too.
 
     A class that is sent to a worker by value, and sent back, becomes the original class again.
     """
@@ -23,6 +28,18 @@ class PicklerByValue(cloudpickle.CloudPickler):
         if (script := sys.modules.get("__mp_main__")) is not None:
             cloudpickle.register_pickle_by_value(script)
 
+    def dump(self, obj: Any) -> None:
+        by_value = cloudpickle.list_registry_pickle_by_value()
+        added = [module for module in _being_imported() if module.__name__ not in by_value]
+        for module in added:
+            cloudpickle.register_pickle_by_value(module)
+        try:
+            super().dump(obj)
+        finally:
+            for module in added:
+                with suppress(ValueError):  # Another thread was faster.
+                    cloudpickle.unregister_pickle_by_value(module)
+
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, memoryview):
             # cloudpickle would turn the view into bytes, which have other items.
@@ -30,6 +47,17 @@ class PicklerByValue(cloudpickle.CloudPickler):
             data = np.frombuffer(flat, np.uint8)
             return _view_again, (data, obj.format, obj.shape, obj.readonly)
         return super().reducer_override(obj)
+
+
+def _being_imported() -> list[ModuleType]:
+    """The modules whose code, up to this call, runs in this thread."""
+    names: dict[str, Any] = {}
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code.co_name == "<module>":
+            names[frame.f_globals.get("__name__", "")] = frame.f_globals
+    return [module for name, own in names.items() if (module := sys.modules.get(name)) and vars(module) is own]
 
 
 def pickled_by_value(thing: Any) -> bytes:
