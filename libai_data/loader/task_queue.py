@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Callable, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 from libai_data.loader.event import Event
 from libai_data.loader.stage_times import StageTimes
@@ -60,6 +60,8 @@ class Entry(NamedTuple):
 class TaskQueue:
     """Tasks in the order of `put`, the claims of the workers, and which tasks are done.
 
+    As a context manager, it keeps the lock.
+
     Args:
         descriptors: those of a queue that another process made: memory, the trainer's event, one event per worker. By
             default, a new queue is made, and this process is the trainer.
@@ -71,7 +73,6 @@ class TaskQueue:
         self.workers = workers
         self._process = os.getpid() if descriptors is None else -1
         size = 8 * (_HEADER + _WORKER * workers + _ENTRY * CAPACITY)
-        self._is_trainers = descriptors is None
         if descriptors is None:
             self._memory = os.memfd_create("libai_data_board", os.MFD_CLOEXEC)
             os.ftruncate(self._memory, size)
@@ -105,8 +106,7 @@ class TaskQueue:
             may_wait: number of tasks that may wait for the workers that are awake. If tasks are short, waking another
                 worker costs more than it gains.
         """
-        self._lock()
-        try:
+        with self:
             place = self._ends[_TAIL]
             if place - self._ends[_HEAD] >= CAPACITY:
                 raise RuntimeError(f"more than {CAPACITY} tasks wait for workers; lower prefetch")
@@ -116,8 +116,6 @@ class TaskQueue:
             self._entries[first + _PUT_AT] = now = time.monotonic_ns()
             self._ends[_TAIL] = place + 1
             sleeper = self._sleeper(may_wait, now)
-        finally:
-            self._unlock()
         if sleeper is not None:
             self._wakers[sleeper].set()
         return place
@@ -128,13 +126,10 @@ class TaskQueue:
 
     def wake(self) -> None:
         """Wake all workers that sleep, if a task waits."""
-        self._lock()
-        try:
+        with self:
             sleepers = self._sleepers() if self._ends[_HEAD] < self._ends[_TAIL] else []
             for worker in sleepers:
                 self._set_awake(worker, time.monotonic_ns())
-        finally:
-            self._unlock()
         for worker in sleepers:
             self._wakers[worker].set()
 
@@ -172,8 +167,7 @@ class TaskQueue:
         Args:
             done: times of the task that it claimed before; None without one, or if it sent the result to the trainer.
         """
-        self._lock()
-        try:
+        with self:
             trainer_waits = done is not None and self._note_done(worker, done)
             place = self._ends[_HEAD]
             taken = None
@@ -185,8 +179,6 @@ class TaskQueue:
                 # First the claim, then the head: if the worker dies between the two, another worker claims the task.
                 self._set_claim(worker, place + 1, time.monotonic_ns())
                 self._ends[_HEAD] = place + 1
-        finally:
-            self._unlock()
         if trainer_waits:
             self.event.set()
         return taken
@@ -223,14 +215,11 @@ class TaskQueue:
 
         The worker that finishes the task sets `event`.
         """
-        self._lock()
-        try:
+        with self:
             if self.is_done(place):
                 return False
             self._ends[_TRAINER_WAITS] = place + 1
             return True
-        finally:
-            self._unlock()
 
     def clear_claim(self, worker: int) -> None:
         """Clear a worker's claim, and count the worker as awake."""
@@ -243,44 +232,32 @@ class TaskQueue:
 
     def claim(self, worker: int) -> tuple[int | None, float]:
         """Place of the task that a worker claimed last, None if the claim was cleared; and the seconds since then."""
-        self._lock()
-        try:
+        with self:
             first = _WORKER * worker
             place, since = self._of_workers[first + _CLAIM], self._of_workers[first + _SINCE]
-        finally:
-            self._unlock()
         if place == 0:
             return None, 0.0
         return place - 1, (time.monotonic_ns() - since) / 1e9
 
     def is_waiting(self, place: int) -> bool:
         """Whether no worker has claimed the task at this place yet."""
-        self._lock()
-        try:
+        with self:
             return place >= self._ends[_HEAD]
-        finally:
-            self._unlock()
 
     def drop_waiting(self) -> range:
         """Remove all tasks that no worker has claimed; returns their places."""
-        self._lock()
-        try:
+        with self:
             head, tail = self._ends[_HEAD], self._ends[_TAIL]
             self._ends[_HEAD] = tail
-        finally:
-            self._unlock()
         return range(head, tail)
 
     def seconds_waiting(self) -> float:
         """Seconds since the task that will be claimed next was put; 0 if no task waits."""
-        self._lock()
-        try:
+        with self:
             head = self._ends[_HEAD]
             if head == self._ends[_TAIL]:
                 return 0.0
             return (time.monotonic_ns() - self._entries[head % CAPACITY * _ENTRY + _PUT_AT]) / 1e9
-        finally:
-            self._unlock()
 
     def close(self) -> None:
         """Close the events, and release the memory."""
@@ -297,8 +274,8 @@ class TaskQueue:
         if not is_finalizing() and self._process == os.getpid():
             self._close_memory()
 
-    def _lock(self) -> None:
-        if not self._is_trainers:
+    def __enter__(self) -> None:
+        if self._process < 0:  # a worker
             fcntl.lockf(self._memory, fcntl.LOCK_EX)
             return
         # A worker that keeps the lock for long was stopped while it had the lock. The trainer kills it.
@@ -318,7 +295,7 @@ class TaskQueue:
                 deadline = 0.0
             time.sleep(0.0001)
 
-    def _unlock(self) -> None:
+    def __exit__(self, *_: Any) -> None:
         fcntl.lockf(self._memory, fcntl.LOCK_UN)
 
     def _kill_holder(self) -> None:
