@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from libai_data.engine import hooks
+from libai_data.engine import HookBase, hooks
 from libai_data.engine.checkpoint import Checkpointer
 from libai_data.errors import ConfigError
 from tests.engine.data_runs import config_of, metric, train
@@ -48,6 +48,17 @@ def test_a_metric_that_the_evaluation_has_not_is_refused_with_the_nearest() -> N
     trainer = CountingTrainer([])
     trainer.register_hooks([hooks.EvalHook(2, lambda: {"Acc@1": 1.0}), hooks.EarlyStopping(2, "Acc@l")])
     with pytest.raises(ConfigError, match=r"train\.early_stopping\.metric is 'Acc@l'.*Did you mean 'Acc@1'"):
+        trainer.train(0, 10)
+
+
+def test_the_loss_of_the_training_is_not_proposed_as_a_metric() -> None:
+    class Puts(HookBase):
+        def after_step(self) -> None:
+            self.trainer.storage.put_scalar("total_loss", 1.0)
+
+    trainer = CountingTrainer([])
+    trainer.register_hooks([Puts(), hooks.EvalHook(2, lambda: {"Acc@1": 1.0}), hooks.EarlyStopping(2, "loss")])
+    with pytest.raises(ConfigError, match=r"no such result; there are \['Acc@1'\]\.$"):
         trainer.train(0, 10)
 
 

@@ -138,7 +138,11 @@ class _OnEvaluations(HookBase):
 
     def _no_result(self, key: str, metric: str) -> str:
         """The message that the evaluation has no such metric as the config names with this key."""
-        latest = [name for name, (_, at) in self.trainer.storage.latest().items() if at == self.trainer.storage.iter]
+        storage = self.trainer.storage
+        latest = [name for name, (_, at) in storage.latest().items() if at == storage.iter]
+        latest = [
+            name for name in latest if name == validation_name(name)
+        ]  # The losses of the training are no results.
         return (
             f"{key} is {metric!r}, but the evaluation has no such result; there are {sorted(latest)}."
             f"{nearest(metric, latest)}"
