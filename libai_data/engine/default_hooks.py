@@ -75,11 +75,10 @@ def _evaluation_hooks(owner: Any, trainer: Any, writers: list[EventWriter]) -> l
     evaluation = owner.cfg.train.evaluation
     metric = try_get_key(evaluation, "eval_metric", default=DEFAULT_METRIC)
     mode = try_get_key(evaluation, "eval_mode", default="max")
-    has_resumed = bool(owner._resumed_from)
 
     def was_missed(step: int) -> bool:
-        lacks = has_resumed and any(isinstance(each, JSONWriter) and each.lacks(step) for each in writers)
-        return bool(broadcast_py_object(lacks))
+        lacks = any(isinstance(each, JSONWriter) and each.lacks(step) for each in writers)
+        return trainer.checkpointer.last_step == step and bool(broadcast_py_object(lacks))
 
     return [
         hooks.EvalHook(evaluation.eval_period, lambda: trainer._evaluate(), was_missed),

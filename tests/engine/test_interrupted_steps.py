@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -168,23 +167,30 @@ class StopsInItsEvaluation(DefaultTrainer):
         return super()._evaluate()
 
 
-@pytest.mark.parametrize("stops_at", [4, 9])
-def test_a_resume_begins_with_the_evaluation_that_was_interrupted(tmp_path: Path, stops_at: int) -> None:
-    StopsInItsEvaluation.evaluated = []
-    for folder, stop, resume in (("whole", None, False), ("parts", stops_at, False), ("parts", None, True)):
-        StopsInItsEvaluation.stops_at = stop
-        cfg = tiny_config(str(tmp_path / folder), resume=resume, log_period=20)
-        trainer = built(cfg, kind=StopsInItsEvaluation)
-        with suppress(Stopped):
-            trainer.train()
+@pytest.mark.parametrize(("stops_at", "resumes"), [(4, True), (9, True), (4, False)])
+def test_a_training_continues_with_the_evaluation_that_was_interrupted(
+    tmp_path: Path, stops_at: int, resumes: bool
+) -> None:
+    StopsInItsEvaluation.stops_at, StopsInItsEvaluation.evaluated = None, []
+    whole = built(tiny_config(str(tmp_path / "whole"), log_period=20), kind=StopsInItsEvaluation)
+    whole.train()
+    set_mesh(None)
+    StopsInItsEvaluation.stops_at, StopsInItsEvaluation.evaluated = stops_at, []
+    cfg = tiny_config(str(tmp_path / "parts"), log_period=20)
+    parts = built(cfg, kind=StopsInItsEvaluation)
+    with pytest.raises(Stopped):
+        parts.train()
+    StopsInItsEvaluation.stops_at = None
+    if resumes:
         set_mesh(None)
-        if folder == "whole":
-            expected = weights(trainer.model)
-    assert_equal_weights(trainer.model, expected)
-    whole, parts = (tmp_path / name for name in ("whole", "parts"))
-    assert metric(parts, "Acc@1") == metric(whole, "Acc@1")
-    assert read_state(parts / "model_best")["extra"] == read_state(whole / "model_best")["extra"]
-    assert StopsInItsEvaluation.evaluated == [4, 9, 11, *([4, 4, 9, 11] if stops_at == 4 else [4, 9, 9, 11])]
+        cfg.train.resume = True
+        parts = built(cfg, kind=StopsInItsEvaluation)
+    parts.train()
+    assert StopsInItsEvaluation.evaluated == [*range(4, stops_at, 5), stops_at, *range(stops_at, 12, 5), 11]
+    assert_equal_weights(parts.model, weights(whole.model))
+    assert metric(tmp_path / "parts", "Acc@1") == metric(tmp_path / "whole", "Acc@1")
+    best = [read_state(tmp_path / name / "model_best")["extra"] for name in ("whole", "parts")]
+    assert best[0] == best[1]
 
 
 class StopsAtTheEnd(HookBase):

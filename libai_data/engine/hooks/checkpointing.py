@@ -101,7 +101,7 @@ def validation_name(name: str) -> str:
 class _OnEvaluations(HookBase):
     """Acts every `eval_period` steps (0: never), and after the last step.
 
-    `was_missed(step)` says whether the process was killed before the results after this step were written.
+    `was_missed(step)` says whether the training was interrupted before the results after this step were written.
     """
 
     def __init__(self, eval_period: int, was_missed: Callable[[int], bool] = lambda step: False) -> None:
@@ -111,7 +111,7 @@ class _OnEvaluations(HookBase):
         self._acted_after = -1
 
     def before_train(self) -> None:
-        """Act if the process was killed after the checkpoint of the step before, and before the end of the action."""
+        """Act if the training was interrupted after the step before, and before the end of the action."""
         done = self.trainer.start_iter
         is_due = self._period > 0 and done % self._period == 0 and 0 < done < self.trainer.max_iter
         if is_due and self._was_missed(done - 1):
@@ -157,7 +157,7 @@ class EvalHook(_OnEvaluations):
     Args:
         eval_period: in steps; 0 to evaluate only at the end.
         eval_function: has no arguments, and returns a (nested) dict of numbers.
-        was_missed: whether an evaluation after this step was interrupted; a resumed training then begins with it.
+        was_missed: whether an evaluation after this step was interrupted; the training then begins with it.
     """
 
     def __init__(
