@@ -89,8 +89,9 @@ def source_format(paths: Paths, format: str = "") -> str:
     """The name of the format of some files; see `open_source`."""
     if _checked(format):
         return format
-    files = [path for path in listed(paths) if not path.endswith(_NOTES)]
-    return format_of_files(paths, files, SOURCES)
+    files = listed(paths)
+    samples = [path for path in files if not path.endswith(_NOTES)]
+    return format_of_files(paths, samples or files, SOURCES)
 
 
 def _checked(format: str) -> str:

@@ -208,6 +208,9 @@ def test_formats_that_names_do_not_tell_must_be_named(tmp_path: Path) -> None:
     expected = write("jsonl", tmp_path / "records", texts(3))
     with pytest.raises(ConfigError, match="belong to no single format; name the files by a glob, or the format: "):
         open_source(tmp_path / "records")
+    write("jsonl", tmp_path / "lines.json", texts(3))
+    with pytest.raises(ConfigError, match=r"lines.json end with \['.json'\], which belong to no single format"):
+        open_source(tmp_path / "lines.json")
     with pytest.raises(ConfigError, match=r"no format 'json'.*Did you mean 'jsonl'"):
         open_source(tmp_path / "records", "json")
     assert list(open_source(tmp_path / "records", "jsonl")) == expected
