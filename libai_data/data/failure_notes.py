@@ -1,7 +1,8 @@
-"""Notes in a lock file, from which processes that waited for the lock learn that the holder's work has failed."""
+"""Locks of files, and notes in a lock file, by which processes that waited learn that the holder's work has failed."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from typing import NamedTuple
@@ -17,6 +18,15 @@ class Failures(NamedTuple):
     times: int = 0
     reason: str = ""
     times_not_kept: int = 0
+
+
+def try_lock(lock: int) -> bool:
+    """Acquire a lock, unless another process has it; return whether it was acquired."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def failures_noted(descriptor: int) -> Failures:

@@ -14,7 +14,7 @@ from typing import Callable
 import numpy as np
 
 from libai_data.atomic_files import written_whole
-from libai_data.data.failure_notes import failures_noted, note_failure, write_notes
+from libai_data.data.failure_notes import failures_noted, note_failure, try_lock, write_notes
 from libai_data.data.files.file_map import FileMap, npy_array
 from libai_data.data.random.global_generators import warn_once
 from libai_data.errors import ConfigError, PeerError
@@ -61,7 +61,9 @@ def cached_arrays(
     try:
         before = failures_noted(descriptor)
         try:
-            _lock(descriptor, path)
+            if not try_lock(descriptor):
+                logger.info("Waiting for another process, which is building the index %s.", path)
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
         except OSError as error:  # A file system without locks.
             return _in_memory(build(), folder, error)
         found = _load(path)
@@ -80,14 +82,6 @@ def cached_arrays(
         return found
     finally:
         os.close(descriptor)  # This also releases the lock.
-
-
-def _lock(descriptor: int, path: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        logger.info("Waiting for another process, which is building the index %s.", path)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
 
 
 def _build(path: Path, build: Callable[[], Sequence[np.ndarray]], descriptor: int) -> list[np.ndarray]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from libai_data.atomic_files import written_whole
+from libai_data.data.failure_notes import try_lock
 from libai_data.errors import ConfigError, StorageError
 
 LOCK = "lock"
@@ -28,10 +28,8 @@ def own_folder(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise StorageError(f"no files can be written at {folder} ({error.strerror}); give another path") from error
     with lock as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ConfigError(f"another process is writing to {folder}; wait until it ends, or end it") from error
+        if not try_lock(file.fileno()):
+            raise ConfigError(f"another process is writing to {folder}; wait until it ends, or end it")
         if not os.fstat(file.fileno()).st_nlink:
             raise ConfigError(f"another process has just finished the work in {folder}; run this again if needed")
         remove_unfinished(folder)

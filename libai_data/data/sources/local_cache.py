@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Callable
 
 from libai_data.atomic_files import written_whole
-from libai_data.data.failure_notes import Failures, failures_noted, note_failure
+from libai_data.data.failure_notes import Failures, failures_noted, note_failure, try_lock
 from libai_data.errors import ConfigError, StorageError
 
 logger = logging.getLogger(__name__)
@@ -96,18 +96,18 @@ class LocalCache:
         first: Failures | None = None
         deletions = 0
         while True:
-            lock = self._open_lock(f"{key}.lock")
             try:
-                first = first or failures_noted(lock)
-                if not _try_lock(lock):
-                    logger.info("Waiting for another process, which is fetching %s.", copy.name)
-                    fcntl.flock(lock, fcntl.LOCK_EX)
-                if not _is_at(lock, self.directory / f"{key}.lock"):
-                    continue  # The copy and its lock were removed meanwhile.
-                if not _is_whole(copy, size):
-                    self._make(key, copy, size, make, lock, first)
-                os.utime(lock)
-                return copy, use(self.directory, key)
+                with self._open_lock(f"{key}.lock") as lock:
+                    first = first or failures_noted(lock)
+                    if not try_lock(lock):
+                        logger.info("Waiting for another process, which is fetching %s.", copy.name)
+                        fcntl.flock(lock, fcntl.LOCK_EX)
+                    if not _is_at(lock, self.directory / f"{key}.lock"):
+                        continue  # The copy and its lock were removed meanwhile.
+                    if not _is_whole(copy, size):
+                        self._make(key, copy, size, make, lock, first)
+                    os.utime(lock)
+                    return copy, use(self.directory, key)
             except FileNotFoundError as error:
                 # Another process may make the copy now, so this process must wait for the new lock.
                 deletions += 1
@@ -115,8 +115,6 @@ class LocalCache:
                     raise StorageError(
                         f"{copy.name} cannot be kept in {self.directory}: something deletes files there"
                     ) from error
-            finally:
-                os.close(lock)
 
     def expect(self, key: str, when: int) -> None:
         """Set the priority of a copy to a modification time (ns): the cache first removes the copy with the lowest
@@ -147,7 +145,8 @@ class LocalCache:
 
     def _make_room(self, key: str, size: int) -> None:
         """Remove copies until a file of `size` bytes fits, and reserve its room."""
-        with self._locked() as lock:
+        with self._open_lock("cache.lock") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
             # The lock file has an upper bound of the copies' bytes: the last count and what was reserved since then. A
             # count stats each file, so it waits until half of the cache may be full. Indices fit into the other half.
             held = int.from_bytes(os.pread(lock, 8, 0), "little")
@@ -196,9 +195,8 @@ class LocalCache:
 
     def _evict(self, key: str, used: int) -> int | None:
         """Remove a copy of this priority. Returns None if removed, `used` if it is in use, or else the new priority."""
-        lock = self._open_lock(f"{key}.lock")
-        try:
-            if not _try_lock(lock) or is_used(self.directory, key):
+        with self._open_lock(f"{key}.lock") as lock:
+            if not try_lock(lock) or is_used(self.directory, key):
                 return used
             now = os.fstat(lock).st_mtime_ns
             if now != used:
@@ -207,26 +205,21 @@ class LocalCache:
             for path in (*self.directory.glob(f"{key}-*"), *(self.directory / f"{key}{end}" for end in _ENDINGS)):
                 path.unlink(missing_ok=True)
             return None
-        finally:
-            os.close(lock)
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[int]:
-        lock = self._open_lock("cache.lock")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield lock
-        finally:
-            os.close(lock)
-
-    def _open_lock(self, name: str) -> int:
+    def _open_lock(self, name: str) -> Iterator[int]:
+        """A lock file in the folder, which is open within the block, and then loses its lock."""
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            return os.open(self.directory / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            lock = os.open(self.directory / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
             raise ConfigError(
                 f"no files can be kept in {self.directory} ({error}); set LIBAI_DATA_CACHE_DIR to another folder"
             ) from error
+        try:
+            yield lock
+        finally:
+            os.close(lock)
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
@@ -242,15 +235,6 @@ def _is_whole(copy: Path, size: int | None) -> bool:
         return size in (None, copy.stat().st_size)
     except FileNotFoundError:
         return False
-
-
-def _try_lock(lock: int) -> bool:
-    """Acquire a lock, unless another process has it; return whether it was acquired."""
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 _current: dict[Path, _Uses] = {}
