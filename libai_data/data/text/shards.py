@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -145,18 +146,13 @@ def write_shard(folder: Path, part: Part, task: Task, tokenizer: TextTokenizer) 
     dtype = dtype_for(len(tokenizer))
     ends = task.ends(tokenizer)
     prefixes = [shard_prefix(folder, part.number, key) for key in range(len(task.keys))]
-    writers = [IndexedWriter(prefix, dtype) for prefix in prefixes]
-    try:
+    with ExitStack() as finished_together:
+        writers = [finished_together.enter_context(IndexedWriter(prefix, dtype)) for prefix in prefixes]
         for batch in _batches(part, task, report):
             for number, (key, writer) in enumerate(zip(task.keys, writers)):
                 texts = [document.texts[number] for document in batch]
                 sequences = [_sequences_of(text, task) for text in texts]
                 report.tokens[key] += _write(writer, sequences, tokenizer, ends, report, number == 0)
-        for writer in writers:
-            writer.close()
-    finally:
-        for writer in writers:
-            writer.discard()
     for prefix in prefixes:
         for suffix in (".bin", ".idx"):
             report.sizes[prefix.name + suffix] = os.path.getsize(f"{prefix}{suffix}")
