@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import reduce
 from itertools import chain, repeat
-from math import gcd, inf
+from math import gcd, inf, lcm
 from typing import Any, Callable
 
 import numpy as np
@@ -186,13 +185,11 @@ def proportions(weights: Sequence[float]) -> tuple[int, ...]:
     sum is at most `LONGEST_PERIOD`. Otherwise the nearest integers with this sum (by largest remainders), each at least
     1 if its weight is not 0. Weights are as for `shares_of`."""
     shares = shares_of("the weights of a blend", weights)
-    period = 1
-    for share in shares:
-        period = period * share.denominator // gcd(period, share.denominator)
+    period = lcm(*(share.denominator for share in shares))
     if period <= LONGEST_PERIOD:
         return tuple(int(share * period) for share in shares)
     counts = _nearest_counts(shares)
-    divisor = reduce(gcd, counts)
+    divisor = gcd(*counts)
     return tuple(count // divisor for count in counts)
 
 

@@ -12,7 +12,7 @@ All these places follow from sizes, weights and limits, so the state does not st
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache, reduce
+from functools import lru_cache
 from heapq import heappop, heappush
 from math import gcd
 from typing import NamedTuple
@@ -114,7 +114,7 @@ def patterns_of(blend: Blend) -> tuple[Pattern, ...]:
                     f"after {place} samples of the stream, each dataset with a weight has reached its max_epochs: the "
                     "blend has no more samples, but the stream has no end; give one dataset None in max_epochs"
                 )
-            divisor = reduce(gcd, counts)
+            divisor = gcd(*counts)
             counts = tuple(count // divisor for count in counts)
             if not patterns or patterns[-1].counts != counts:
                 patterns.append(_pattern(patterns, place, counts, _ONE_LANE))
