@@ -139,10 +139,10 @@ class _OnEvaluations(HookBase):
     def _no_result(self, key: str, metric: str) -> str:
         """The message that the evaluation has no such metric as the config names with this key."""
         storage = self.trainer.storage
-        latest = [name for name, (_, at) in storage.latest().items() if at == storage.iter]
+        # Without the losses of the training, which are no results.
         latest = [
-            name for name in latest if name == validation_name(name)
-        ]  # The losses of the training are no results.
+            name for name, (_, at) in storage.latest().items() if at == storage.iter and name == validation_name(name)
+        ]
         return (
             f"{key} is {metric!r}, but the evaluation has no such result; there are {sorted(latest)}."
             f"{nearest(metric, latest)}"
