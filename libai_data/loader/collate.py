@@ -136,6 +136,9 @@ class PadCollator:
                         f"padding is set for '{name}', but this field of sample {row} is text; pad tensors only"
                     )
             arrays = [_cut(as_array(sample[name].tensor, name), padding, name) for sample in samples]
+            # An empty list becomes float32, whatever the lists of the other samples are.
+            dtype = next((array.dtype for array in arrays if array.size), arrays[0].dtype)
+            arrays = [array.astype(dtype) if array.shape == (0,) else array for array in arrays]
             length = padding.length_for(max(len(array) for array in arrays))
             for dtype in {array.dtype for array in arrays}:
                 check_padding(name, dtype, padding.value)
