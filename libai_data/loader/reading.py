@@ -120,7 +120,10 @@ class SampleReader(WatchedDataset):
         try:
             return selected(sample, self._names or ())
         except SchemaError as error:
-            raise SchemaError(f"sample {index} of {type(self.dataset).__name__}: {error}") from error
+            raise SchemaError(
+                f"sample {index} of {type(self.dataset).__name__}: {error}; fields selects what the collate_fn gets. "
+                "To name what the collate_fn returns, leave out fields, and return a dict"
+            ) from error
 
     def _samples(self, epochs: np.ndarray, indices: np.ndarray) -> list[Any]:
         if self._get_items is not None and self._may_read_together(indices):

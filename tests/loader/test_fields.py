@@ -650,6 +650,23 @@ def test_an_item_that_is_none_or_no_array_is_named(first: Any, options: dict[str
         next(iter(DataLoader([(1,), None], 2, fields=["x"], collate_fn=stack_dicts)))
 
 
+def test_names_of_what_a_collator_returns_are_not_fields_of_samples() -> None:
+    def collate(samples: list[Any]) -> Any:
+        return {"x": np.array([len(sample) for sample in samples]), "y": np.ones(len(samples))}
+
+    with pytest.raises(SchemaError, match=r"2 name\(s\).*1 value.*leave out fields, and return a dict"):
+        next(iter(DataLoader(["a", "bc"], 2, collate_fn=collate, fields=["x", "y"])))
+    assert next(iter(DataLoader(["a", "bc"], 2, collate_fn=collate).numpy()))["x"].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("lists", [[[], [1, 2], [3]], [[1, 2], [], []]])
+def test_an_empty_list_is_padded_as_the_lists_beside_it(lists: list[list[int]]) -> None:
+    samples = [{"tokens": tokens} for tokens in lists]
+    batch = next(iter(DataLoader(samples, 3, collate_fn=PadCollator({"tokens": {"value": -1}})).numpy()))
+    assert batch["tokens"].dtype == np.int64
+    assert batch["tokens"].tolist() == [(tokens + [-1, -1])[:2] for tokens in lists]
+
+
 def test_texts_of_numpy_are_texts() -> None:
     samples = [{"x": 1, "name": np.str_("a")}, {"x": 2, "name": "b"}]
     for loader in (DataLoader(samples, 2), from_iterable(lambda: iter(samples), 2)):
