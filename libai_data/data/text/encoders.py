@@ -44,7 +44,7 @@ def open_encoder(files: Sequence[Path], lower_case: bool, chinese_words: bool, e
     try:
         if path.suffix == ".model":
             return SentencePieceEncoder(path)
-        from tokenizers import Tokenizer, models
+        from tokenizers import Tokenizer, models, processors
 
         if path.suffix == ".txt":
             model = models.WordPiece.from_file(str(path), unk_token=_UNKNOWN)
@@ -60,6 +60,8 @@ def open_encoder(files: Sequence[Path], lower_case: bool, chinese_words: bool, e
         tokenizer.no_padding()
         if getattr(tokenizer.model, "dropout", None):
             tokenizer.model.dropout = None
+        # A post-processor may move the place of a token that is a space to the place behind it.
+        tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
         # The other kinds of tokenizers never read special tokens in a text.
         tokenizer.encode_special_tokens = escape_special
         return FastEncoder(tokenizer)

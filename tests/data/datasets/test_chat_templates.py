@@ -105,6 +105,18 @@ def test_marks_that_belong_to_no_message_are_refused(tokenizer: TextTokenizer) -
         ChatDataset([conversation("a", "b", "c", "d")], tokenizer, 64, chat_template=twice)[0]
 
 
+def test_spaces_count_where_they_are_whatever_the_tokenizer_makes_of_their_places(tmp_path: Path) -> None:
+    folder = tokenizer_folder(tmp_path)
+    path = folder / "tokenizer.json"
+    # As Pythia's and RoBERTa's.
+    trims = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    path.write_text(json.dumps({**json.loads(path.read_text()), "post_processor": trims}))
+    said = "{% generation %}{{ m.content }}{% endgeneration %}"
+    template = f"{{% for m in messages %}}{{{{ m.role }}}}: {said}<|im_end|>{{% endfor %}}"
+    dataset = ChatDataset([conversation("a", "\nb ")], TokenizerFiles(str(folder)).load(), 64, chat_template=template)
+    assert learned(arrays(dataset[0]), folder) == "\nb "
+
+
 DROPS = CHATML.replace("<|im_start|>", "{% if message.role in ['user', 'assistant'] %}<|im_start|>", 1)
 DROPS = DROPS.replace("\n{% endfor", "\n{% endif %}{% endfor", 1)
 
