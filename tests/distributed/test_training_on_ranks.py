@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from libai_data.engine import DefaultTrainer, default_setup
 from libai_data.mesh.current import set_mesh
 from tests.distributed.examples import values
-from tests.distributed.launcher import launch_ranks
+from tests.distributed.launcher import found_by_ranks, launch_ranks
 from tests.distributed.processes import LaunchResult
 from tests.engine.data_runs import Stop, Stopped
 from tests.engine.tiny_images import image_config
@@ -156,6 +156,17 @@ def test_ranks_of_a_tensor_parallel_group_draw_the_same_dropout_masks(tmp_path: 
     assert result.returncode == 0, result.output
     for run in ("False-2", "True-2"):
         assert (tmp_path / f"{run}-0").read_text() == (tmp_path / f"{run}-1").read_text()
+
+
+def test_evaluations_and_checkpoints_use_the_average_of_running_statistics(tmp_path: Path) -> None:
+    found = found_by_ranks(SCRIPTS / "running_statistics.py", 2, tmp_path, timeout=120)
+    assert found == [{"evaluate": [[0.5], [0.5]], "save": [[0.5], [0.5]]}] * 2
+
+
+@pytest.mark.slow
+def test_running_statistics_of_a_later_pipeline_stage_are_averaged(tmp_path: Path) -> None:
+    found = found_by_ranks(SCRIPTS / "running_statistics.py", 4, tmp_path, timeout=120)
+    assert found == [{"save": [[], []]}] * 2 + [{"save": [[0.5], [0.5]]}] * 2
 
 
 def test_the_log_has_the_mean_over_all_ranks_of_local_losses(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from libai_data.engine.checkpoint.placement import fill, whole_on_rank0
 from libai_data.engine.checkpoint.random_state import RandomStates
 from libai_data.engine.checkpoint.tensor_file import TensorFile, tensor_header, write_tensor
 from libai_data.engine.data_state import of_all_ranks
+from libai_data.engine.running_statistics import average_statistics
 from libai_data.errors import CheckpointError, nearest
 from libai_data.mesh.current import broadcast_py_object, get_mesh, is_main_process
 
@@ -98,6 +99,7 @@ class Checkpointer(CheckpointFolder):
                 call_if_there(value, "check_finished", iteration)
         import oneflow as flow
 
+        average_statistics(self.model)
         flow._oneflow_internal.eager.Sync()
         states = self._states()
         tensors, step = {_MODEL: dict(self.model.state_dict())}, 0

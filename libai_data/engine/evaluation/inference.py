@@ -28,6 +28,7 @@ from libai_data.engine.evaluation.evaluator import (
     evaluated,
     prepared,
 )
+from libai_data.engine.running_statistics import average_statistics
 from libai_data.errors import ConfigError, ContractError, SchemaError
 from libai_data.mesh.arrays import is_flow_tensor
 from libai_data.mesh.current import (
@@ -97,6 +98,8 @@ def inference_on_dataset(
     if endless is False:
         # Each evaluation uses the same samples and draws, after any number of evaluations, also in another process.
         data_loader.set_epoch(0)  # type: ignore[attr-defined]
+    if isinstance(module_of(model), flow.nn.Module):
+        average_statistics(module_of(model))
     start = time.perf_counter()
     samples, inputs_without, outputs_without = 0, _WithoutPadding(), _WithoutPadding()
     step, has_its_rows = -1, True
