@@ -85,6 +85,7 @@ def test_the_state_of_a_group_that_a_hook_adds_again_after_a_resume_is_restored(
         set_mesh(None)
         ends.append(weights(trainer.model))
     assert_equal_weights(trainer.model, ends[0])
+    assert "add_param_group" not in vars(trainer.optimizer)  # It would keep the state of frozen parameters.
     warning = "The optimizer does not train second.bias, second.weight now, whose state the checkpoint has. If a hook"
     assert (tmp_path / "parts" / "log.txt").read_text().count(warning) == 1
 

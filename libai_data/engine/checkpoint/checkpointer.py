@@ -185,9 +185,10 @@ class Checkpointer(CheckpointFolder):
             call_if_there(value, "note_start")
 
     def check_states(self) -> None:
-        """Raise TypeError, as `save`, if no checkpoint can store the states that the parts of the training have now."""
+        """After a step: raise TypeError, as `save`, if no checkpoint can store the states that the parts have now."""
         self._states()
         if self.optimizer is not None and self.graph is None:
+            optimizer_state.forget_untrained(self.optimizer)
             optimizer_state.collect(self.model, self.optimizer)
 
     def resume_or_load(self, path: str, *, resume: bool = True) -> dict[str, Any]:

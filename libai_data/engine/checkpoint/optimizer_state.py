@@ -67,6 +67,11 @@ def restore(step: int, file: TensorFile, model: Any, optimizer: Any, graph: Any 
         _restore_eager(step, found, parameters, optimizer)
 
 
+def forget_untrained(optimizer: Any) -> None:
+    """Free the restored state of parameters that the optimizer does not train, and that no hook has added by now."""
+    getattr(optimizer, "__dict__", {}).pop("add_param_group", None)
+
+
 class ChangedAttributes:
     """The attributes of a user's objects that a training has changed since its first step, such as a counter.
 
@@ -215,6 +220,7 @@ def _check(name: str, file: TensorFile, parameters: dict[str, Any]) -> None:
 
 def _restore_eager(step: int, found: dict[str, Any], parameters: dict[str, Any], optimizer: Any) -> None:
     optimized = {parameter for group in optimizer.param_groups for parameter in group.parameters}
+    forget_untrained(optimizer)  # that of an earlier checkpoint
     optimizer._state["step"] = step
     others: dict[Any, dict[str, Any]] = {}
     names = set()
