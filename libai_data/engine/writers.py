@@ -94,8 +94,9 @@ class JSONWriter(_FileWriter):
         super().__init__(json_file, start_iter)
 
     def lacks(self, iteration: int) -> bool:
-        """Whether the file has no line of an iteration; of earlier calls of `train`, and of the run before a resume."""
-        lines = _lines_before(self._file.path, iteration + 1)
+        """Whether the file has no line of an iteration. Lines that the next writing removes do not count."""
+        end = iteration + 1
+        lines = _lines_before(self._file.path, min(end, self._start_iter) if self._begun is None else end)
         return not lines or json.loads(lines[-1])["iteration"] != iteration
 
     def write(self) -> None:
