@@ -99,6 +99,14 @@ def _changed_in_place(graph: Any) -> list[str]:
     OneFlow shows a change only in a later operation, which reads the result instead of the buffer. So such an operation
     is added for each buffer from which another tensor of its shape is computed.
     """
+    # The running statistics of a normalization change in another way, and its count of batches has no effect.
+    norms = {
+        name for name, part in graph.model.to(nn.Module).named_modules(prefix="model") if hasattr(part, "running_mean")
+    }
+    builders = [buffer.lazy_origin_builder() for buffer in graph.model.buffers()]
+    builders = [builder for builder in builders if builder.name.rpartition(".")[0] not in norms]
+    if not builders:
+        return []  # The job of a large model takes seconds to read.
     job = GetCurrentJob()
     shapes = {name: list(blob.shape.dim) for name, blob in job.helper.lbn2logical_blob_desc.items()}
     computed: dict[str, list[Any]] = {}  # name of a tensor -> shapes of tensors that are computed from it
@@ -106,19 +114,11 @@ def _changed_in_place(graph: Any) -> list[str]:
         found = [shapes.get(name) for each in op.user_conf.output.values() for name in each.s]
         for name in _inputs_of(op):
             computed.setdefault(name, []).extend(found)
-    # The running statistics of a normalization change in another way, and its count of batches has no effect.
-    norms = {
-        name for name, part in graph.model.to(nn.Module).named_modules(prefix="model") if hasattr(part, "running_mean")
-    }
-    changed = []
-    for buffer in graph.model.buffers():
-        builder = buffer.lazy_origin_builder()
-        name = f"{builder.name}/out"
-        if builder.name.rpartition(".")[0] not in norms and shapes.get(name) in computed.get(name, ()):
-            flow._C.identity(builder.result)
-            if name not in _inputs_of(GetCurrentJob().net.op[-1]):
-                changed.append(builder.name)
-    return changed
+    builders = [each for each in builders if shapes.get(f"{each.name}/out") in computed.get(f"{each.name}/out", ())]
+    for builder in builders:
+        flow._C.identity(builder.result)
+    added = GetCurrentJob().net.op[len(job.net.op) :]
+    return [builder.name for builder, op in zip(builders, added) if f"{builder.name}/out" not in _inputs_of(op)]
 
 
 def _inputs_of(op: Any) -> list[str]:
