@@ -14,6 +14,7 @@ from oneflow import nn
 from libai_data.data.nesting import Skeleton, is_texts, put_together, taken_apart
 from libai_data.engine.batches import part_inputs
 from libai_data.engine.losses import mean_of, total_loss
+from libai_data.engine.model_as_built import ModelAsBuilt
 from libai_data.engine.tracing import checking_what_is_lost, warning_of_draws
 from libai_data.errors import ConfigError, SchemaError
 from libai_data.mesh.arrays import is_flow_tensor
@@ -71,12 +72,8 @@ class GraphBase(nn.Graph):
         # Of the inputs that the graph is compiled for: how they are nested, and their shapes and dtypes.
         self._skeleton: Skeleton = {}
         self._forms: dict[str, Any] = {}
-        # Of the model: the parts that the graph is built of, and the modes and numbers that it is compiled for.
-        self._members = _members_of(model)
-        self._parts = _parts_with_modes(model)
-        self._modes: list[bool] = []
+        self._model_as_built = ModelAsBuilt(model)
         self._has_begun = False  # the compilation
-        self._numbers: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
         if is_train:
             _check_is_compiled(optimizer)
             _check_is_compiled(lr_scheduler)
@@ -122,45 +119,19 @@ class GraphBase(nn.Graph):
                 "new trainer, or a new graph, after you have removed the cause of the first error"
             )
         forms = {name: None if value is None else (tuple(value.shape), value.dtype) for name, value in leaves.items()}
-        # The first call sees parts that were added, too.
-        members = self._members if self._forms else _members_of(self.model.to(nn.Module))
-        replaced = next(
-            (
-                name
-                for name, (owner, key, _) in members.items()
-                if name not in self._members or owner.get(key) is not self._members[name][2]
-            ),
-            "",
-        )
-        if replaced and (self.is_train or not self._forms):
-            raise ConfigError(
-                f"{replaced} was {'replaced' if replaced in self._members else 'added'} after the graph was built, "
-                "which does not have it. Do this before, as in build_model, change it in place, or set "
-                "graph.enabled=False"
-            )
         if not self._forms:
-            self._skeleton, self._forms, self._modes = skeleton, forms, _modes_of(self._parts)
-            self._numbers = _numbers_of(self.model.to(nn.Module))
-        modes = _modes_of(self._parts)
-        hooked, changed = _with_hooks(self._parts), _changed(self._numbers)
-        if not self.is_train and (hooked or replaced or changed or forms != self._forms or modes != self._modes):
+            self._model_as_built.begin()
+            self._skeleton, self._forms = skeleton, forms
+        difference, changed = self._model_as_built.difference(), self._model_as_built.changed_number()
+        if not self.is_train and (difference or changed or forms != self._forms):
             return self.model.to(nn.Module)(*args, **kwargs)
-        if changed:
-            self._numbers = []
-            logger.warning("%s. To train with the new value, set graph.enabled=False.", changed)
-        if hooked:
-            raise ConfigError(
-                f"{hooked} has forward hooks, as weight_norm registers them, which a graph does not call. Write their "
-                "work in forward, or set graph.enabled=False"
-            )
+        if difference:
+            raise ConfigError(difference)
         if forms != self._forms:
             raise SchemaError(_difference(forms, self._forms))
-        for name, mode, compiled in zip(self._parts, modes, self._modes):
-            if mode != compiled:
-                raise ConfigError(
-                    f"{name} is {mode}, but the graph is compiled for {compiled}. Set it before the first "
-                    "step, or set graph.enabled=False"
-                )
+        if changed:
+            self._model_as_built.forget_numbers()
+            logger.warning("%s. To train with the new value, set graph.enabled=False.", changed)
         # OneFlow gives a compiled graph its inputs by their order, not by their names.
         kwargs = put_together(self._skeleton, lambda leaf: leaves[leaf.path])
         if self._is_compiled or self.device == "cuda":
@@ -253,54 +224,6 @@ def _check_dtypes(model: Any) -> None:
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and parameter.dtype == flow.float64:
             raise ConfigError(f"a graph cannot train '{name}' of float64. Make it float32, or set graph.enabled=False")
-
-
-def _members_of(model: Any) -> dict[str, tuple[dict[str, Any], str, Any]]:
-    """The name of each module, parameter and buffer of a model -> the dict that has it, its key there, and itself."""
-    return {
-        f"{name}.{key}": (owner, key, part)
-        for name, module in model.named_modules(prefix="model")
-        for owner in (module._modules, module._parameters, module._buffers)
-        for key, part in owner.items()
-    }
-
-
-def _numbers_of(model: Any) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """The name of each module, its attributes, and a copy of those that are numbers or texts, except its mode."""
-    found = [(name, vars(module)) for name, module in model.named_modules(prefix="model")]
-    kinds = (int, float, str)
-    return [
-        (name, own, {key: value for key, value in own.items() if isinstance(value, kinds) and key != "training"})
-        for name, own in found
-    ]
-
-
-def _changed(numbers: list[tuple[str, dict[str, Any], dict[str, Any]]]) -> str:
-    """The first of the numbers that has another value now, in words; "" if there is none."""
-    for name, own, compiled in numbers:
-        for key, value in compiled.items():
-            if own.get(key) is not value and own.get(key) != value:  # NaN differs from itself
-                return f"{name}.{key} is now {own.get(key)!r}, but the graph is compiled for {value!r}"
-    return ""
-
-
-def _parts_with_modes(model: Any) -> dict[str, tuple[Any, str]]:
-    """The name of a mode, such as "model.head.training" -> the module or parameter that has this mode, and the mode."""
-    parts = [*model.named_modules(prefix="model")], [*model.named_parameters("model")]
-    modes = ("training", "requires_grad")
-    return {f"{name}.{mode}": (part, mode) for named, mode in zip(parts, modes) for name, part in named}
-
-
-def _modes_of(parts: dict[str, tuple[Any, str]]) -> list[bool]:
-    return [getattr(part, mode) for part, mode in parts.values()]
-
-
-def _with_hooks(parts: dict[str, tuple[Any, str]]) -> str:
-    """The name of a module that has forward hooks; "" if there is none."""
-    for name, (part, mode) in parts.items():
-        if mode == "training" and (part._forward_hooks or part._forward_pre_hooks):
-            return name.rpartition(".")[0]
-    return ""
 
 
 def _difference(forms: dict[str, Any], compiled: dict[str, Any]) -> str:
