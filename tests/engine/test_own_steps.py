@@ -6,6 +6,7 @@ import fcntl
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import oneflow as flow
 import pytest
 
@@ -102,6 +103,25 @@ def test_options_of_an_optimizer_that_a_graph_ignores_are_warned_of(tmp_path: Pa
     warning = "the optimizer's group of first.weight and 1 more/weight_decay, lr changed. The graph ignores this"
     assert (tmp_path / "log.txt").read_text().count(warning) == len(hooks)
     assert (tmp_path / "log.txt").read_text().count("The graph ignores") == len(hooks)
+
+
+class ChangesDecayAtFirst(HookBase):
+    def before_step(self) -> None:
+        if self.trainer.iter == 0:
+            self.trainer.optimizer.param_groups[0]["weight_decay"] = 20.0
+
+
+def test_options_that_a_hook_changes_before_the_first_step_are_compiled(tmp_path: Path) -> None:
+    models = []
+    for graph in (False, True):
+        keys = {"train_iter": 2, "graph": graph, "evaluation": {"enabled": False}}
+        trainer = built(tiny_config(str(tmp_path / str(graph)), **keys), ChangesDecayAtFirst())
+        trainer.train()
+        set_mesh(None)
+        models.append(weights(trainer.model))
+    for name, value in models[0].items():
+        np.testing.assert_allclose(models[1][name], value, rtol=1e-5, atol=1e-7)
+    assert "The graph ignores" not in (tmp_path / "True" / "log.txt").read_text()
 
 
 def test_the_rate_that_a_step_is_made_with_is_logged_also_if_a_hook_has_set_it(tmp_path: Path) -> None:

@@ -188,13 +188,11 @@ class LRScheduler(HookBase):
         rates = [group["lr"] for group in optimizer.param_groups]
         return rates.index(Counter(rates).most_common(1)[0][0])
 
-    def before_step(self) -> None:
-        is_first = self._compiled is None and self.trainer.iter == self.trainer.start_iter
-        if is_first and self._is_of_graph():
-            self._compiled = changed_numbers(self.trainer.model, self.trainer.optimizer)
-
     def after_step(self) -> None:
         rates = self.scheduler.get_last_lr()
+        is_first = self._compiled is None and self.trainer.iter == self.trainer.start_iter
+        if is_first and self._is_of_graph():  # The step has compiled the graph.
+            self._compiled = changed_numbers(self.trainer.model, self.trainer.optimizer)
         if self._compiled is not None and self.trainer.losses.is_due(self.trainer.iter):
             self._warn_of_ignored(self._compiled, rates)
         rate = rates[self._group] if self._is_of_graph() else self.optimizer.param_groups[self._group]["lr"]
