@@ -435,10 +435,12 @@ def test_outputs_that_are_no_tensors_by_names_are_refused(
         inference_on_dataset(Returning(model, outputs), loader, 4, 1e5, to_global, "cpu", evaluator)
 
 
-def test_an_output_that_is_none_is_left_out(model: TinyModel) -> None:
+@pytest.mark.parametrize("others", [0, 1])
+def test_an_output_that_is_none_is_left_out(model: TinyModel, others: int) -> None:
     loader = build_image_test_loader(TinyDataset(4), 4, num_workers=0)
     returning = Returning(model, lambda scores: {"prediction_scores": scores, "loss": None})
-    assert "Acc@1" in inference_on_dataset(returning, loader, 4, 1e5, to_global, "cpu", ClsEvaluator((1,)))
+    evaluator: Any = [ClsEvaluator((1,)), Collecting()] if others else ClsEvaluator((1,))
+    assert "Acc@1" in inference_on_dataset(returning, loader, 4, 1e5, to_global, "cpu", evaluator)
 
 
 @pytest.mark.parametrize("evaluator", [object(), [Collecting(), object()], Collecting])

@@ -88,7 +88,8 @@ class DatasetEvaluators(DatasetEvaluator):
 
     def process(self, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
         for evaluator, chosen in zip(self._evaluators, self._chosen):
-            evaluator.process(inputs, {name: outputs[where] for name, where in chosen.items()})
+            # Outputs that are None have been left out.
+            evaluator.process(inputs, {name: outputs[where] for name, where in chosen.items() if where in outputs})
 
     def evaluate(self) -> dict[str, Any]:
         """All metrics; raises ValueError if two evaluators use the same name."""
