@@ -27,7 +27,10 @@ def mean_of(output: Any) -> Any:
 
 
 def total_loss(outputs: Any) -> Any:
-    """Sum the outputs of a model whose names contain "loss", without those that are None; or a SchemaError."""
+    """Sum the outputs of a model whose names contain "loss", without those that are None.
+
+    Raises SchemaError if there is none, one has several numbers, or an output is neither a tensor nor None.
+    """
     if not isinstance(outputs, Mapping):
         raise SchemaError(
             f"model.forward returned a {type(outputs).__name__}; in training it must return a dict of losses, such as "
@@ -40,22 +43,17 @@ def total_loss(outputs: Any) -> Any:
             "'loss'"
         )
     for name, value in outputs.items():
+        if value is not None and not is_flow_tensor(value):
+            raise SchemaError(
+                f"model.forward returned '{name}', a {type(value).__name__}; in training, each output must be a tensor "
+                "of OneFlow, or None"
+            )
         if "loss" in name and math.prod(getattr(value, "shape", ())) != 1:
             raise SchemaError(
                 f"model.forward returned '{name}' of shape {list(value.shape)}; in training, an output whose name "
                 "contains 'loss' must be a single number, such as its mean()"
             )
     return sum(losses[1:], losses[0])
-
-
-def check_are_tensors(outputs: Mapping[str, Any]) -> None:
-    """Raise SchemaError if an output of a model is neither a tensor nor None."""
-    for name, value in outputs.items():
-        if value is not None and not is_flow_tensor(value):
-            raise SchemaError(
-                f"model.forward returned '{name}', a {type(value).__name__}; in training, each output must be a tensor "
-                "of OneFlow, or None"
-            )
 
 
 class LossBuffer:

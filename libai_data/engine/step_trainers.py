@@ -8,7 +8,7 @@ from typing import Any, Callable
 
 from libai_data.engine.batches import StepInputs, name_inputs
 from libai_data.engine.evaluation.inference import module_of
-from libai_data.engine.losses import check_are_tensors, mean_of, total_loss
+from libai_data.engine.losses import mean_of, total_loss
 from libai_data.engine.train_loop import TrainerBase
 from libai_data.errors.argument_rules import check, whole
 
@@ -90,7 +90,6 @@ class EagerTrainer(_StepTrainer):
         for _ in range(self.grad_acc_steps):
             outputs = self.model(**next_inputs(1))
             loss = total_loss(outputs) / self.grad_acc_steps
-            check_are_tensors(outputs)
             loss.backward()
             for name, value in outputs.items():
                 if value is None:

@@ -201,6 +201,25 @@ def test_clipped_gradients_of_adadelta_are_refused() -> None:
         GraphBase(model, optimizer)
 
 
+class WithOther(TinyModel):
+    def __init__(self, other: Any) -> None:
+        super().__init__(ballast=GRAPH_BALLAST)
+        self.other = other
+
+    def forward(self, points: Any, labels: Any = None) -> Any:
+        return {**TinyModel.forward(self, points, labels), **self.other}
+
+
+@pytest.mark.parametrize(("name", "value"), [("accuracy", 0.5), ("aux_loss", 1), ("losses", {"a": 1.0})])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_an_output_that_is_no_tensor_is_refused_by_name(name: str, value: Any, accumulate: int) -> None:
+    model = on_one_rank(WithOther({name: value}))
+    graph = GraphBase(model, flow.optim.SGD(model.parameters(), lr=0.1), grad_acc_steps=accumulate)
+    inputs = [inputs_of(TinyModel, 4)] * accumulate
+    with pytest.raises(SchemaError, match=f"returned '{name}', a {type(value).__name__}; in training, each output"):
+        graph(**(inputs[0] if accumulate == 1 else name_inputs(inputs)))
+
+
 def test_parameters_of_float64_are_refused() -> None:
     model = on_one_rank(TinyModel(ballast=GRAPH_BALLAST))
     model.first.to(flow.float64)

@@ -105,7 +105,8 @@ def test_a_model_without_losses_is_told_what_is_missing(outputs: Any) -> None:
 def test_losses_are_single_numbers_and_summed() -> None:
     with pytest.raises(SchemaError, match=r"'lm_loss' of shape \[2, 3\]; .* must be a single number"):
         total_loss({"lm_loss": flow.zeros(2, 3)})
-    assert total_loss({"lm_loss": 2.0, "loss_b": 3.0, "accuracy": 5.0}) == 5.0
+    outputs = {name: flow.tensor(value) for name, value in {"lm_loss": 2.0, "loss_b": 3.0, "accuracy": 5.0}.items()}
+    assert total_loss(outputs) == 5.0
 
 
 class Scaled(nn.Module):
@@ -168,7 +169,7 @@ def test_gradients_of_a_group_that_a_training_adds_are_clipped() -> None:
     assert model.weight.item() == pytest.approx(0.75)
 
 
-@pytest.mark.parametrize(("name", "value"), [("accuracy", 0.5), ("aux_loss", 1), ("parts", {"a": 1.0})])
+@pytest.mark.parametrize(("name", "value"), [("accuracy", 0.5), ("aux_loss", 1), ("losses", {"a": 1.0})])
 def test_an_output_that_is_no_tensor_is_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(SchemaError, match=f"returned '{name}', a {type(value).__name__}; in training, each output"):
         trained(lambda mean: {"loss": mean, name: value}, 1, 1)
