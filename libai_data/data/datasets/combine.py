@@ -32,9 +32,10 @@ Parts = Mapping[str, tuple[slice, ...]]
 Locate = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 _ROWS_OF = {
-    ("pandas", "DataFrame"): 'to_dict("records")',
-    ("pyarrow", "Table"): "to_pylist()",
-    ("pyarrow", "RecordBatch"): "to_pylist()",
+    ("pandas", "DataFrame"): 'table.to_dict("records")',
+    ("pandas", "Series"): "series.to_numpy()",
+    ("pyarrow", "Table"): "table.to_pylist()",
+    ("pyarrow", "RecordBatch"): "table.to_pylist()",
 }
 
 
@@ -223,13 +224,15 @@ def refuse_class(dataset: Any) -> None:
 
 def length_of(dataset: Any) -> int:
     """The number of samples of a dataset. A ConfigError if it has no length, or is a mapping or a table, of which
-    `table[index]` is a column, but a sample is expected."""
+    `table[index]` is a column, but a sample is expected; or a series of pandas whose labels are not 0, 1, 2, ..."""
     refuse_class(dataset)
     name = type(dataset).__name__
     for base in type(dataset).__mro__:
         rows = _ROWS_OF.get((base.__module__.partition(".")[0], base.__name__))
-        if rows is not None:
-            raise ConfigError(f"dataset is a {name}, whose [index] is a column; pass its rows: table.{rows}")
+        is_series = base.__name__ == "Series"
+        if rows is not None and not (is_series and np.array_equal(dataset.index, np.arange(len(dataset)))):
+            what = "value by its label" if is_series else "column"
+            raise ConfigError(f"dataset is a {name}, whose [index] is a {what}; pass its rows: {rows}")
     if isinstance(dataset, Mapping):
         raise ConfigError(
             f"dataset is a {name}, a mapping of {[*islice(dataset, 8)]!r:.100}; pass one dataset, such as one split"

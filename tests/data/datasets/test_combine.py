@@ -133,6 +133,15 @@ def test_a_table_whose_indices_are_columns_is_refused(take: Callable[[Any], Any]
 
 
 @pytest.mark.parametrize("take", TAKEN)
+@pytest.mark.parametrize("labels", [[1, 0], [1, 2], ["a", "b"]])
+def test_a_series_whose_labels_are_not_places_is_refused(take: Callable[[Any], Any], labels: list[Any]) -> None:
+    series = pytest.importorskip("pandas").Series([5, 6], index=labels)
+    with pytest.raises(ConfigError, match=r"\[index\] is a value by its label; pass its rows: series.to_numpy\(\)"):
+        take(series)
+    assert ConcatDataset([series.reset_index(drop=True)])[1] == 6
+
+
+@pytest.mark.parametrize("take", TAKEN)
 def test_a_mapping_of_datasets_is_refused(take: Callable[[Any], Any]) -> None:
     said = r"a mapping of \['train'\]; pass one|dict is not an iterable of samples|must be a dataset|dict is a stream"
     with pytest.raises(ConfigError, match=said):
