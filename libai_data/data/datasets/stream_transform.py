@@ -159,9 +159,10 @@ class StreamTransform:
         """Set the order of the samples; a sampler calls this before any sample is read. In rounds, no output has
         samples of two epochs. A ConfigError if another sampler has set another order."""
         if self._order is not None and (self._order, self._in_rounds) != (order, in_rounds):
+            first, second = ("of single epochs" if finite else "without end" for finite in (self._in_rounds, in_rounds))
             raise ConfigError(
-                f"one {type(self).__name__} serves two samplers of different orders ({self._order} and {order}); make "
-                "one for each"
+                f"one {type(self).__name__} serves two samplers of different orders ({self._order} {first} and "
+                f"{order} {second}); make one for each"
             )
         self._order, self._in_rounds = order, in_rounds
 

@@ -569,5 +569,7 @@ def test_what_a_transform_cannot_promise_is_refused() -> None:
         sampler.follow(StepSchedule(((0, 1),)), skip_steps=((2, 3),))
     with pytest.raises(ConfigError, match="serves two samplers"):
         CyclicSampler(dataset, 1, seed=2)
+    with pytest.raises(ConfigError, match=r"serves two samplers.*\) without end and Order\(.*\) of single epochs\)"):
+        DataLoader(dataset, 1, seed=1)
     with pytest.raises(TypeError, match="not known in advance"):
         len(DataLoader(dataset, sampler))
