@@ -11,7 +11,7 @@ from itertools import accumulate
 from math import inf
 from numbers import Real
 from types import FunctionType
-from typing import Any, Callable, Optional, TypeVar, Union
+from typing import Any, Callable, Optional, TypeVar
 
 import numpy as np
 from omegaconf import ListConfig
@@ -25,8 +25,7 @@ from libai_data.data.items import fields_in
 from libai_data.data.samplers import CyclicSampler, SingleRoundSampler
 from libai_data.data.samplers.sampler import StreamSampler
 from libai_data.delivery.read_plan import ReadPlan
-from libai_data.delivery.same_values import check_same_arguments
-from libai_data.delivery.shared_loader import SharedLoader
+from libai_data.delivery.shared_loader import Loader, loader_for
 from libai_data.errors import ConfigError, DataPipelineError
 from libai_data.errors.argument_rules import BATCH_SIZE, FUNCTION, Rule, check, list_of, or_none, refuse_unknown
 from libai_data.loader.batch_loader import BatchLoader
@@ -50,7 +49,6 @@ _RULES = {
     "weights": or_none(list_of(Real, "numbers")),
 }
 
-Loader = Union[BatchLoader, SharedLoader]
 _Builder = TypeVar("_Builder", bound=Callable[..., Any])
 TrainLoaders = tuple[Loader, Optional[Loader], Optional[Loader]]
 
@@ -336,22 +334,6 @@ def build_loader(
         # Only with "every_rank": a rank that reads for a whole node needs whole samples.
         options["tensor_part"] = TensorPart(mesh.tensor_parallel_rank, mesh.tensor_parallel_size)
     return loader_for(plan, open_dataset, make_stream, make_loader, options.get("mixup_func"), compared)
-
-
-def loader_for(
-    plan: ReadPlan,
-    open_dataset: Callable[[], Any],
-    make_stream: Callable[[Any, tuple[int, ...]], Any],
-    make_loader: Callable[[Any, Any], BatchLoader],
-    mixup_func: Any,
-    compared: Mapping[str, Any],
-) -> Loader:
-    """Make the loader of a read mode; see `SharedLoader`. `compared` must be equal on all ranks if they share it."""
-    if plan.readers != "every_rank":
-        check_same_arguments(plan.readers, **compared)
-        return SharedLoader(plan, open_dataset, make_stream, make_loader, mixup_func)
-    dataset = open_dataset()
-    return make_loader(dataset, make_stream(dataset, plan.shards_read_by(plan.mesh.rank)))
 
 
 def _instantiated(sampler: Any, arguments: dict[str, Any]) -> Any:

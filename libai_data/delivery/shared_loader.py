@@ -7,7 +7,7 @@ import os
 import secrets
 import weakref
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,6 +27,7 @@ from libai_data.data.transforms.batch import BatchTransform
 from libai_data.delivery.feeds import Feed, LinkFeed, LocalFeed, NodeBatch, NodePublisher, for_oneself, in_one_line
 from libai_data.delivery.network import NetworkFeed, NetworkPublisher
 from libai_data.delivery.read_plan import ReadPlan
+from libai_data.delivery.same_values import check_same_arguments
 from libai_data.errors import ConfigError, ContractError, DataPipelineError, PassError, PeerError
 from libai_data.loader.arena import Arena
 from libai_data.loader.assembly import assemble
@@ -344,3 +345,22 @@ def _hang_up(feed: Feed, publishers: list[Publisher], ready: deque[NodeBatch | N
     for publisher in publishers:
         publisher.close(untaken)
     publishers.clear()
+
+
+Loader = Union[BatchLoader, SharedLoader]
+
+
+def loader_for(
+    plan: ReadPlan,
+    open_dataset: Callable[[], Any],
+    make_stream: Callable[[Any, tuple[int, ...]], Any],
+    make_loader: Callable[[Any, Any], BatchLoader],
+    mixup_func: Any,
+    compared: Mapping[str, Any],
+) -> Loader:
+    """Make the loader of a read mode; see `SharedLoader`. `compared` must be equal on all ranks if they share it."""
+    if plan.readers != "every_rank":
+        check_same_arguments(plan.readers, **compared)
+        return SharedLoader(plan, open_dataset, make_stream, make_loader, mixup_func)
+    dataset = open_dataset()
+    return make_loader(dataset, make_stream(dataset, plan.shards_read_by(plan.mesh.rank)))

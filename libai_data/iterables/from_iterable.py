@@ -16,9 +16,9 @@ from libai_data.data.samplers import CyclicSampler, SingleRoundSampler
 from libai_data.data.samplers.single_round import ShortEndSampler
 from libai_data.data.samplers.transform_rounds import TransformRounds
 from libai_data.data.transforms.batch import BatchTransform, rows_together
-from libai_data.delivery.build import build_loader, loader_for
+from libai_data.delivery.build import build_loader
 from libai_data.delivery.read_plan import ReadPlan
-from libai_data.delivery.shared_loader import call_on
+from libai_data.delivery.shared_loader import call_on, loader_for
 from libai_data.errors import ConfigError
 from libai_data.errors.argument_rules import (
     BATCH_SIZE,
