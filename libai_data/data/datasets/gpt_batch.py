@@ -177,7 +177,7 @@ class BatchFiller:
         else:
             # Only places after the end of the stream are clipped.
             found = tokens.take(stretch.places + stretch.spread(shifts), mode="clip")
-        if has_token is not None:
+        if has_token is not None and not has_token.all():
             found[~has_token] = self._form.pad_id
         return found
 
