@@ -77,8 +77,9 @@ def _evaluation_hooks(owner: Any, trainer: Any, writers: list[EventWriter]) -> l
     mode = try_get_key(evaluation, "eval_mode", default="max")
 
     def was_missed(step: int) -> bool:
-        lacks = any(isinstance(each, JSONWriter) and each.lacks(step) for each in writers)
-        return trainer.checkpointer.last_step == step and bool(broadcast_py_object(lacks))
+        if trainer.checkpointer.last_step != step:
+            return False
+        return bool(broadcast_py_object(any(isinstance(each, JSONWriter) and each.lacks(step) for each in writers)))
 
     return [
         hooks.EvalHook(evaluation.eval_period, lambda: trainer._evaluate(), was_missed),
