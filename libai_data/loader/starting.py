@@ -76,8 +76,6 @@ class WorkerStarter:
         try:
             interpreter()  # raises without a program to start
             self._shipment = ship(self._payload, self._check_size)
-            if has_random_hashes():
-                warn_of_sets_of_text(self._payload.dataset)
         except _TooManyObjects as many:
             self.fork_instead(f"{self.dataset_name} has {many}, again for each worker")
         except Exception as error:
@@ -87,6 +85,9 @@ class WorkerStarter:
                     f"{reason}. Open files, connections and locks in the first __getitem__ instead of __init__, or use "
                     "start_method='fork', worker_type='thread' or num_workers=0"
                 ) from error
+        else:
+            if has_random_hashes():
+                warn_of_sets_of_text(self._payload.dataset)
 
     def _check_size(self, pickled_bytes: int) -> None:
         if self._method == "auto" and pickled_bytes > _PICKLED_BYTES_WORTH_A_FORK:
