@@ -39,6 +39,7 @@ def oneflow_loader(make_dataset: Callable[[], Any], workers: int, seconds: float
 
     @contextmanager
     def opened() -> Iterator[Measure]:
+        from oneflow.multiprocessing import unlink_all_shared_memory
         from oneflow.utils.data import DataLoader as FlowDataLoader
 
         dataset = make_dataset()
@@ -49,10 +50,11 @@ def oneflow_loader(make_dataset: Callable[[], Any], workers: int, seconds: float
             yield lambda: seconds_a_batch(lambda: next(batches), seconds)
         finally:
             # It has no close; its iterator ends the workers when it is gone, or when told so. Workers that are sending
-            # batches then may leave their shared memory behind.
+            # batches then may leave their shared memory behind, as does a tensor that fails to remove its own.
             for _ in range(batches._tasks_outstanding):
                 batches._worker_result_queue.get(timeout=_SECONDS_TO_SEND)
             batches._shutdown_workers()
+            unlink_all_shared_memory()
 
     return Contender("oneflow", opened)
 
