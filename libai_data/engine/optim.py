@@ -105,6 +105,17 @@ def get_default_optimizer_params(
     return [*groups.values()]
 
 
+def complete_state(optimizer: Any) -> None:
+    """Make the state of added parameters, which OneFlow 0.9 makes in the constructors of two optimizers only."""
+    import oneflow as flow
+
+    for kind in (flow.optim.Adagrad, flow.optim.Adadelta):
+        for group in optimizer.param_groups if isinstance(optimizer, kind) else ():
+            for parameter in group.parameters:
+                if not optimizer._state[parameter]:
+                    optimizer._state[parameter] = kind([{**group.options, "params": [parameter]}])._state[parameter]
+
+
 def is_normalization(module: Any) -> bool:
     """Whether a module is a normalization layer: one of OneFlow's, or a class with "norm" in its name."""
     from oneflow import nn

@@ -9,6 +9,7 @@ from typing import Any, Callable
 from libai_data.engine.batches import StepInputs, name_inputs
 from libai_data.engine.evaluation.inference import module_of
 from libai_data.engine.losses import mean_of, total_loss
+from libai_data.engine.optim import complete_state
 from libai_data.engine.train_loop import TrainerBase
 from libai_data.errors.argument_rules import check, whole
 
@@ -102,6 +103,7 @@ class EagerTrainer(_StepTrainer):
                 # In every step, OneFlow warns about each group without clipping.
                 warnings.simplefilter("ignore")
                 self.optimizer.clip_grad()
+        complete_state(self.optimizer)
         self.optimizer.step()
         return mean_outputs
 

@@ -61,9 +61,11 @@ def test_only_what_the_steps_change_in_an_optimizer_is_restored(tmp_path: Path) 
 class TrainsFirst(DefaultTrainer):
     """Trains a part of the model; a hook adds the other part."""
 
+    kind: Any = flow.optim.AdamW
+
     @classmethod
     def build_optimizer(cls, cfg: Any, model: Any) -> Any:
-        return flow.optim.AdamW(model.first.parameters(), lr=0.02)
+        return cls.kind(model.first.parameters(), lr=0.02)
 
 
 class AddsSecond(HookBase):
@@ -75,7 +77,11 @@ class AddsSecond(HookBase):
             self.trainer.optimizer.add_param_group({"params": self.trainer.model.second.parameters(), "lr": 0.01})
 
 
-def test_the_state_of_a_group_that_a_hook_adds_again_after_a_resume_is_restored(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [flow.optim.AdamW, flow.optim.Adagrad, flow.optim.Adadelta])
+def test_the_state_of_a_group_that_a_hook_adds_again_after_a_resume_is_restored(
+    tmp_path: Path, kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TrainsFirst, "kind", kind)
     ends: list[Any] = []
     for folder, steps in (("whole", 8), ("parts", 5), ("parts", 8)):
         cfg = tiny_config(str(tmp_path / folder), train_iter=steps, evaluation={"enabled": False})
