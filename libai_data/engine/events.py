@@ -49,12 +49,14 @@ class EventStorage:
         start_iter: the first iteration.
         iter: the iteration to which `put_scalar` assigns a value by default.
         samples: samples consumed so far, over all ranks and since the training's first step.
+        results: names of the results of the evaluations so far; None before the first evaluation.
         is_due: writers write after this step, whatever their period, because the next evaluation replaces a result.
     """
 
     def __init__(self, start_iter: int = 0) -> None:
         self.start_iter = self.iter = start_iter
         self.samples = 0
+        self.results: set[str] | None = None
         self.is_due = False
         self._histories: dict[str, ScalarHistory] = {}
 

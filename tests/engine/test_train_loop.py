@@ -156,6 +156,23 @@ def test_a_metric_that_the_evaluation_has_not_ends_the_training_at_the_first_eva
     assert trainer.iter == 1
 
 
+class PutsAccuracy(HookBase):
+    def after_step(self) -> None:
+        self.trainer.storage.put_scalar("accuracy", 0.5)
+
+
+@pytest.mark.parametrize("results", [{"Acc@1": 1.0}, {}])
+def test_a_number_of_the_training_is_no_metric_of_an_evaluation(results: dict[str, float]) -> None:
+    for stopping in (
+        hooks.BestCheckpointer(2, mock.Mock(), "accuracy"),
+        hooks.EarlyStopping(2, "accuracy"),
+    ):
+        trainer = CountingTrainer([])
+        trainer.register_hooks([PutsAccuracy(), hooks.EvalHook(2, lambda: results), stopping])
+        with pytest.raises(ConfigError, match=r"is 'accuracy', but the evaluation has no such result; there are \["):
+            trainer.train(0, 4)
+
+
 def test_the_loss_of_an_evaluation_has_another_name_than_that_of_the_training() -> None:
     trainer = CountingTrainer([])
     results = {"loss": 1.0, "lm_loss": 2.0, "val_loss_a": 3.0, "Acc@1": 4.0, "Other": {"loss": 5.0}}

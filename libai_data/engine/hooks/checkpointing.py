@@ -136,13 +136,18 @@ class _OnEvaluations(HookBase):
     def _act(self) -> None:
         raise NotImplementedError
 
+    def _results(self) -> dict[str, tuple[float, int]]:
+        """The last value and its iteration of each result; without `EvalHook`, of all that is measured."""
+        storage = self.trainer.storage
+        return {
+            name: value
+            for name, value in storage.latest().items()
+            if storage.results is None or name in storage.results
+        }
+
     def _no_result(self, key: str, metric: str) -> str:
         """The message that the evaluation has no such metric as the config names with this key."""
-        storage = self.trainer.storage
-        # Without the losses of the training, which are no results.
-        latest = [
-            name for name, (_, at) in storage.latest().items() if at == storage.iter and name == validation_name(name)
-        ]
+        latest = [name for name, (_, at) in self._results().items() if at == self.trainer.storage.iter]
         return (
             f"{key} is {metric!r}, but the evaluation has no such result; there are {sorted(latest)}."
             f"{nearest(metric, latest)}"
@@ -168,7 +173,6 @@ class EvalHook(_OnEvaluations):
     ) -> None:
         super().__init__(eval_period, was_missed)
         self._eval_function = eval_function
-        self._names: set[str] = set()  # of results so far
 
     def _act(self) -> None:
         storage = self.trainer.storage
@@ -177,13 +181,14 @@ class EvalHook(_OnEvaluations):
         for name in names:
             if names.count(name) > 1:
                 raise SchemaError(f"the evaluation has two results that are logged as {name!r}; rename one of them")
-        taken = sorted({*names} & storage.latest().keys() - self._names)
+        known = storage.results or set()
+        taken = sorted({*names} & storage.latest().keys() - known)
         if taken:
             logger.warning(
                 f"The evaluation has results with the names of other numbers of the training: {taken}. Rename them: "
                 "in the log and in metrics.json, each replaces the other."
             )
-        self._names.update(names)
+        storage.results = known.union(names)
         for name, value in zip(names, results.values()):
             storage.put_scalar(name, value, smoothing_hint=False)
         storage.is_due = True
@@ -256,9 +261,9 @@ class BestCheckpointer(_OnEvaluations):
         logger.info("%s = %.4f after iteration %d is the best so far.", self._metric, value, iteration)
 
     def _latest(self) -> Any:
-        latest = self.trainer.storage.latest()
-        if self._metric in latest:
-            return latest[self._metric]
+        results = self._results()
+        if self._metric in results:
+            return results[self._metric]
         found = self._no_result("train.evaluation.eval_metric", self._metric)
         # LiBai's configs of language models keep the default. After the last step, everything else is saved already.
         if self._metric != DEFAULT_METRIC and self.trainer.iter < self.trainer.max_iter:
@@ -336,7 +341,7 @@ class EarlyStopping(_OnEvaluations):
         """Do nothing, because the training has ended anyway."""
 
     def _act(self) -> None:
-        found, evaluated_at = self.trainer.storage.latest().get(self._metric, (0.0, -1))
+        found, evaluated_at = self._results().get(self._metric, (0.0, -1))
         if evaluated_at != self.trainer.storage.iter:  # An earlier evaluation may have had the result.
             raise ConfigError(self._no_result("train.early_stopping.metric", self._metric))
         # Rank 0 decides, so that all ranks end, or none.
