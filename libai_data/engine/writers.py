@@ -19,6 +19,8 @@ from libai_data.errors.argument_rules import OUTPUT, OUTPUT_FILE, check
 
 SOURCE = "consumed_tokens/"
 """Prefix of the names of numbers that are the tokens of one dataset."""
+EVALUATED = "eval_seconds"
+"""Name of the number that each evaluation has beside its results."""
 
 logger = logging.getLogger(__name__)
 
@@ -94,10 +96,10 @@ class JSONWriter(_FileWriter):
         super().__init__(json_file, start_iter)
 
     def lacks(self, iteration: int) -> bool:
-        """Whether the file has no line of an iteration. Lines that the next writing removes do not count."""
+        """Whether the file has no evaluation after an iteration. Lines that the next writing removes do not count."""
         end = iteration + 1
         lines = _lines_before(self._file.path, min(end, self._start_iter) if self._begun is None else end)
-        return not lines or json.loads(lines[-1])["iteration"] != iteration
+        return not any(line["iteration"] == iteration and EVALUATED in line for line in map(json.loads, lines))
 
     def write(self) -> None:
         lines: dict[int, dict[str, object]] = {}

@@ -11,6 +11,7 @@ import pytest
 from libai_data.config import LazyCall
 from libai_data.data.samplers import CyclicSampler
 from libai_data.engine import DefaultTrainer, HookBase
+from libai_data.engine.checkpoint import Checkpointer
 from libai_data.engine.checkpoint.folder import read_state
 from libai_data.errors import CheckpointError, SampleError
 from libai_data.iterables import DataLoader
@@ -219,3 +220,35 @@ def test_a_run_that_was_stopped_between_its_last_step_and_its_end_is_completed(t
     for name in ("model_final", "model_best"):
         assert read_state(tmp_path / "cut" / name)["iteration"] == 4
     assert metric(tmp_path / "cut", "Acc@1") == metric(tmp_path / "whole", "Acc@1")
+
+
+class StopsAfterItsCheckpoint(Checkpointer):
+    stops_at = -1
+
+    def save(self, name: str, *args: Any, **kwargs: Any) -> None:
+        super().save(name, *args, **kwargs)
+        if name == f"model_{self.stops_at:07d}":
+            raise Stopped
+
+
+@pytest.mark.parametrize("patience", [None, 9])
+def test_the_numbers_of_a_step_after_whose_checkpoint_a_run_was_stopped_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience: int | None
+) -> None:
+    monkeypatch.setattr("libai_data.engine.default_trainer.Checkpointer", StopsAfterItsCheckpoint)
+    lines = []
+    for stops_at in (-1, 4):
+        cfg = tiny_config(str(tmp_path / str(stops_at)), log_period=5, early_stopping={"patience": patience})
+        monkeypatch.setattr(StopsAfterItsCheckpoint, "stops_at", stops_at)
+        trainer = built(cfg)
+        if stops_at == 4:
+            with pytest.raises(Stopped):
+                trainer.train()
+            cfg.train.resume = True
+            set_mesh(None)
+            trainer = built(cfg)
+        trainer.train()
+        set_mesh(None)
+        lines.append({name: metric(tmp_path / str(stops_at), name) for name in ("total_loss", "Acc@1", "position")})
+    assert lines[0] == lines[1]
+    assert [*lines[0]["total_loss"]] == [4, 9, 11]

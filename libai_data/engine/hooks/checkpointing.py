@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 import math
 import os
+import time
 from collections.abc import Mapping
 from typing import Any, Callable
 
 from libai_data.engine.checkpoint import Checkpointer
 from libai_data.engine.evaluation.evaluator import flatten_results_dict
+from libai_data.engine.hooks.showing import PeriodicWriter
 from libai_data.engine.train_loop import HookBase
+from libai_data.engine.writers import EVALUATED
 from libai_data.errors import CheckpointError, ConfigError, SchemaError, nearest
 from libai_data.errors.argument_rules import TEXT, check, one_of, or_none, real, whole
 from libai_data.errors.saved_state import Keys, check_state
@@ -60,6 +63,9 @@ class PeriodicCheckpointer(HookBase):
         if (iteration + 1) % self._period:
             return
         self.trainer.losses.read_into(self.trainer.storage)
+        for hook in self.trainer._hooks:
+            if isinstance(hook, PeriodicWriter):  # A run that is killed after the checkpoint does not repeat the step.
+                hook.after_step()
         try:
             self._save(iteration)
         except CheckpointError as error:
@@ -175,7 +181,7 @@ class EvalHook(_OnEvaluations):
         self._eval_function = eval_function
 
     def _act(self) -> None:
-        storage = self.trainer.storage
+        storage, start = self.trainer.storage, time.perf_counter()
         results = flatten_results_dict(self._eval_function() or {})
         names = [validation_name(name) for name in results]
         for name in names:
@@ -191,6 +197,7 @@ class EvalHook(_OnEvaluations):
         storage.results = known.union(names)
         for name, value in zip(names, results.values()):
             storage.put_scalar(name, value, smoothing_hint=False)
+        storage.put_scalar(EVALUATED, time.perf_counter() - start, smoothing_hint=False)
         storage.is_due = True
         synchronize()
 
