@@ -272,6 +272,25 @@ def test_a_dataset_that_draws_later_is_found_after_another_thread_has_drawn(firs
         thread.join()
 
 
+@pytest.mark.parametrize("good", [0, 5])
+def test_a_sample_that_fails_is_not_read_again_and_again_because_another_thread_draws(good: int) -> None:
+    """It may have waited for a store that does not answer."""
+    readings: list[int] = []
+
+    def sample(index: int) -> Any:
+        readings.append(index)
+        others.submit(random.random).result()
+        if index == good:
+            raise OSError("no answer")
+        return {"x": index}
+
+    error = pytest.raises(SampleError, match="no answer")
+    with ThreadPoolExecutor(1) as others, error, loading(OfAnyForm(sample)) as loader:
+        for _ in islice(iter(loader), 8):
+            pass
+    assert readings.count(good) <= 1 + (good > 0)
+
+
 def test_draws_by_calls_that_cannot_be_noticed_are_found_beside_other_threads() -> None:
     dataset = OfAnyForm(lambda index: {"index": index, "drawn": np.array([*map(np.random.uniform, [0.0], [1.0])])})
     ends = threading.Event()

@@ -113,7 +113,7 @@ class GlobalDraws:
                 try:
                     result = read()
                 except BaseException as error:
-                    if not self._end(*begun) or not isinstance(error, Exception):
+                    if not self._end(*begun, has_failed=True) or not isinstance(error, Exception):
                         raise
                 else:
                     has_moved = generators.marks() != before or len(_modules) != modules
@@ -138,12 +138,14 @@ class GlobalDraws:
         is_beside_others: bool,
         watch: _Watch | None,
         attempt: int,
+        has_failed: bool = False,
     ) -> bool:
         """Restore the generators; returns whether to read again.
 
         Other threads may draw, too, such as the training loop while a stream reads by a loader of its own. To restore a
         generator would undo their draws. So, beside other threads, a reading has drawn only if a call was noticed, or
-        if the generator moved whenever the samples were read.
+        if the generator moved whenever the samples were read. A reading that has failed is repeated once at most to
+        notice calls, because it may have waited long, such as for a store that does not answer.
         """
         drawn: set[str] = set()
         seeded: Collection[str] = ()
@@ -177,7 +179,9 @@ class GlobalDraws:
         # Libraries that the reading itself has imported were not watched.
         imported = watched() is not generators
         # When the samples are read again, calls are noticed.
-        return self._learn(drawn) or imported or (is_unclear and not (attempt and self._has_drawn_nothing))
+        notices = watch is not None and watch.notices
+        is_over = attempt or notices if has_failed else attempt and self._has_drawn_nothing
+        return self._learn(drawn) or imported or (is_unclear and not is_over)
 
     def _around_beside_others(self, read: Callable[[], Result]) -> Result:
         """`around` in a thread that shares the generators. It sees that they moved, but not which thread moved them."""
@@ -214,7 +218,7 @@ class _Watch:
     """Seeds the generators for one sample of a dataset that is known to draw; in some readings, watches calls."""
 
     seeded: Collection[str] = ()
-    _notices = False
+    notices = False
     _flow_state: Any = None
 
     def __init__(self, draws: GlobalDraws, key: tuple[int, int, int] | None, generators: Watched, is_due: bool) -> None:
@@ -225,7 +229,7 @@ class _Watch:
         if key is not None and draws.found:
             self._seed(draws.found, combine64(*key), generators)
         if is_due and sys.getprofile() is None:
-            self._notices, self._outer = True, reading_now()
+            self.notices, self._outer = True, reading_now()
             sys.setprofile(self._notice)
 
     def _seed(self, names: Collection[str], seed: int, generators: Watched) -> None:
@@ -266,7 +270,7 @@ class _Watch:
             self._draws.unseeded = reading.keys[0]
 
     def end(self) -> None:
-        if self._notices:
+        if self.notices:
             sys.setprofile(None)
         if self._flow_state is not None:
             flow_generator().restore(self._flow_state)
