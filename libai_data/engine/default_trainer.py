@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import os
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -34,7 +33,7 @@ from libai_data.engine.datamodule.data_stages import DataStages
 from libai_data.engine.default_hooks import default_hooks
 from libai_data.engine.evaluation import inference_on_dataset, print_csv_format
 from libai_data.engine.evaluation.inference import Evaluators, module_of
-from libai_data.engine.hooks import LRScheduler
+from libai_data.engine.hooks import EvalHook, LRScheduler
 from libai_data.engine.loaders import build_configured_test_loaders, build_configured_train_loader, scale_to_epochs
 from libai_data.engine.logging_setup import setup_logger
 from libai_data.engine.losses import samples_in_words
@@ -132,7 +131,6 @@ class DefaultTrainer(RunsStages, TrainerBase):
         self.auto_scale_hyperparams(cfg, self.train_loader)
         self._has_warned, self._use = False, ""  # that other code reads the train loader; `Taken.use` of the last call
         self.max_iter, self.global_batch_size = cfg.train.train_iter, cfg.train.global_batch_size
-        self.ended_at = self.start_iter if self._resumed_from.endswith("_final") else -1
 
         synchronize()
         self.model = built_by(self, "build_model", cfg)
@@ -152,6 +150,10 @@ class DefaultTrainer(RunsStages, TrainerBase):
         self.checkpointer.sound.update(folder.sound)
         self.resume_or_load(resume)
         self.register_hooks(built_by(self, "build_hooks"))
+        if self._resumed_from.endswith("_final") and not any(
+            isinstance(hook, EvalHook) and hook.was_missed(self.start_iter - 1) for hook in self._hooks
+        ):
+            self.ended_at = self.start_iter
 
     def resume_or_load(self, resume: bool = True) -> None:
         """Continue from the last checkpoint in `train.output_dir`, or start with the weights of `train.load_weight`."""
@@ -234,11 +236,8 @@ class DefaultTrainer(RunsStages, TrainerBase):
 
     def build_writers(self) -> list[EventWriter]:
         """Writers of rank 0: log lines (if no live bar is shown), `metrics.json`, TensorBoard events."""
-        output_dir = self.cfg.train.output_dir
-        files = [
-            JSONWriter(os.path.join(output_dir, "metrics.json"), self.start_iter),
-            TensorboardXWriter(output_dir, self.start_iter),
-        ]
+        folder = self.cfg.train.output_dir
+        files = [JSONWriter(f"{folder}/metrics.json", self.start_iter), TensorboardXWriter(folder, self.start_iter)]
         return [CommonMetricPrinter(self.max_iter), *files]
 
     @classmethod

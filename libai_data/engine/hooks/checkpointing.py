@@ -107,20 +107,21 @@ def validation_name(name: str) -> str:
 class _OnEvaluations(HookBase):
     """Acts every `eval_period` steps (0: never), and after the last step.
 
-    `was_missed(step)` says whether the training was interrupted before the results after this step were written.
+    Attributes:
+        was_missed: called with a step; whether the training was interrupted before the results after it were written.
     """
 
     def __init__(self, eval_period: int, was_missed: Callable[[int], bool] = lambda step: False) -> None:
         check({"eval_period": whole(0)}, eval_period=eval_period)
         self._period = eval_period
-        self._was_missed = was_missed
+        self.was_missed = was_missed
         self._acted_after = -1
 
     def before_train(self) -> None:
         """Act if the training was interrupted after the step before, and before the end of the action."""
         done = self.trainer.start_iter
         is_due = self._period > 0 and done % self._period == 0 and 0 < done < self.trainer.max_iter
-        if is_due and self._was_missed(done - 1):
+        if is_due and self.was_missed(done - 1):
             self.trainer.storage.iter = done - 1
             self._act()
 
