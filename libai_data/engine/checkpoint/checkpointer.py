@@ -265,7 +265,10 @@ class Checkpointer(CheckpointFolder):
             CheckpointError: It is missing or damaged, no weight fits, or another weight does not fit.
         """
         directory = Path(path)
-        self.check(directory)
+        try:
+            self.check(directory)
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}. Give the path of a checkpoint: train.load_weight=<checkpoint>") from None
         try:
             self._load_model(directory, may_differ)
         except CheckpointError as error:
