@@ -62,6 +62,7 @@ class GraphBase(nn.Graph):
     ) -> None:
         super().__init__()
         self.model = model
+        _complete_names(self.model)
         self.is_train = is_train
         self.global_mode = global_mode
         self.device = device or get_mesh().device_type
@@ -196,6 +197,16 @@ class GraphBase(nn.Graph):
         self.config.enable_auto_parallel_ignore_user_sbp_config(conf.enable_auto_parallel_ignore_user_sbp_config)
         self.config.enable_auto_parallel_trunk_algo(conf.trunk_algo)
         self.config.enable_auto_parallel_sbp_collector(conf.sbp_collector)
+
+
+def _complete_names(proxy: Any) -> None:
+    """Let a graph's proxy of a module know each parameter and buffer by all its names; OneFlow 0.9 knows the first."""
+    module = proxy.to(nn.Module)
+    for own, known in ((module._parameters, proxy._parameters), (module._buffers, proxy._buffers)):
+        first = {id(own[name]): part for name, part in known.items()}
+        known.update({name: first[id(part)] for name, part in own.items() if id(part) in first})
+    for child in proxy._modules.values():
+        _complete_names(child)
 
 
 def _check_is_compiled(part: Any) -> None:

@@ -109,6 +109,36 @@ def test_running_statistics_of_several_micro_batches_are_refused() -> None:
         graph(**name_inputs([inputs_of(TinyModel, 4)] * 2))
 
 
+class WithTwins(TinyModel):
+    def __init__(self, ballast: int) -> None:
+        super().__init__(ballast=ballast)
+        self.first.scale = self.first.factor = flow.nn.Parameter(flow.ones(1))
+        self.register_buffer("shift", flow.full((1,), 0.5))
+        self.register_buffer("moved", self.shift)
+
+    def forward(self, points: Any, labels: Any = None) -> Any:
+        moved = (points + self.shift) * self.first.scale + self.moved
+        return TinyModel.forward(self, moved * self.first.factor, labels)
+
+
+def test_a_graph_trains_parts_that_a_module_has_under_two_names() -> None:
+    ends = []
+    for graph_mode in (False, True):
+        model = on_one_rank(WithTwins(GRAPH_BALLAST))
+        optimizer = flow.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        graph = GraphBase(model, optimizer) if graph_mode else None
+        batches = [inputs_of(TinyModel, 4)] * 2
+        trainer: Any = GraphTrainer(graph, batches) if graph_mode else EagerTrainer(model, batches, optimizer)
+        with EventStorage(0):
+            for trainer.iter in range(2):
+                trainer.run_step(lambda batch: batch, "cpu")
+        momenta = collect(model, optimizer, graph)[1].items()
+        ends.append({**weights(model), **{name: each.numpy() for name, each in momenta}})
+    assert ends[0].keys() == ends[1].keys()
+    for name, value in ends[0].items():
+        np.testing.assert_allclose(ends[1][name], value, rtol=1e-5, err_msg=name)
+
+
 class OfSeveralLoaders(TinyModel):
     def forward(self, points: Any, labels: Any = None) -> Any:
         return TinyModel.forward(self, points["a"], labels)  # In a graph, `self` is a proxy, which `super` refuses.
