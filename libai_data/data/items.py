@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import abc, namedtuple
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -146,13 +147,37 @@ _TIMES_COMPARED = 8
 _COMPARED_WITH_FIRST = 8
 """More than the number of buffers that a dataset uses in turn."""
 _DEPTH = 8
-_ITSELF = object()
+_MOST_PARTS = 1 << 14
+_MOST_PLACES = 16
+_PLAIN = (bool, int, float, str, bytes, type(None))
+_LEAVES = (np.ndarray, np.generic, int, float, *TEXT)
+_MUTABLE = (dict, list, Instance)
+_Path = tuple[Any, ...]
 
 
-def contents_of(sample: Any) -> dict[Any, bytes]:
-    """The current content of each field of a sample, by name or number; only of fields with numbers or text."""
-    contents = {name: _content(value) for name, value in _values_in(sample).items()}
-    return {name: content for name, content in contents.items() if content}
+def contents_of(sample: Any) -> dict[_Path, bytes]:
+    """The current content of each leaf of a sample, by `_parts_of`; only of leaves with numbers or text."""
+    contents = {path: _content(value) for path, value in _parts_of(sample)}
+    return {path: content for path, content in contents.items() if content}
+
+
+def field_of(path: _Path) -> Any:
+    """The name or number of the field that a path of `contents_of` is in; 0 for a sample that is a single value."""
+    return path[0] if path else 0
+
+
+def _parts_of(sample: Any) -> Iterator[tuple[_Path, Any]]:
+    """The sample, its fields, and what is nested in them, each with its path: names and numbers from the field on."""
+    return islice(_within(sample, (), _DEPTH), _MOST_PARTS)  # A list may contain itself.
+
+
+def _within(value: Any, path: _Path, depth: int) -> Iterator[tuple[_Path, Any]]:
+    yield path, value
+    if depth and not isinstance(value, _LEAVES) and not is_numbers(value):
+        parts = _values_in(value)
+        if parts.get(0) is not value:
+            for name in parts:
+                yield from _within(parts[name], (*path, name), depth - 1)
 
 
 def _values_in(sample: Any) -> Mapping[Any, Any]:
@@ -162,25 +187,23 @@ def _values_in(sample: Any) -> Mapping[Any, Any]:
     return dict(enumerate(sample)) if isinstance(sample, (tuple, list)) else {0: sample}
 
 
-def _content(value: Any, depth: int = _DEPTH) -> bytes:
+def _content(value: Any) -> bytes:
     tensor = array_in(value)
     if is_flow_tensor(tensor) or hasattr(tensor, "__array__"):
         with suppress(SchemaError):  # Only a collator can use this value.
             return as_array(tensor).tobytes()
     if isinstance(value, (int, float, *TEXT)) or is_numbers(value):
         return repr(value).encode(errors="surrogatepass")
-    parts = _values_in(value)
-    if not depth or parts.get(0) is value:
-        return b""
-    return b",".join(_content(part, depth - 1) for part in parts.values())
+    return b""
 
 
-def check_kept(sample: Any, before: Mapping[Any, bytes], newest: Any, dataset: str) -> None:
+def check_kept(sample: Any, before: Mapping[_Path, bytes], newest: Any, dataset: str) -> None:
     """Refuse a dataset whose newer sample has overwritten an array of an earlier one."""
     now = contents_of(sample)
-    changed = [name for name in now if now[name] != before.get(name)]
-    for name in changed:
-        if now[name] == contents_of(newest).get(name):
+    changed = [path for path in now if now[path] != before.get(path)]
+    for path in changed:
+        if now[path] == contents_of(newest).get(path):
+            name = field_of(path)
             raise SchemaError(
                 f"field {name!r} of a sample of {dataset} overwrites that of an earlier one; return a copy of it"
             )
@@ -203,10 +226,10 @@ class ReuseCheck:
     def begin(self) -> None:
         """Forget the samples so far, which are no longer in use."""
         self._last: Any = None  # Kept alive, so that no new sample gets its memory by chance.
-        self._places: dict[Any, int] = {}
-        self._contents: dict[Any, bytes] | None = None
+        self._places: dict[_Path, int] = {}
+        self._contents: dict[_Path, bytes] | None = None
         self._first: Any = None
-        self._of_first: dict[Any, bytes] = {}
+        self._of_first: dict[_Path, bytes] = {}
         self._begun += 1
         self._left = _COMPARED_WITH_FIRST if self._begun <= _TIMES_COMPARED else 0
 
@@ -224,7 +247,7 @@ class ReuseCheck:
             check_kept(self._last, self._contents, sample, self._dataset)
             self._contents, self._suspects = None, False
         places = _places_of(sample)
-        shares = any(self._places.get(name) == place for name, place in places.items())
+        shares = any(self._places.get(path) == place for path, place in places.items())
         self._suspects |= shares
         if shares or (self._suspects and self._last is None):
             self._times += 1
@@ -235,7 +258,7 @@ class ReuseCheck:
 
 def first_in_one_place(samples: Sequence[Any], indices: Sequence[int]) -> int | None:
     """The number of the first sample that shares memory with a sample of another index, or None; all are in use."""
-    owners: dict[Any, int] = {}
+    owners: dict[tuple[_Path, int], int] = {}
     for row, sample in enumerate(samples):
         for place in _places_of(sample).items():
             owner = owners.setdefault(place, row)
@@ -244,14 +267,30 @@ def first_in_one_place(samples: Sequence[Any], indices: Sequence[int]) -> int | 
     return None
 
 
-def _places_of(sample: Any) -> dict[Any, int]:
-    """The addresses of a sample's arrays, and of the sample itself if it is mutable."""
-    places: dict[Any, int] = {_ITSELF: id(sample)} if isinstance(sample, (dict, list, Instance)) else {}
-    for name, value in _values_in(sample).items():
-        tensor = value.tensor if type(value) is DistTensorData else value
-        if isinstance(tensor, np.ndarray) and tensor.size:
-            places[name] = tensor.__array_interface__["data"][0]
+def _places_of(sample: Any) -> dict[_Path, int]:
+    """The addresses of a sample's arrays and tensors, and of the sample and its parts that are mutable; at most
+    `_MOST_PLACES` of them are of nested values."""
+    places: dict[_Path, int] = {(): id(sample)} if isinstance(sample, _MUTABLE) else {}
+    _note_places(sample, (), places)
     return places
+
+
+def _note_places(value: Any, path: _Path, places: dict[_Path, int]) -> None:
+    for name, part in _values_in(value).items():
+        if type(part) in _PLAIN or (path and len(places) >= _MOST_PLACES):
+            continue
+        tensor, place = array_in(part), (*path, name)
+        if isinstance(tensor, np.ndarray):
+            if tensor.size:
+                places[place] = tensor.__array_interface__["data"][0]
+        elif hasattr(type(tensor), "data_ptr"):  # of PyTorch
+            if tensor.numel():
+                places[place] = tensor.data_ptr()
+        elif part is not value:
+            if isinstance(part, _MUTABLE):
+                places[place] = id(part)
+            if len(path) < _DEPTH and not (isinstance(part, list) and (not part or type(part[0]) in _PLAIN)):
+                _note_places(part, place, places)
 
 
 def as_leaf(value: Any, path: str) -> Any:

@@ -8,7 +8,7 @@ from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
-from libai_data.data.items import as_leaf, contents_of, leaves_of_batch, named
+from libai_data.data.items import as_leaf, contents_of, field_of, leaves_of_batch, named
 from libai_data.data.nesting import TEXT, Skeleton, is_flat, is_texts, taken_apart
 from libai_data.data.random.global_generators import HOW_TO_DRAW
 from libai_data.loader.default_collate import default_collate
@@ -62,7 +62,7 @@ def compared(sample: Any, form: SampleForm, read: Callable[[], Any], dataset: st
         again = contents_of(read())
     except Exception:  # Only the comparison is lost.
         return form
-    changed = [name for name in before if again.get(name) != before[name]]
+    changed = [*dict.fromkeys(field_of(path) for path in before if again.get(path) != before[path])]
     if not changed:
         return form._replace(checksum=zlib.crc32(repr(tensors).encode())) if tensors else form
     warning = (

@@ -589,23 +589,53 @@ def test_a_name_of_a_field_that_is_no_text_is_refused(name: Any) -> None:
         batch_of([{name: np.zeros(2)}] * 8)
 
 
+def as_tensor(array: np.ndarray) -> Any:
+    return pytest.importorskip("torch").from_numpy(array)
+
+
 @pytest.mark.parametrize("batch", [2, 3, 5])
 @pytest.mark.parametrize("is_stream", [False, True])
-def test_samples_that_begin_to_overwrite_each_other_later_are_refused(batch: int, is_stream: bool) -> None:
+@pytest.mark.parametrize(
+    "value_of",
+    [
+        lambda array, index: array,
+        lambda array, index: {"y": array, "index": np.array(index)},
+        lambda array, index: [{"y": (array, np.array(index))}],
+        lambda array, index: as_tensor(array),
+    ],
+    ids=["array", "nested", "nested in a list", "tensor of torch"],
+)
+def test_samples_that_begin_to_overwrite_each_other_later_are_refused(
+    batch: int, is_stream: bool, value_of: Any
+) -> None:
     buffer = np.zeros(2)
 
-    def sample(index: int) -> dict[str, np.ndarray]:
+    def sample(index: int) -> dict[str, Any]:
         if index < 20:
-            return {"x": np.full(2, float(index))}
+            return {"x": value_of(np.full(2, float(index)), index)}
         buffer[:] = index
-        return {"x": buffer}
+        return {"x": value_of(buffer, index)}
 
     if is_stream:
         loader: Any = from_iterable(lambda: map(sample, range(60)), batch)
     else:
-        loader = DataLoader(OfAnyForm(sample, 60), batch_size=batch, collate_fn=stack_dicts)
+        loader = DataLoader(OfAnyForm(sample, 60), batch_size=batch, collate_fn=default_collate)
     with pytest.raises(DataPipelineError, match=r"field 'x' of a sample of .* overwrites .* return a copy"):
         list(loader.numpy())
+
+
+@pytest.mark.parametrize("reused", [{}, []], ids=["dict", "list"])
+def test_a_nested_dict_or_list_that_a_dataset_begins_to_use_again_is_found(reused: Any) -> None:
+    def sample(index: int) -> dict[str, Any]:
+        value: Any = type(reused)() if index < 60 else reused
+        if isinstance(value, dict):
+            value["y"] = np.full(2, index)
+        else:
+            value[:] = [index, index]
+        return {"x": value}
+
+    with pytest.raises(DataPipelineError, match=r"field 'x' of a sample of .* overwrites .* return a copy"):
+        list(DataLoader(OfAnyForm(sample, 120), batch_size=4, collate_fn=default_collate).numpy())
 
 
 def test_samples_that_share_memory_which_does_not_change_are_delivered() -> None:
@@ -793,7 +823,7 @@ def test_tensors_with_a_gradient_are_read_without_it(collate_fn: Any) -> None:
     weights = torch.nn.Parameter(torch.arange(3.0))
     for sample in ({"x": weights, "y": 1}, {"x": {"inner": weights * 1}, "y": 1}, (weights, 1), Instance(x=weights)):
         for batch in DataLoader([sample] * 2, 2, collate_fn=collate_fn).numpy():
-            (found,) = {name: value for name, value in contents_of(batch).items() if name in ("x", 0, "0")}.values()
+            (found,) = {path: each for path, each in contents_of(batch).items() if path[0] in ("x", "0")}.values()
             assert found == np.arange(3, dtype=np.float32).tobytes() * 2
     with pytest.raises(SchemaError, match=r"field 'x' .*BFloat16.*value.float\(\)"):
         next(iter(DataLoader([{"x": torch.ones(2, dtype=torch.bfloat16)}] * 2, 2)))
