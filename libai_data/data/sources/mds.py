@@ -95,7 +95,8 @@ _DECODERS: dict[str, Decode] = {
     "str_decimal": lambda data: Decimal(str(data, "utf-8")),
     "json": parsed_json,
     "pil": image,
-    "jpeg_array": lambda data: pieces(data, 0),
+    # Two names of one encoding.
+    **dict.fromkeys(("jpeg_array", "jpegarray"), lambda data: pieces(data, 0)),
     # The first number of a list is kept for later versions.
     **dict.fromkeys(("list[jpeg]", "list[png]"), lambda data: pieces(data, 4)),
     "list[pil]": lambda data: list(map(image, pieces(data, 4))),

@@ -27,7 +27,7 @@ _KINDS = {
     "text": "str",
     **dict.fromkeys(("jpeg", "png", "image", "tiff", "tifffile", "file"), "bytes"),
     **dict.fromkeys(("pil", "numpy", "tensor", "no_header_numpy", "no_header_tensor"), "ndarray"),
-    **dict.fromkeys(("list[jpeg]", "list[png]"), "jpeg_array"),
+    **dict.fromkeys(("jpegarray", "list[jpeg]", "list[png]"), "jpeg_array"),
 }
 _NAMED, _NUMBERED = ("builtins.dict", "collections.OrderedDict"), ("builtins.tuple", "builtins.list")
 

@@ -55,7 +55,7 @@ def test_all_encodings_are_decoded() -> None:
         "ndarray:int16:3,4": (array.tobytes(), array),
         "ndarray:int16": (bytes([2 << 2, 3, 4]) + array.tobytes(), array),
         "ndarray": (bytes([17, 2 << 2 | 1]) + np.array([3, 4], "<u2").tobytes() + array.tobytes(), array),
-        "jpeg_array": (lists([b"a", b"", b"bc"]), [b"a", b"", b"bc"]),
+        **dict.fromkeys(("jpeg_array", "jpegarray"), (lists([b"a", b"", b"bc"]), [b"a", b"", b"bc"])),
         "list[png]": (lists([b"a", b"bc"], bytes(4)), [b"a", b"bc"]),
         "list[pil]": (lists([raw, raw_grey], bytes(4)), [image, grey]),
     }
