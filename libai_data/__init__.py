@@ -64,7 +64,41 @@ _MODULES: dict[str, str] = {
     for name in names.split()
 }
 
-__all__ = list(_MODULES)
+__all__ = [
+    "LazyCall",
+    "LazyConfig",
+    "default_argument_parser",
+    "instantiate",
+    "CyclicSampler",
+    "SingleRoundSampler",
+    "to_global",
+    "build_image_test_loader",
+    "build_image_train_loader",
+    "build_nlp_test_loader",
+    "build_nlp_train_loader",
+    "build_nlp_train_val_test_loader",
+    "DefaultTrainer",
+    "EagerTrainer",
+    "GraphTrainer",
+    "HookBase",
+    "TrainerBase",
+    "default_setup",
+    "DataModule",
+    "DataStages",
+    "DataLoader",
+    "from_iterable",
+    "get_worker_info",
+    "trivial_batch_collator",
+    "ParallelMesh",
+    "get_data_parallel_rank",
+    "get_data_parallel_size",
+    "get_layer_placement",
+    "get_nd_sbp",
+    "init",
+    "synchronize",
+    "DistTensorData",
+    "Instance",
+]
 
 
 def lazy_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:

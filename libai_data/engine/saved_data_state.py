@@ -14,8 +14,8 @@ import numpy as np
 from libai_data.data.samplers.ledger import MOST_STEPS
 from libai_data.data.samplers.schedule import LeftOut, StepSchedule, left_out_by
 from libai_data.data.samplers.stream_state import StreamState
-from libai_data.engine.checkpoint.directory import MANIFEST, PendingDirectory, verify
-from libai_data.engine.checkpoint.folder import LAST, STATE, read_last, read_state
+from libai_data.engine.checkpoint.directory import LAST, MANIFEST, PendingDirectory, verify
+from libai_data.engine.checkpoint.folder import STATE, read_last, read_state
 from libai_data.errors import CheckpointError, ConfigError
 from libai_data.errors.argument_rules import check, whole
 

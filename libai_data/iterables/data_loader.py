@@ -46,15 +46,15 @@ _RULES = {
         )
     ),
 }
-_ATTRIBUTES = (
-    *("sampler", "num_workers", "collate_fn", "pin_memory", "drop_last", "timeout", "worker_init_fn", "generator"),
-    *("multiprocessing_context", "prefetch_factor", "persistent_workers", "pin_memory_device", "in_order"),
-)
 _OWN_NAMES = {"generator": "seed", "prefetch_factor": "prefetch", "multiprocessing_context": "start_method"}
 """Arguments of PyTorch's DataLoader for which this package has another name, too."""
 
 if TYPE_CHECKING:  # Type checkers see the methods of the loader that `__new__` returns.
-    from libai_data.loader.batch_loader import BatchLoader as _Made
+
+    class _Made(BatchLoader):
+        def __init__(self, *arguments: Any, **named: Any) -> None:
+            """Not called."""
+
 else:
     _Made = object
 
@@ -103,6 +103,20 @@ class DataLoader(_Made, metaclass=ABCMeta):
         ConfigError: Arguments are out of range, or exclude each other.
     """
 
+    sampler: Any
+    num_workers: int
+    collate_fn: Any
+    pin_memory: bool
+    drop_last: bool
+    timeout: float
+    worker_init_fn: Any
+    generator: Any
+    multiprocessing_context: Any
+    prefetch_factor: int | None
+    persistent_workers: bool
+    pin_memory_device: str
+    in_order: bool
+
     @with_python_numbers
     def __new__(
         cls,
@@ -133,8 +147,8 @@ class DataLoader(_Made, metaclass=ABCMeta):
         lanes: int | None = None,
         block: int | None = None,
         **options: Any,
-    ) -> Any:
-        kept = {name: value for name, value in locals().items() if name in _ATTRIBUTES}
+    ) -> DataLoader:
+        kept = {name: value for name, value in locals().items() if name in DataLoader.__annotations__}
         takers = DataLoader.__new__, from_iterable, BatchLoader
         refuse_unknown("DataLoader", options, *takers, given=("cls", "source", "micro_batch_size"))
         is_list = hasattr(batch_size, "__iter__") and not isinstance(batch_size, str)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from libai_data.config import LazyCall, instantiate
 from libai_data.data.attributes import attribute_of, has_attribute
@@ -44,6 +44,9 @@ from libai_data.loader.failures import ErrorPolicy, FailureLog
 from libai_data.loader.schema import Overrides
 from libai_data.loader.shared_arguments import RULES
 from libai_data.mesh.current import get_mesh
+
+if TYPE_CHECKING:
+    from libai_data.iterables.data_loader import DataLoader
 
 ENDS = ("short", "pad", "drop", "cycle")
 
@@ -93,7 +96,7 @@ def from_iterable(
     num_shards: int | None = None,
     shuffle_buffer: int = 0,
     **loader_options: Any,
-) -> Any:
+) -> DataLoader:
     """Make a loader of an iterable of samples or batches.
 
     A source with a length and an index (a list, a torch dataset, a Grain MapDataset, a Hugging Face dataset) becomes a
@@ -303,7 +306,7 @@ def _stream(
     collate_fn: Any,
     options: dict[str, Any],
     words: dict[str, int] | None,
-) -> IterableLoader:
+) -> Any:
     mesh = plan.mesh
     size = None if micro_batch_size is None else micro_batch_size * mesh.data_parallel_size
     own: IterableStream | None = None  # of this rank, if it reads

@@ -10,9 +10,9 @@ import numpy as np
 
 from libai_data.data.random.global_generators import warn_once
 from libai_data.data.samplers.batch_runs import Run, rounded_up, runs_of
-from libai_data.data.samplers.cursor import Cursor, EpochPositions
+from libai_data.data.samplers.cursor import Cursor, EpochPositions, IndexBatch
 from libai_data.data.samplers.resuming import allowing
-from libai_data.data.samplers.sampler import IndexBatch, StreamSampler
+from libai_data.data.samplers.sampler import StreamSampler
 from libai_data.errors import CheckpointError, ConfigError, SchemaError
 from libai_data.errors.argument_rules import EPOCH
 from libai_data.errors.saved_state import Keys, check_state

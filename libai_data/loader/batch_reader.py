@@ -13,7 +13,7 @@ import numpy as np
 from libai_data.data.datasets.stream_transform import place_and_offset
 from libai_data.data.nesting import Skeleton, put_together
 from libai_data.data.random.global_generators import warn_once
-from libai_data.data.samplers.sampler import IndexBatch
+from libai_data.data.samplers.cursor import IndexBatch
 from libai_data.data.transforms.batch import EVEN_LISTS, BatchTransform, check_rows_together, rows_together
 from libai_data.errors import ConfigError, SchemaError, nearest
 from libai_data.loader.executor import Collated, Executor, InProcessExecutor, Task, TaskResult

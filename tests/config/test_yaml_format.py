@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 
 from libai_data.config import LazyCall, default_graph, default_train, instantiate
-from libai_data.config.lazy_config import as_config
+from libai_data.config.config_files import as_config
 from libai_data.config.naming import describe, dotted_name, locate
 from libai_data.config.yaml_format import from_yaml, to_yaml
 from libai_data.errors import ConfigError

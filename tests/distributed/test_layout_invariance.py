@@ -13,7 +13,7 @@ from libai_data.data.random.global_generators import seeded
 from libai_data.data.random.hashing import combine64
 from libai_data.data.random.sample_random import reading_samples
 from libai_data.data.samplers import Order
-from libai_data.mesh.current import ParallelMesh
+from libai_data.mesh.parallel_mesh import ParallelMesh
 from libai_data.structures import Instance
 from tests.distributed.launcher import found_by_ranks, once_for_each, ranks_of
 from tests.distributed.scripts.many_layouts import CASES, LAYOUTS, SAMPLES, SEED, Case, ManyLayouts, digest

@@ -13,15 +13,9 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from libai_data.config import LazyCall, LazyConfig
+from libai_data.delivery.same_values import differences
 from libai_data.engine import agreement
-from libai_data.engine.agreement import (
-    config_values,
-    differences,
-    hash_of_values,
-    mesh_warnings,
-    needed_versions,
-    own_version,
-)
+from libai_data.engine.agreement import config_values, hash_of_values, mesh_warnings, needed_versions, own_version
 from libai_data.errors import ConfigError
 from libai_data.launch.launcher import free_port
 from libai_data.mesh.parallel_mesh import ParallelMesh

@@ -21,7 +21,7 @@ from libai_data.engine import DefaultTrainer, default_setup, setup
 from libai_data.engine.loaders import build_configured_test_loaders, build_configured_train_loader
 from libai_data.engine.setup import complete_train_config
 from libai_data.errors import ConfigError
-from libai_data.mesh.current import ParallelMesh
+from libai_data.mesh.parallel_mesh import ParallelMesh
 from tests.config.test_values import leaves
 from tests.engine.tiny import TinyDataset, TinyModel, tiny_config
 from tests.properties import slowly

@@ -43,7 +43,8 @@ from libai_data.errors import CheckpointError, ConfigError, PassError, SampleErr
 from libai_data.iterables import FilteredStream, default_collate, from_iterable
 from libai_data.iterables.prefetcher import Flag, Prefetcher
 from libai_data.loader import PadCollator
-from libai_data.mesh.current import ParallelMesh, set_mesh
+from libai_data.mesh.current import set_mesh
+from libai_data.mesh.parallel_mesh import ParallelMesh
 from libai_data.structures import DistTensorData, Instance, batch_info
 from tests.deadline import stretched, wait_until
 from tests.iterables.rows import flat, numbers, resumed, rows_of, sample, taken

@@ -24,6 +24,7 @@ from libai_data.iterables import from_iterable, prefetcher, sharded_stream, shuf
 from libai_data.iterables.interleaved import ShardPlace, open_at
 from libai_data.iterables.iterable_source import Source
 from libai_data.iterables.shard_lanes import ShardLanes
+from libai_data.loader.same_dataset import are_same
 from tests.deadline import stretched, wait_until
 from tests.iterables.rows import (
     Scaled,
@@ -442,7 +443,7 @@ def test_the_processes_that_read_a_stream_order_sets_alike(monkeypatch: pytest.M
 
 
 def test_close_ends_the_threads_of_shards_that_are_being_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    opens, goes_on, are_same = threading.Event(), threading.Event(), sharded_stream.are_same
+    opens, goes_on = threading.Event(), threading.Event()
 
     def slowly_compared(*attributes: Any) -> bool:
         opens.set()
@@ -482,7 +483,7 @@ def test_an_epoch_that_begins_while_another_thread_ends_its_lanes_ends_too() -> 
 
 
 def test_a_pass_that_is_opened_late_does_not_end_the_next_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    opens, goes_on, opened, are_same = threading.Event(), threading.Event(), threading.Event(), sharded_stream.are_same
+    opens, goes_on, opened = threading.Event(), threading.Event(), threading.Event()
 
     def first_slowly(*attributes: Any) -> bool:
         if not opens.is_set():

@@ -34,6 +34,7 @@ from libai_data.data.datasets import (
     random_split,
 )
 from libai_data.data.random import global_generators
+from libai_data.data.random.hashing import combine64
 from libai_data.data.random.kept_objects import own_generators
 from libai_data.data.random.sample_random import reading_samples, sample_generator
 from libai_data.data.samplers import CyclicSampler
@@ -204,7 +205,7 @@ def test_samples_that_draw_now_and_then_draw_their_own_and_leave_the_generators_
     dataset = kind(sources, every=every, first=first % every)
     reference: dict[tuple[int, int], bytes] = {}
     for index in range(24):
-        with reading_samples(((0, 0, index),)), global_generators.seeded(global_generators.combine64(0, 0, index)):
+        with reading_samples(((0, 0, index),)), global_generators.seeded(combine64(0, 0, index)):
             reference[0, index] = dataset[index]["drawn"].tobytes()
     random.gauss(0, 1), np.random.normal()
     if not kept:

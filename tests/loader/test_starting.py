@@ -29,7 +29,6 @@ from libai_data import DataLoader, from_iterable
 from libai_data.data.datasets.combine import Subset
 from libai_data.errors import ConfigError, DataPipelineError, SampleError, StorageError
 from libai_data.launch import parent_pipe
-from libai_data.loader import shipping
 from libai_data.loader.failures import ErrorPolicy
 from libai_data.loader.shipping import ship, unship
 from libai_data.loader.starting import WorkerStarter
@@ -609,7 +608,7 @@ def test_many_small_arrays_need_little_memory() -> None:
 
 def test_arrays_are_not_copied_where_workers_are_forked(monkeypatch: Any) -> None:
     many = [*map(str, range(10**6))], np.zeros(10)
-    monkeypatch.setattr(shipping.os, "memfd_create", lambda *_: pytest.fail("it was copied"))
+    monkeypatch.setattr(os, "memfd_create", lambda *_: pytest.fail("it was copied"))
     starter = WorkerStarter(Payload(many, None, 0, ErrorPolicy("raise", None)), "auto")
     assert starter._shipment is None
 

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from libai_data.errors import ConfigError, MeshError
 from libai_data.mesh.current import (
-    ParallelMesh,
     broadcast_py_object,
     get_data_parallel_rank,
     get_data_parallel_size,
@@ -30,7 +29,7 @@ from libai_data.mesh.current import (
     setup_dist_util,
 )
 from libai_data.mesh.global_tensor import local_to_global
-from libai_data.mesh.parallel_mesh import spread_layers
+from libai_data.mesh.parallel_mesh import ParallelMesh, spread_layers
 from tests.deadline import run_to_end
 
 sizes = st.tuples(st.integers(1, 5), st.integers(1, 5), st.integers(1, 5))

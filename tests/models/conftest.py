@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from libai_data.mesh.current import ParallelMesh, set_mesh
+from libai_data.mesh.current import set_mesh
+from libai_data.mesh.parallel_mesh import ParallelMesh
 
 
 @pytest.fixture(autouse=True)

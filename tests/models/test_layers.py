@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from libai_data.errors import ConfigError
-from libai_data.mesh.current import ParallelMesh, set_mesh
+from libai_data.mesh.current import set_mesh
+from libai_data.mesh.parallel_mesh import ParallelMesh
 
 import oneflow as flow  # isort: skip
 

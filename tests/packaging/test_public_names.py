@@ -6,10 +6,17 @@ import ast
 import importlib
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 import libai_data
+
+if TYPE_CHECKING:  # For `make types`.
+    from typing_extensions import assert_type
+
+    assert_type(libai_data.DataLoader([0]), libai_data.DataLoader)
+    assert_type(libai_data.from_iterable([0], 1), libai_data.DataLoader)
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PATHS = REPOSITORY / "docs" / "api" / "paths.md"
@@ -61,6 +68,15 @@ def test_type_checkers_see_the_names_that_python_sees() -> None:
         alias.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names
     }
     assert imported == libai_data._MODULES
+
+
+@pytest.mark.parametrize("package", ["libai_data", "libai_data.data.datasets", "libai_data.data.transforms"])
+def test_type_checkers_see_which_names_are_public(package: str) -> None:
+    """They read `__all__`, but do not compute it."""
+    module = importlib.import_module(package)
+    body = ast.parse(Path(str(module.__file__)).read_text()).body
+    assigned = {ast.unparse(node.targets[0]): node.value for node in body if isinstance(node, ast.Assign)}
+    assert sorted(ast.literal_eval(assigned["__all__"])) == sorted(module._MODULES)
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

@@ -13,7 +13,8 @@ import numpy as np
 from libai_data.commands.doctor.rank import Examined
 from libai_data.commands.doctor.reports import OK, RED, WARNING, Facts, Finding, Reports
 from libai_data.data.attributes import has_attribute
-from libai_data.engine.agreement import config_values, differences, hash_of_values, mesh_warnings, needed_versions
+from libai_data.delivery.same_values import differences
+from libai_data.engine.agreement import config_values, hash_of_values, mesh_warnings, needed_versions
 from libai_data.errors import numbers_in_words
 from libai_data.loader.failures import ErrorPolicy
 from libai_data.loader.reading import SampleReader

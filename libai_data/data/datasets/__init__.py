@@ -47,5 +47,32 @@ _MODULES = {
     for name in names.split()
 }
 
-__all__ = list(_MODULES)
+__all__ = [
+    "BertDataset",
+    "RobertaDataset",
+    "Blend",
+    "BlendedDataset",
+    "ChatDataset",
+    "PreferenceDataset",
+    "ConcatDataset",
+    "RandomPart",
+    "Subset",
+    "random_split",
+    "GPTDataset",
+    "CIFAR100Dataset",
+    "CIFAR10Dataset",
+    "FashionMNISTDataset",
+    "ImageFolderDataset",
+    "ImageNetDataset",
+    "MNISTDataset",
+    "LabelledImages",
+    "Map",
+    "RandomMap",
+    "OneRound",
+    "PackedDataset",
+    "cu_seqlens",
+    "FilteredDataset",
+    "StreamTransform",
+    "T5Dataset",
+]
 __getattr__, __dir__ = lazy_names(__name__, _MODULES)

@@ -35,5 +35,24 @@ _MODULES = {
     for name in names.split()
 }
 
-__all__ = list(_MODULES)
+__all__ = [
+    "BatchTransform",
+    "ColorJitter",
+    "RandomErasing",
+    "EncodedImage",
+    "decode_image",
+    "FillInTheMiddle",
+    "Albumentations",
+    "Seeded",
+    "CenterCrop",
+    "RandomFlip",
+    "RandomResizedCrop",
+    "Resize",
+    "ImageToFloat",
+    "Mixup",
+    "Compose",
+    "RandomTransform",
+    "pixels_of",
+    "RandAugment",
+]
 __getattr__, __dir__ = lazy_names(__name__, _MODULES)

@@ -212,7 +212,7 @@ class DataStages:
                 "batch_size=None if each item is a batch"
             )
         try:
-            made = from_iterable(loader, size, fields=names, batches=True, ends=ends)
+            made: Any = from_iterable(loader, size, fields=names, batches=True, ends=ends)
         except ConfigError as error:
             raise ConfigError(f"{label} returned {found}, not a loader or a list of loaders: {error}") from error
         made.name_source(f"what {label} returned ({found})")

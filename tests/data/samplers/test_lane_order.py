@@ -20,10 +20,11 @@ from libai_data.data.datasets.mapped import Map
 from libai_data.data.datasets.shard_lengths import shard_lengths_of
 from libai_data.data.datasets.stream_transform import FilteredDataset
 from libai_data.data.random.hashing import combine64, mix64_array
-from libai_data.data.random.permutation import permuted, permuted_each
+from libai_data.data.random.permutation import permuted, permuted_each, whole_permutations
 from libai_data.data.samplers import CyclicSampler, Ledger, SingleRoundSampler, StepSchedule, StreamState, lane_visits
+from libai_data.data.samplers.cursor import IndexBatch
 from libai_data.data.samplers.lane_order import LaneOrder, lane_of_turn, laned_order
-from libai_data.data.samplers.sampler import IndexBatch, StreamSampler
+from libai_data.data.samplers.sampler import StreamSampler
 from libai_data.data.samplers.weighted_order import WeightedOrder
 from libai_data.delivery.build import build_image_train_loader
 from libai_data.errors import CheckpointError, ConfigError
@@ -299,7 +300,7 @@ def test_the_tables_of_all_lanes_are_made_at_once() -> None:
     order = LaneOrder(64_000, 1, True, 0, 64, 4, "", np.full(6400, 10))
     with pytest.MonkeyPatch.context() as patch:
         made: list[int] = []
-        whole = lane_visits.whole_permutations
+        whole = whole_permutations
 
         def noted(sizes: np.ndarray, keys: np.ndarray) -> np.ndarray:
             made.append(len(sizes))

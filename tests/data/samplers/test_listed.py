@@ -12,7 +12,8 @@ from libai_data import DataLoader
 from libai_data.data.samplers import CyclicSampler, SingleRoundSampler
 from libai_data.data.samplers.listed import ListedBatches, as_stream
 from libai_data.errors import CheckpointError, ConfigError, SampleError
-from libai_data.mesh.current import ParallelMesh, get_mesh, set_mesh
+from libai_data.mesh.current import get_mesh, set_mesh
+from libai_data.mesh.parallel_mesh import ParallelMesh
 
 
 @pytest.fixture()

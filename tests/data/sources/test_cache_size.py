@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from libai_data.data.datasets import BlendedDataset, Subset
 from libai_data.data.samplers import CyclicSampler
 from libai_data.data.shard_use import most_in_use
-from libai_data.data.sources import open_source, streamed
+from libai_data.data.sources import open_source, remote, streamed
 from libai_data.data.sources.shard_counts import counted
 from libai_data.data.sources.shard_table import TABLE
 from libai_data.delivery.read_plan import READERS, ReadPlan
@@ -71,7 +71,7 @@ class Shards:
         return len(self.fetched) - len(self._unread)
 
 
-_fetch = streamed.fetch
+_fetch = remote.fetch
 
 
 class Samples:

@@ -19,7 +19,8 @@ from libai_data import DataLoader
 from libai_data.data.samplers import CyclicSampler
 from libai_data.delivery import to_global
 from libai_data.errors import DataPipelineError
-from libai_data.mesh.current import ParallelMesh, get_mesh, set_mesh
+from libai_data.mesh.current import get_mesh, set_mesh
+from libai_data.mesh.parallel_mesh import ParallelMesh
 from libai_data.mesh.peers.liveness import watch_over_ranks
 from libai_data.structures import DistTensorData, Instance
 

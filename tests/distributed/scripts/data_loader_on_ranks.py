@@ -17,7 +17,8 @@ import oneflow as flow
 from libai_data import DataLoader
 from libai_data.data.datasets import FilteredDataset
 from libai_data.delivery import to_global
-from libai_data.mesh.current import ParallelMesh, set_mesh
+from libai_data.mesh.current import set_mesh
+from libai_data.mesh.parallel_mesh import ParallelMesh
 from libai_data.structures import batch_info
 
 SAMPLES = 22

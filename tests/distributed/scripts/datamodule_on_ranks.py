@@ -13,7 +13,8 @@ from libai_data.engine.datamodule.data_stages import DataStages
 from libai_data.engine.datamodule.datamodule import DataModule
 from libai_data.errors import ConfigError, PeerError
 from libai_data.iterables import default_collate
-from libai_data.mesh.current import ParallelMesh, set_mesh
+from libai_data.mesh.current import set_mesh
+from libai_data.mesh.parallel_mesh import ParallelMesh
 from tests.iterables.rows import rows_of, sample
 
 FOLDER = Path(sys.argv[1])

@@ -28,7 +28,8 @@ from libai_data.delivery.build import build_nlp_test_loader, build_nlp_train_loa
 from libai_data.delivery.network import NetworkFeed
 from libai_data.errors import PassError
 from libai_data.loader import PadCollator
-from libai_data.mesh.current import ParallelMesh, get_mesh, set_mesh
+from libai_data.mesh.current import get_mesh, set_mesh
+from libai_data.mesh.parallel_mesh import ParallelMesh
 from libai_data.structures import DistTensorData, Instance, batch_info, origin_of
 
 FOLDER = Path(sys.argv[1])

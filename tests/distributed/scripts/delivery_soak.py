@@ -16,7 +16,8 @@ import oneflow as flow
 
 from libai_data.delivery import to_global
 from libai_data.delivery.build import build_nlp_test_loader, build_nlp_train_loader
-from libai_data.mesh.current import ParallelMesh, set_mesh
+from libai_data.mesh.current import set_mesh
+from libai_data.mesh.parallel_mesh import ParallelMesh
 from tests.loader.streams import loader_threads
 
 RANK = flow.env.get_rank()

@@ -15,7 +15,8 @@ from libai_data import DataLoader
 from libai_data.data.samplers import CyclicSampler
 from libai_data.delivery import to_global
 from libai_data.errors import SchemaError
-from libai_data.mesh.current import ParallelMesh, set_mesh
+from libai_data.mesh.current import set_mesh
+from libai_data.mesh.parallel_mesh import ParallelMesh
 from libai_data.structures import DistTensorData
 
 RANK = flow.env.get_rank()

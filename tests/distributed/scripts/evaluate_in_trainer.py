@@ -24,7 +24,8 @@ from libai_data.engine.evaluation import ClsEvaluator, DatasetEvaluator, Perplex
 from libai_data.engine.output_folder import release_output_folder
 from libai_data.errors import DataPipelineError, error_text
 from libai_data.loader.collate import PadCollator, trivial_batch_collator
-from libai_data.mesh.current import ParallelMesh, set_mesh, synchronize
+from libai_data.mesh.current import set_mesh, synchronize
+from libai_data.mesh.parallel_mesh import ParallelMesh
 from libai_data.structures import DistTensorData, Instance
 from tests.engine.tiny import tiny_config
 

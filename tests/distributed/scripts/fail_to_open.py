@@ -17,7 +17,8 @@ from libai_data.delivery import shared_loader
 from libai_data.delivery.build import build_nlp_train_loader
 from libai_data.errors import ConfigError, ContractError
 from libai_data.loader.arena import Arena
-from libai_data.mesh.current import ParallelMesh, set_mesh
+from libai_data.mesh.current import set_mesh
+from libai_data.mesh.parallel_mesh import ParallelMesh
 
 
 class Speechless(Exception):

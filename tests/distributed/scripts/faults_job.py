@@ -21,7 +21,8 @@ from libai_data.data.samplers import CyclicSampler
 from libai_data.delivery import to_global
 from libai_data.delivery.build import build_nlp_train_loader
 from libai_data.engine.failure import end_job_on_failure
-from libai_data.mesh.current import ParallelMesh, get_mesh, set_mesh
+from libai_data.mesh.current import get_mesh, set_mesh
+from libai_data.mesh.parallel_mesh import ParallelMesh
 from libai_data.mesh.peers.liveness import say_farewell, watch_over_ranks
 
 CASE, WORKERS, FOLDER = sys.argv[1], int(sys.argv[3]), sys.argv[4]

@@ -14,7 +14,8 @@ from libai_data.data.datasets import GPTDataset
 from libai_data.data.samplers import CyclicSampler
 from libai_data.delivery import to_global
 from libai_data.delivery.build import build_nlp_train_loader
-from libai_data.mesh.current import ParallelMesh, set_mesh, tensor_to_rank0
+from libai_data.mesh.current import set_mesh, tensor_to_rank0
+from libai_data.mesh.parallel_mesh import ParallelMesh
 from libai_data.structures import origin_of
 
 LENGTH, BATCH, STEPS = 32, 8, 3

@@ -20,7 +20,8 @@ import oneflow as flow
 from libai_data.delivery import to_global
 from libai_data.errors import DataPipelineError
 from libai_data.iterables import FilteredStream, MappedStream, PackedStream, default_collate, from_iterable
-from libai_data.mesh.current import ParallelMesh, get_mesh, set_mesh
+from libai_data.mesh.current import get_mesh, set_mesh
+from libai_data.mesh.parallel_mesh import ParallelMesh
 from libai_data.structures import batch_info
 from tests.deadline import stretched
 from tests.iterables.rows import Stateful, numbers, rows_of, sample

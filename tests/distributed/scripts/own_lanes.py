@@ -21,7 +21,8 @@ from libai_data.delivery import to_global
 from libai_data.engine.hooks import DataProgress
 from libai_data.engine.token_count import TokenCounter
 from libai_data.errors import DataPipelineError
-from libai_data.mesh.current import ParallelMesh, get_rank, set_mesh
+from libai_data.mesh.current import get_rank, set_mesh
+from libai_data.mesh.parallel_mesh import ParallelMesh
 from libai_data.structures import batch_info
 
 STEPS, PERIOD, CHECK_EVERY = 12, 4, 2

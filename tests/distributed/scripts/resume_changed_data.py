@@ -19,7 +19,8 @@ import oneflow as flow
 from libai_data.delivery import to_global
 from libai_data.errors import CheckpointError, DataPipelineError, error_text
 from libai_data.iterables import from_iterable
-from libai_data.mesh.current import ParallelMesh, get_mesh, set_mesh, synchronize
+from libai_data.mesh.current import get_mesh, set_mesh, synchronize
+from libai_data.mesh.parallel_mesh import ParallelMesh
 from tests.engine.data_runs import config_of, train
 from tests.engine.tiny import TinyDataset
 

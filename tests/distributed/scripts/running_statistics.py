@@ -14,7 +14,6 @@ from libai_data.delivery.build import build_image_test_loader
 from libai_data.engine.checkpoint import Checkpointer
 from libai_data.engine.evaluation import ClsEvaluator, inference_on_dataset
 from libai_data.mesh.current import (
-    ParallelMesh,
     convert_to_distributed_default_setting,
     get_layer_placement,
     get_nd_sbp,
@@ -22,6 +21,7 @@ from libai_data.mesh.current import (
     get_world_size,
     set_mesh,
 )
+from libai_data.mesh.parallel_mesh import ParallelMesh
 from tests.engine.tiny import FEATURES, TinyDataset, TinyModel
 
 FOLDER = Path(sys.argv[1])

@@ -22,7 +22,8 @@ from libai_data.atomic_files import written_whole
 from libai_data.data.sources import open_source
 from libai_data.delivery import to_global
 from libai_data.engine.failure import end_job_on_failure
-from libai_data.mesh.current import ParallelMesh, set_mesh
+from libai_data.mesh.current import set_mesh
+from libai_data.mesh.parallel_mesh import ParallelMesh
 from libai_data.mesh.peers.liveness import say_farewell, watch_over_ranks
 
 BATCH = 8

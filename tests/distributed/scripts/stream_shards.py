@@ -17,7 +17,8 @@ from libai_data import DataLoader
 from libai_data.data.datasets import BlendedDataset, FilteredDataset, Map, PackedDataset, Subset
 from libai_data.data.sources import open_source
 from libai_data.delivery import to_global
-from libai_data.mesh.current import ParallelMesh, set_mesh
+from libai_data.mesh.current import set_mesh
+from libai_data.mesh.parallel_mesh import ParallelMesh
 from tests.distributed.scripts.stream_and_resume import ORDER
 
 BATCHES = 20

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from libai_data.mesh import current as meshes
+from libai_data.mesh.parallel_mesh import ParallelMesh
 
 # Its CUDA libraries are found by the import above.
 import oneflow as flow  # isort: skip
@@ -145,7 +146,7 @@ def main() -> None:
         shape, models, modes = argument.split(":")
         data, tensor, pipeline = map(int, shape.split("x"))
         stages = tuple(range(DEPTH)) if pipeline > 1 else ()
-        meshes.set_mesh(meshes.ParallelMesh(data, tensor, pipeline, rank=rank, layer_stage_ids=stages))
+        meshes.set_mesh(ParallelMesh(data, tensor, pipeline, rank=rank, layer_stage_ids=stages))
         steps = STEPS_OF_ONE_RANK if shape == "1x1x1" else STEPS
         results[f"{shape} collectives"] = collectives()
         for name, mode in itertools.product(models.split(","), modes.split(",")):

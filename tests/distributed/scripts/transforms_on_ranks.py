@@ -28,7 +28,8 @@ from libai_data.data.transforms import (
 )
 from libai_data.delivery import to_global
 from libai_data.delivery.build import build_image_train_loader, build_nlp_train_loader
-from libai_data.mesh.current import ParallelMesh, get_mesh, set_mesh
+from libai_data.mesh.current import get_mesh, set_mesh
+from libai_data.mesh.parallel_mesh import ParallelMesh
 from tests.data.samplers.transforms import Documents, Failing, is_even
 
 GLOBAL_BATCH = 8

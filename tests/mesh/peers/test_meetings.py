@@ -11,6 +11,7 @@ import pytest
 
 from libai_data.errors import MeshError
 from libai_data.mesh.peers import watchdog
+from libai_data.mesh.peers.standstill import COLLECTIVE
 from libai_data.mesh.peers.watchdog import Liveness
 from tests.deadline import stretched
 
@@ -37,7 +38,7 @@ def test_a_rank_whose_follower_comes_before_it_has_met_rank_0_reports_both_toget
     follower, rank0 = object(), object()
     leader._links.connections[1] = follower
     leader._links.above = rank0  # It connects now, and is not among the connections yet.
-    place = (1, watchdog.COLLECTIVE, "synchronize")
+    place = (1, COLLECTIVE, "synchronize")
     leader._arrive(3, place, "loop.py:7", [[3, "three"]])
     assert not sent
     leader._links.connections[2] = rank0

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 from libai_data.data.datasets.gpt import GPTDataset
+from libai_data.data.sources import ArrayRecordSource, ParquetSource, WebDatasetSource
 from libai_data.delivery.read_plan import READERS, ReadPlan
 from tests.deadline import run_to_end
 from tools.benchmarks.deliveries import CONTENDERS
 from tools.benchmarks.ranks import Ranks, RanksError
 from tools.benchmarks.rows import Measured, Row, Scale, measure
-from tools.benchmarks.samples import GptTokens, MappedImages, PlainTokens
+from tools.benchmarks.samples import TOKENS, GptTokens, MappedImages, PlainTokens
 from tools.benchmarks.suites import delivery, loader, plan, records, state, streaming, text, text_preprocess, training
 from tools.benchmarks.works import FlowSamples, write_images, write_tokens
 
@@ -89,17 +90,17 @@ def test_the_record_readers_that_are_compared_read_the_same(tmp_path: Path) -> N
         pytest.importorskip(package)
     files, indices = records._Files(tmp_path, 2000), [5, 1999, 0]
     array_record, tar, parquet = (files.path(kind) for kind in ("array_record", "tar", "parquet"))
-    expected = records.ArrayRecordSource(array_record).read_many(indices)
+    expected = ArrayRecordSource(array_record).read_many(indices)
     assert list(records._array_record_reader(array_record)(indices)) == expected
     assert records._tarfile(tar)(indices) == expected
-    assert [sample["bin"] for sample in records.WebDatasetSource(tar).read_many(indices)] == expected
-    assert [row["record"] for row in records.ParquetSource(parquet).read_many(indices)] == expected
+    assert [sample["bin"] for sample in WebDatasetSource(tar).read_many(indices)] == expected
+    assert [row["record"] for row in ParquetSource(parquet).read_many(indices)] == expected
     assert sorted(row["record"] for row in records._parquet_row_groups(parquet)(indices)) == sorted(expected)
 
 
 def test_the_gpt_samples_that_are_compared_are_the_same(tmp_path: Path) -> None:
     prefix = text.write_corpus(tmp_path / "corpus", 10**5)
-    ours, theirs = GPTDataset(prefix, text.LENGTH), GptTokens(f"{prefix}.bin")
+    ours, theirs = GPTDataset(prefix, TOKENS), GptTokens(f"{prefix}.bin")
     assert len(ours) == len(theirs) > 50
     for index in (0, 7, len(ours) - 1):
         for name, array in theirs[index].items():
