@@ -86,8 +86,10 @@ def read_quarantine(path: Path) -> frozenset[int]:
     """The indices that a quarantine file lists; none if there is no file. A ConfigError names a malformed line."""
     if not path.exists():
         return frozenset()
+    if not path.is_file():  # Opening a pipe would wait for a writer.
+        raise ConfigError(f"quarantine_file {path} is a device, a pipe or a socket; give the path of a file")
     indices = set()
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(path.read_text(encoding="utf-8", errors="backslashreplace").splitlines(), start=1):
         try:
             indices.add(int(json.loads(line)["index"]))
         except (ValueError, KeyError, TypeError) as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import os
 import re
 from itertools import islice
 from pathlib import Path
@@ -271,12 +272,18 @@ def test_a_quarantine_file_is_fed_to_skip_as_well(workers: dict[str, Any], tmp_p
     assert path.read_text() == '{"index": 5}\n'
 
 
-@pytest.mark.parametrize("line", ["", "[5]", '{"indices": 5}', '{"index": "five"}', "garbage"])
+@pytest.mark.parametrize("line", ["", "[5]", '{"indices": 5}', '{"index": "five"}', "garbage", "\udcff"])
 def test_a_malformed_quarantine_file_is_refused_with_its_line(line: str, tmp_path: Path) -> None:
     path = tmp_path / "bad.jsonl"
-    path.write_text('{"index": 5}\n' + line + "\n")
+    path.write_text('{"index": 5}\n' + line + "\n", errors="surrogateescape")
     with pytest.raises(ConfigError, match=r"bad\.jsonl, line 2"):
         ErrorPolicy("skip", str(path))
+
+
+def test_a_pipe_in_place_of_a_quarantine_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match=r"pipe is a device, a pipe or a socket; give the path of a file"):
+        ErrorPolicy("skip", str(tmp_path / "pipe"))
 
 
 def test_policies_are_checked() -> None:
