@@ -12,6 +12,7 @@ import pytest
 from libai_data.commands import corpus, inspect
 from libai_data.commands.conversion.conversion import Conversion
 from libai_data.config import LazyConfig
+from libai_data.data.datasets import MNISTDataset
 from libai_data.data.sources import ImageFolderSource, IndexedWriter
 from libai_data.data.sources.record_index import index_folder
 from libai_data.data.text import Training, preprocess, train_tokenizer
@@ -36,6 +37,7 @@ ARGUMENTS: dict[str, Callable[[Any], Any]] = {
     "json_file": JSONWriter,
     "log_dir": TensorboardXWriter,
     "filename": lambda path: LazyConfig.save({}, path),
+    "root of a download": lambda path: MNISTDataset(root=path, download=True),
 }
 COMMANDS: dict[str, Callable[[str], Any]] = {
     "--output": lambda path: inspect.main(["none.py", "--output", path]),

@@ -18,7 +18,7 @@ from libai_data.data.sources.remote import md5_of
 from libai_data.data.sources.sharded import checked_indices, runs_of
 from libai_data.data.sources.storage import LocalFile
 from libai_data.errors import DataPipelineError, FormatError, StorageError
-from libai_data.errors.argument_rules import check_types
+from libai_data.errors.argument_rules import OUTPUT, check, check_types
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +47,8 @@ class PublishedImages:
     ) -> None:
         check_types(PublishedImages, {"train": train, "download": download, "source_url": source_url})
         self.kind = kind
+        if download:
+            check({"root": OUTPUT}, root=root)
         root = checked_path("root", root)
         self.folder = root / kind.folder
         if download and not self._is_there():
