@@ -206,7 +206,7 @@ def write_edited(saved: SavedState, stream: StreamState) -> Path:
     """
     names = (saved.path.with_name(f"{saved.path.name}.before_edit_{number}") for number in count(1))
     backup = next(path for path in names if not path.exists())
-    files = list(json.loads((saved.path / MANIFEST).read_text())["files"])
+    files = list(json.loads((saved.path / MANIFEST).read_text(encoding="utf-8"))["files"])
     data = {key: value for key, value in saved.data.items() if key == "dataset"}
     stateful = {**saved.content["stateful"], "train_loader": {**stream.to_json(), **data}}
     try:

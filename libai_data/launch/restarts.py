@@ -58,7 +58,7 @@ class Training:
             return "", 0
         path = self.checkpoints / "last_checkpoint"
         try:
-            return path.read_text().strip(), path.stat().st_mtime_ns
+            return path.read_text(encoding="utf-8").strip(), path.stat().st_mtime_ns
         except (OSError, UnicodeDecodeError):
             return "", 0
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from pathlib import Path
@@ -98,6 +99,20 @@ def test_a_writer_killed_at_any_moment_leaves_the_old_or_the_new_one(tmp_path: P
         texts.add((folder / "c" / "a.json").read_text())
         assert [path.name for path in folder.iterdir()] == ["c"]
     assert texts == {"old", "new"}
+
+
+@pytest.mark.parametrize("writer", ["C", "C.UTF-8"])
+def test_a_name_with_letters_beyond_ascii_is_read_in_any_locale(writer: str, tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path\n"
+        "from libai_data.engine.checkpoint.directory import write_small_file\n"
+        "from libai_data.engine.checkpoint.folder import LAST, read_last\n"
+        "folder, name = Path(sys.argv[1]), 'mod\\xe8le'\n"
+    )
+    for locale, line in ((writer, "write_small_file(folder / LAST, name)"), ("C", "assert read_last(folder) == name")):
+        env = {**os.environ, "LC_ALL": locale, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+        done = run_to_end([sys.executable, "-c", program + line, str(tmp_path)], env=env)
+        assert done.returncode == 0, done.stderr
 
 
 def test_files_of_other_programs_stay(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ class PendingDirectory:
             os.link(directory / name, self.path(name))
         except OSError:
             shutil.copy2(directory / name, self.path(name))
-        self._files[name] = json.loads((directory / MANIFEST).read_text())["files"][name]
+        self._files[name] = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))["files"][name]
 
     def commit(self) -> None:
         """Write the manifest, flush everything, and give the directory its name."""
@@ -128,7 +128,7 @@ def sync_directory(path: Path) -> None:
 def write_small_file(path: Path, text: str) -> None:
     """Replace a small file: the old or the new text is always there. Raises OSError if the new one is not written."""
     with written_whole(path, path.with_name(path.name + _PARTIAL)) as unfinished:
-        unfinished.write_text(text)
+        unfinished.write_text(text, encoding="utf-8")
     sync_directory(path.parent)
 
 
@@ -176,7 +176,7 @@ def verify(directory: Path) -> None:
         of_run = "; it is the folder of a run, so give one of its checkpoints" if (directory / LAST).is_file() else ""
         raise CheckpointError(f"{directory} is not a checkpoint of libai_data: it has no {MANIFEST}{of_run}")
     try:
-        manifest = json.loads(manifest_path.read_text())
+        manifest = json.loads(manifest_path.read_text(encoding="utf-8"))
         files = {name: (int(file["bytes"]), int(file["crc32"])) for name, file in manifest["files"].items()}
         form = manifest["format"]
     except (ValueError, KeyError, TypeError, AttributeError) as error:

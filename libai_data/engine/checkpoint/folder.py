@@ -185,7 +185,7 @@ def read_state(directory: Path) -> dict[str, Any]:
 def read_json(path: Path) -> Any:
     """The contents of a JSON file of a checkpoint; raises CheckpointError if it cannot be read."""
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {error_text(error)}") from error
 
@@ -202,7 +202,7 @@ def check_name(name: str) -> None:
 def read_last(folder: Path) -> str:
     """The name in `last_checkpoint`; "" if there is no such file, or it is no text."""
     try:
-        return (folder / LAST).read_text().strip()
+        return (folder / LAST).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):
         return ""
 
@@ -210,7 +210,7 @@ def read_last(folder: Path) -> str:
 def _iteration_of(path: Path) -> float:
     """The step after which a checkpoint was written; infinite if neither `state.json` nor the name has it."""
     try:
-        return float(json.loads((path / STATE).read_text())["iteration"])
+        return float(json.loads((path / STATE).read_text(encoding="utf-8"))["iteration"])
     except (OSError, ValueError, KeyError, TypeError):
         match = re.search(r"_(\d{7,})$", path.name)
         return float(match.group(1)) if match else float("inf")
