@@ -146,6 +146,7 @@ def _tuple_of(names: tuple[str, ...]) -> Any:
 _TIMES_COMPARED = 8
 _COMPARED_WITH_FIRST = 8
 """More than the number of buffers that a dataset uses in turn."""
+_EVERY = 8
 _DEPTH = 8
 _MOST_PARTS = 1 << 14
 _MOST_PLACES = 16
@@ -214,7 +215,8 @@ class ReuseCheck:
 
     If two samples in use share memory, either this memory is constant, or one sample overwrites the other. So the check
     then compares the contents before and after the next sample: the first times, and then less and less often. The
-    first samples are also compared with the very first one, for datasets that use several buffers in turn.
+    first samples are also compared with the very first one, for datasets that use several buffers in turn. Of many
+    samples in use, not each one is looked at, because that would take longer than to read some samples.
     """
 
     def __init__(self, dataset: str) -> None:
@@ -231,10 +233,14 @@ class ReuseCheck:
         self._first: Any = None
         self._of_first: dict[_Path, bytes] = {}
         self._begun += 1
+        self._seen = 0
         self._left = _COMPARED_WITH_FIRST if self._begun <= _TIMES_COMPARED else 0
 
     def see(self, sample: Any) -> None:
         """Check the next sample; a SchemaError that names the field if it has overwritten an earlier sample."""
+        self._seen += 1
+        if self._seen > 2 and self._seen % _EVERY and not self._left and self._contents is None:
+            return
         if self._left:
             self._left -= 1
             if self._of_first:
@@ -279,7 +285,7 @@ def _note_places(value: Any, path: _Path, places: dict[_Path, int]) -> None:
     for name, part in _values_in(value).items():
         if type(part) in _PLAIN or (path and len(places) >= _MOST_PLACES):
             continue
-        tensor, place = array_in(part), (*path, name)
+        tensor, place = part if type(part) is np.ndarray else array_in(part), (*path, name)
         if isinstance(tensor, np.ndarray):
             if tensor.size:
                 places[place] = tensor.__array_interface__["data"][0]
