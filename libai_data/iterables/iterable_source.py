@@ -22,6 +22,7 @@ from libai_data.errors import CheckpointError, ConfigError
 from libai_data.iterables.failed_rows import Skipping
 from libai_data.iterables.kinds import (
     derives_from,
+    is_lightnings_combined_loader,
     is_loader,
     is_own_loader,
     knows_its_rounds,
@@ -256,7 +257,14 @@ class Source:
         if derives_from(self._thing, "ffcv"):
             # FFCV overwrites an older batch, which may still be in use.
             return map(copy.deepcopy, iterator)
+        if is_lightnings_combined_loader(self._thing):
+            return map(_batch_of_lightning, iterator)
         return iterator
+
+
+def _batch_of_lightning(item: Any) -> Any:
+    """The batch of an item of Lightning's CombinedLoader: since version 2, the numbers of batch and loader follow."""
+    return item[0] if isinstance(item, tuple) and [*map(type, item[1:])] == [int, int] else item
 
 
 def _is_for_one(thing: Any) -> bool:
@@ -300,7 +308,7 @@ def _keeps_state(thing: Any) -> bool:
     """Whether an iterable can be restored exactly from its state."""
     if not (has_attribute(thing, "state_dict") and has_attribute(thing, "load_state_dict")):
         return False
-    if type(thing).__module__.startswith("pytorch_lightning."):  # The state of its CombinedLoader is empty.
+    if is_lightnings_combined_loader(thing):  # Its state is empty.
         return False
     # The state of a Hugging Face stream omits the samples in its shuffle buffers, so a resume counts samples instead.
     waiting = [getattr(thing, "_ex_iterable", None)]

@@ -19,14 +19,16 @@ _MOST_OBJECTS = 100
 _ITERTOOLS = tuple(each for each in vars(itertools).values() if isinstance(each, type))
 _DATA = ("torch.utils.data", "oneflow.utils.data")
 _BARS = ("tqdm", "alive_progress", "progressbar", "fastprogress", "click", "enlighten", "rich")
+_PIPES = ("torch.utils.data.datapipes", "torchdata.datapipes", "torchdata.dataloader2")
 _REGROUPING = ("FlatMap", "FirstFitPack", "ConcatThenSplit")  # stages of Grain whose items are not those before
+_LIGHTNING = ("pytorch_lightning", "lightning", "lightning_fabric")
 _OWN_LOADERS = ("BatchLoader", "SharedLoader", "IterableLoader", "CombinedLoader", "LiBaiLoader")
 
 
 def yields_batches(thing: Any) -> bool:
     """Whether `thing` is known to yield batches: a DataLoader of torch or OneFlow (or a subclass, as torchdata's), or
-    its iterator, a pipeline of WebDataset, Grain or Hugging Face with a batching stage, or a loader of DALI or FFCV;
-    also below a progress bar of tqdm."""
+    its iterator, a pipeline of WebDataset, Grain, Hugging Face or torch (data pipes) with a batching stage, or a loader
+    of Lightning, DALI or FFCV; also below a progress bar of tqdm."""
     thing = without_bar(thing)
     if is_loader(thing):
         # A loader with batch_size=None yields what its dataset yields.
@@ -41,6 +43,11 @@ def yields_batches(thing: Any) -> bool:
         return next((each for each in said if each is not None), False)
     if derives_from(thing, "datasets"):
         return _batches_of_hugging_face(thing)
+    if any(derives_from(thing, package) for package in _PIPES):
+        said = [_batches_of_pipe(stage) for stage in _stages_of_pipe(thing)]
+        return next((each for each in said if each is not None), False)
+    if is_lightnings_combined_loader(thing):
+        return True
     return derives_from(thing, "nvidia.dali") or derives_from(thing, "ffcv")
 
 
@@ -75,6 +82,25 @@ def _batches_of_grain(stage: Any) -> bool | None:
     if any(name.startswith(_REGROUPING) for name in names):
         return False
     return True if any(name.startswith("Batch") for name in names) else None
+
+
+def _stages_of_pipe(thing: Any) -> Iterator[Any]:
+    """The stages of torch's data pipes, the last one first, up to one that joins several."""
+    stages = [thing]
+    while len(stages) == 1:
+        yield stages[0]
+        values = attribute_of(stages[0], "__dict__", {}).values()
+        stages = [each for each in values if any(derives_from(each, package) for package in _PIPES)]
+
+
+def _batches_of_pipe(stage: Any) -> bool | None:
+    name = type(stage).__name__.replace("IterDataPipe", "")
+    return {"Collator": True, "UnBatcher": False, "FlatMapper": False}.get(name)
+
+
+def is_lightnings_combined_loader(thing: Any) -> bool:
+    """Whether `thing` joins several loaders of Lightning, of any version."""
+    return any(derives_from(thing, package, "CombinedLoader") for package in _LIGHTNING)
 
 
 def is_loader(thing: Any) -> bool:
@@ -119,10 +145,14 @@ def refuse_part_of_rank(thing: Any) -> None:
 
 
 def without_bar(thing: Any) -> Any:
-    """What a progress bar of tqdm goes through; anything else unchanged."""
-    while derives_from(thing, "tqdm") and attribute_of(thing, "iterable") is not None:
-        thing = thing.iterable
-    return thing
+    """What a progress bar of tqdm, or the wrapper of Lightning's Fabric, goes through; anything else unchanged."""
+    while True:
+        if derives_from(thing, "tqdm") and attribute_of(thing, "iterable") is not None:
+            thing = thing.iterable
+        elif any(derives_from(thing, package, "_FabricDataLoader") for package in _LIGHTNING):
+            thing = thing._dataloader
+        else:
+            return thing
 
 
 def loader_within(iterator: Any) -> Any:

@@ -62,6 +62,42 @@ def torch_loader(**options: Any) -> Any:
     return torch.utils.data.DataLoader(Numbered(), batch_size=3, generator=generator, **options)
 
 
+def torch_pipe(*, is_batched: bool = True) -> Any:
+    from torch.utils.data.datapipes.iter import IterableWrapper
+
+    batches = IterableWrapper([sample(number) for number in range(ROWS)]).batch(3).collate().map(dict)
+    return batches if is_batched else batches.map(np_rows).unbatch()
+
+
+def torch_pipe_loader() -> Any:
+    import torch
+
+    return torch.utils.data.DataLoader(torch_pipe(), batch_size=None)
+
+
+def np_rows(batch: Any) -> list[Any]:
+    return [{name: values[row] for name, values in batch.items()} for row in range(len(batch["y"]))]
+
+
+def fabric_loader() -> Any:
+    return pytest.importorskip("lightning_fabric.wrappers")._FabricDataLoader(torch_loader())
+
+
+def lightnings_combined_loader() -> Any:
+    from pytorch_lightning.trainer.supporters import CombinedLoader
+
+    return CombinedLoader(torch_loader())
+
+
+class CombinedLoader:
+    """What CombinedLoader of Lightning 2, which wants a newer torch, looks like from outside."""
+
+    __module__ = "lightning.pytorch.utilities.combined_loader"
+
+    def __iter__(self) -> Iterator[Any]:
+        return ((batch, number, 0) for number, batch in enumerate(torch_loader()))
+
+
 class StatefulLoader:
     """What torchdata's StatefulDataLoader, which wants a newer torch, looks like from outside."""
 
@@ -215,6 +251,12 @@ KINDS: dict[str, Kind] = {
     "torch DataLoader": Kind(torch_loader, "torch", NAMES),
     "shuffling torch DataLoader": Kind(lambda: torch_loader(shuffle=True), "torch", NAMES, changes=True),
     "torch DataLoader with workers": Kind(lambda: torch_loader(num_workers=1), "torch", NAMES, cuts=(4, 7)),
+    "torch data pipe of batches": Kind(torch_pipe, "torch"),
+    "torch data pipe of batches taken apart": Kind(lambda: torch_pipe(is_batched=False), "torch"),
+    "torch DataLoader of a data pipe": Kind(torch_pipe_loader, "torch"),
+    "Fabric's DataLoader": Kind(fabric_loader, "lightning_fabric", NAMES),
+    "Lightning's CombinedLoader": Kind(lightnings_combined_loader, "pytorch_lightning", NAMES),
+    "CombinedLoader of Lightning 2": Kind(CombinedLoader, "torch", NAMES),
     "OneFlow DataLoader": Kind(oneflow_loader, None, NAMES),
     "shuffling OneFlow DataLoader": Kind(lambda: oneflow_loader(shuffle=True), None, NAMES, changes=True, cuts=(4,)),
     "OneFlow dataset": Kind(lambda: oneflow_loader().dataset, None, NAMES, is_map_style=True),
