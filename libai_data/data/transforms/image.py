@@ -40,6 +40,10 @@ class ImageToFloat:
             raise ConfigError(f"std is {list(std)}; it must be a finite number above 0 for each channel")
         if not len(mean) or not all(-inf < each < inf for each in mean):
             raise ConfigError(f"mean is {list(mean)}; it must be a finite number for each channel")
+        if 1 != len(mean) != len(std) != 1:
+            raise ConfigError(
+                f"mean has {len(mean)} values, and std has {len(std)}; give one for each channel, or one for all"
+            )
         self.mean = np.asarray(mean, dtype=np.float32)
         self.std = np.asarray(std, dtype=np.float32)
         levels = np.arange(256, dtype=np.float32) / np.float32(255)

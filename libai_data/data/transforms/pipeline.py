@@ -40,7 +40,8 @@ class Compose:
         transforms: `RandomTransform`s, or any callables from an image (an array after the first one) to an image.
 
     Raises:
-        ConfigError: There is no transform, one cannot be called, or a random one has a `__call__` of its own.
+        ConfigError: There is no transform, one cannot be called or is a class of transforms, or a random one has a
+            `__call__` of its own.
     """
 
     def __init__(self, transforms: Sequence[Any]) -> None:
@@ -49,6 +50,9 @@ class Compose:
         if not self.transforms:
             raise ConfigError("Compose was given no transforms; name at least one")
         for number, part in enumerate(self.transforms):
+            if isinstance(part, type) and any("__call__" in vars(base) for base in part.__mro__):
+                name = part.__name__
+                raise ConfigError(f"transforms[{number}] is the class {name}; pass an object of it, {name}(...)")
             if not callable(part):
                 raise ConfigError(
                     f"transforms[{number}] is {part!r:.200}; it must be a function, or an object that is called"

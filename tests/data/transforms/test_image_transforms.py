@@ -223,6 +223,7 @@ def test_what_is_no_image_is_refused(transform: Any) -> None:
         (RandomErasing, {"scale": (0.5,)}, "scale"),
         (RandAugment, {"number": -1}, "number"),
         (RandAugment, {"magnitude": 11}, "magnitude"),
+        (ImageToFloat, {"mean": (0, 0, 0), "std": (1, 1)}, "mean has 3 values, and std has 2"),
     ],
 )
 def test_arguments_out_of_range_are_refused(make: Any, arguments: dict[str, Any], names: str) -> None:
@@ -327,6 +328,14 @@ def test_a_call_of_a_subclass_decides_what_is_written(transform: Any, level: int
     out = np.zeros((3, 8, 8), np.float32)
     transform_into(transform, np.zeros((8, 8, 3), np.uint8), out, "images")
     assert np.unique(out).tolist() == [level]
+
+
+def test_a_class_in_place_of_a_transform_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"transforms\[1\] is the class RandomFlip; pass an object of it, RandomFlip\("
+    ):
+        Compose([Resize(8), RandomFlip])
+    assert Compose([Resize(8), np.asarray, np.ndarray.copy])(np.zeros((9, 9, 3), np.uint8)).shape == (8, 8, 3)
 
 
 @pytest.mark.parametrize("make", [lambda kind: kind(), lambda kind: Compose([kind()])])
