@@ -290,8 +290,9 @@ def _note_places(value: Any, path: _Path, places: dict[_Path, int]) -> None:
             if tensor.size:
                 places[place] = tensor.__array_interface__["data"][0]
         elif hasattr(type(tensor), "data_ptr"):  # of PyTorch
-            if tensor.numel():
-                places[place] = tensor.data_ptr()
+            with suppress(RuntimeError):  # A sparse tensor has no address.
+                if tensor.numel():
+                    places[place] = tensor.data_ptr()
         elif part is not value:
             if isinstance(part, _MUTABLE):
                 places[place] = id(part)

@@ -624,6 +624,19 @@ def test_samples_that_begin_to_overwrite_each_other_later_are_refused(
         list(loader.numpy())
 
 
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_collator_may_get_sparse_tensors_of_torch(is_stream: bool) -> None:
+    torch: Any = pytest.importorskip("torch")
+    samples = [{"x": torch.eye(2).to_sparse()}] * 4
+
+    def dense(samples: list[Any]) -> dict[str, Any]:
+        return {"x": torch.stack([sample["x"].to_dense() for sample in samples])}
+
+    source: Any = (lambda: iter(samples)) if is_stream else samples
+    for batch in from_iterable(source, 2, collate_fn=dense).numpy():
+        assert batch["x"].tolist() == [[[1, 0], [0, 1]]] * 2
+
+
 @pytest.mark.parametrize("reused", [{}, []], ids=["dict", "list"])
 def test_a_nested_dict_or_list_that_a_dataset_begins_to_use_again_is_found(reused: Any) -> None:
     def sample(index: int) -> dict[str, Any]:
