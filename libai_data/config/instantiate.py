@@ -68,7 +68,8 @@ def instantiate(cfg: Any, /, *args: Any, **kwargs: Any) -> Any:
     A target receives a list or tuple of the config as a plain list. It receives a section without `_target_` as a
     `DictConfig`, whose values are read as attributes or by key; the LazyCalls in it are called first. Interpolations
     are resolved. Other values are passed unchanged. With `_recursive_=False`, here or as a key of a LazyCall, the
-    LazyCalls among its arguments are passed without calling them.
+    LazyCalls among its arguments are passed without calling them. A list among `kwargs` that has no LazyCall is data:
+    it is passed unchanged, and not searched.
 
     Args:
         cfg: a LazyCall's section, or a list or section with some. Other values are returned unchanged.
@@ -102,6 +103,11 @@ def instantiate(cfg: Any, /, *args: Any, **kwargs: Any) -> Any:
         raise
     except OmegaConfBaseException as error:
         raise _located(ConfigError(f"Cannot build {path or 'the config'}: {error}"), path) from None
+
+
+def instantiate_data(data: Any) -> Any:
+    """As `instantiate`, of a dataset, several, or their LazyCalls; but samples are not searched for calls."""
+    return data if _is_data(data) else instantiate(data)
 
 
 def _storable(target: Any) -> Any:
@@ -145,7 +151,10 @@ def _call(cfg: Any, args: tuple[Any, ...], extra: dict[str, Any], recursive: boo
     given = dict(written)
     given.update({key: _merged(given.get(key), value) for key, value in extra.items()})
     check_arguments(target, given, written, path)
-    built = {key: _build(value, recursive, join_path(path, key)) for key, value in given.items()}
+    data = {key for key, value in extra.items() if _is_data(value)}
+    built = {
+        key: value if key in data else _build(value, recursive, join_path(path, key)) for key, value in given.items()
+    }
     check_types(target, built, path=path)
     try:
         return target(*args, **built)
@@ -208,6 +217,11 @@ def _holds_call(node: Any) -> bool:
     if isinstance(node, (list, ListConfig)) or type(node) is tuple:
         return any(_holds_call(value) for value in _values(node))
     return False
+
+
+def _is_data(value: Any) -> bool:
+    """Whether a value that is passed in Python is a list of samples or numbers. A `_target_` in it is no call."""
+    return isinstance(value, (list, tuple)) and not any(isinstance(item, (DictConfig, ListConfig)) for item in value)
 
 
 def _values(node: Any) -> Iterator[Any]:

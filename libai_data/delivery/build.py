@@ -17,6 +17,7 @@ import numpy as np
 from omegaconf import ListConfig
 
 from libai_data.config import LazyCall, instantiate
+from libai_data.config.instantiate import instantiate_data
 from libai_data.data.attributes import has_attribute
 from libai_data.data.datasets.blend import BlendedDataset
 from libai_data.data.datasets.combine import ConcatDataset, Subset, length_of
@@ -98,7 +99,7 @@ def build_nlp_train_loader(
     check(_RULES, train_batch_size=train_batch_size, dataset_mixer=dataset_mixer, sampler=sampler)
     arguments = {"micro_batch_size": train_batch_size, "seed": seed, "consumed_samples": consumed_samples}
     if weights is not None:
-        arguments["weights"] = instantiate(weights)
+        arguments["weights"] = instantiate_data(weights)
     loader = build_loader(
         lambda: _one_dataset(dataset, dataset_mixer),
         sampler,
@@ -347,7 +348,7 @@ def _instantiated(sampler: Any, arguments: dict[str, Any]) -> Any:
 
 
 def _datasets(dataset: Any) -> list[Any]:
-    built = instantiate(dataset)
+    built = instantiate_data(dataset)
     if not isinstance(built, (list, tuple, ListConfig)):
         return [built]
     return [built] if built and _is_sample(built[0]) else list(built)

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from libai_data.config import LazyCall, instantiate
+from libai_data.config.instantiate import instantiate_data
 from libai_data.data.attributes import attribute_of, has_attribute
 from libai_data.data.datasets.combine import length_of
 from libai_data.data.items import ArgumentNames
@@ -221,7 +222,7 @@ def _open(
 
     def open_here() -> SourceSummary:
         nonlocal opened
-        thing = instantiate(source)
+        thing = instantiate_data(source)
         if is_map_style(thing) and not batches:
             if not length_of(thing):
                 raise ConfigError(f"{type(thing).__name__} is empty; there is nothing to load")

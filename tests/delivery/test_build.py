@@ -433,3 +433,42 @@ def test_a_sampler_of_another_kind_of_round_can_be_chosen() -> None:
         Numbers(8), 3, sampler=LazyCall(SingleRoundSampler)(shuffle=True, drop_last=True), num_workers=0
     )
     assert len(labels_of(loader)) == 6
+
+
+CALLED: list[str] = []
+
+
+def note_call(word: str) -> None:
+    CALLED.append(word)
+
+
+class Unread(dict[str, Any]):
+    """A sample that is not to be searched when its loader is made."""
+
+    def values(self) -> Any:
+        raise AssertionError("the values of a sample were read")
+
+
+@pytest.mark.parametrize("kind", [dict, Unread])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda samples: libai_data.DataLoader(samples, 2),
+        lambda samples: libai_data.from_iterable(samples, 2),
+        lambda samples: libai_data.from_iterable([samples], batches=True),
+        lambda samples: build_nlp_train_loader(samples, train_batch_size=2, num_workers=0)[0],
+        lambda samples: build_nlp_train_loader([samples, samples], train_batch_size=2, num_workers=0)[0],
+        lambda samples: build_nlp_test_loader(samples, test_batch_size=2, num_workers=0),
+    ],
+)
+def test_what_samples_in_a_list_contain_is_neither_called_nor_searched(make: Any, kind: Any) -> None:
+    call = {"_target_": f"{__name__}.note_call", "word": "called"}
+    for sample in (kind(call), kind(nested=[call])):
+        make([sample] * 2)
+    assert not CALLED
+
+
+def test_lazy_calls_of_datasets_in_a_list_are_called() -> None:
+    datasets = [LazyCall(Numbers)(size=2, offset=offset) for offset in (0, 10)]
+    loader, _, _ = build_nlp_train_loader([*datasets, Numbers(1, 20)], train_batch_size=5, num_workers=0)
+    assert sorted(next(iter(loader.numpy()))["labels"].tolist()) == [0, 1, 10, 11, 20]
