@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -60,10 +60,12 @@ def _packed(value: Any, where: str) -> Any:
         return {_TAG: "set", "items": sorted(items, key=json.dumps)}  # as in every process, whatever its hash seed
     if isinstance(value, (bytes, bytearray)):
         return {_TAG: "bytes", "base64": _text_of(bytes(value))}
-    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufc":
+    is_array = isinstance(value, (np.ndarray, np.generic)) and not isinstance(value, np.ma.MaskedArray)
+    if is_array and value.dtype.kind in "biufc":
         return _packed_array(np.asarray(value), "array" if isinstance(value, np.ndarray) else "scalar")
     if type(value).__module__ == "torch" and type(value).__name__ == "Tensor":
-        return _packed_array(value.detach().cpu().numpy(), "torch")
+        with suppress(TypeError):  # numpy has no sparse arrays, and not all dtypes.
+            return _packed_array(value.detach().cpu().numpy(), "torch")
     raise CheckpointError(
         f"{where} is of type {type(value).__module__}.{type(value).__qualname__}, which a checkpoint cannot "
         "store, since it has no pickles. Return numbers, strings, bytes, arrays, and lists and dicts of these"

@@ -59,6 +59,14 @@ def test_what_is_not_plain_is_refused_with_its_place() -> None:
         encoded({"a": [1, Anything()]})
     with pytest.raises(CheckpointError, match=r"numpy\.ndarray"):
         encoded(np.array([Anything()]))
+    with pytest.raises(CheckpointError, match="MaskedArray"):  # Its mask would be lost.
+        encoded(np.ma.masked_array([1, 2], [0, 1]))
+
+
+@pytest.mark.parametrize("make", [lambda torch: torch.ones(2).bfloat16(), lambda torch: torch.eye(2).to_sparse()])
+def test_tensors_that_numpy_cannot_hold_are_refused(make: Any) -> None:
+    with pytest.raises(CheckpointError, match=r"state\['a'\] is of type torch\.Tensor"):
+        encoded({"a": make(pytest.importorskip("torch"))})
 
 
 @pytest.mark.parametrize(
