@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from libai_data.config import try_get_key
 from libai_data.data.attributes import has_attribute
 from libai_data.engine.writers import EventWriter
@@ -89,10 +91,28 @@ def check_fit(model: Any, optimizer: Any, schedule: Any) -> None:
             f"build_optimizer returned an optimizer of {others} tensor(s) that are no parameters of the model, so it "
             "would not train the model; build it from the argument `model`"
         )
+    _check_norms(model, optimizer)
     if getattr(schedule, "optimizer", optimizer) is not optimizer:
         raise ConfigError(
             "build_lr_scheduler returned a schedule of another optimizer; build it from the argument `optimizer`"
         )
+
+
+def _check_norms(model: Any, optimizer: Any) -> None:
+    """Raise ConfigError for LAMB with weights that ranks split: OneFlow 0.9 scales each part by the norm of this part.
+
+    In graph mode, OneFlow aborts.
+    """
+    import oneflow as flow
+
+    for name, each in model.named_parameters() if isinstance(optimizer, flow.optim.LAMB) else ():
+        axes = zip(each.sbp, np.shape(each.placement.ranks)) if each.is_global else ()
+        if any(sbp != flow.sbp.broadcast and size > 1 for sbp, size in axes):
+            raise ConfigError(
+                f"the optimizer is LAMB, and several ranks split {name!r}, as tensor parallelism does: each rank would "
+                "scale its part by another norm than that of the whole weight. Use another optimizer, such as AdamW, "
+                "or set train.dist.tensor_parallel_size=1"
+            )
 
 
 def as_three_loaders(built: Any) -> tuple[Any, Any, Any]:

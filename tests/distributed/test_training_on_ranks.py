@@ -175,3 +175,10 @@ def test_the_log_has_the_mean_over_all_ranks_of_local_losses(tmp_path: Path) -> 
     logged = literal_eval((tmp_path / "logged.txt").read_text())
     assert logged["a_loss"] == [(1.0, 0), (2.0, 1)]
     assert logged["total_loss"] == [(2.0, 0), (3.0, 1)]
+
+
+def test_lamb_is_refused_for_weights_that_ranks_split(tmp_path: Path) -> None:
+    for split, whole, other in found_by_ranks(SCRIPTS / "split_weights.py", 2, tmp_path, timeout=120):
+        assert "the optimizer is LAMB, and several ranks split 'weight'" in split
+        assert "train.dist.tensor_parallel_size=1" in split
+        assert whole == other == ""
