@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 _Value = TypeVar("_Value")
 
+_MOST_INDICES = 1000
 _UNITS = ("B", "KB", "MB", "GB", "TB")
 
 
@@ -195,6 +196,12 @@ def bytes_in_words(count: float) -> str:
             break
         count /= 1000
     return f"{count:.3g} {unit}"
+
+
+def indices_in_words(indices: Any) -> str:
+    """A list or vector of indices for a message: `[4, 7]`; of more than 1,000, the first ones and their number."""
+    shown = [*map(int, indices[:_MOST_INDICES])]
+    return f"{shown}" if len(indices) == len(shown) else f"[{str(shown)[1:-1]}, ...; {len(indices)} in all]"
 
 
 def by_rank(values: dict[int, str]) -> str:

@@ -18,7 +18,7 @@ from libai_data.data.random.sample_random import BatchRandom, SampleKeys, readin
 from libai_data.data.transforms.batch import BatchTransform
 from libai_data.data.transforms.mixup import Mixup
 from libai_data.data.transforms.timing import transform_time
-from libai_data.errors import SampleError, comes_from_signal_handler, error_text, failed_reading
+from libai_data.errors import SampleError, comes_from_signal_handler, error_text, failed_reading, indices_in_words
 from libai_data.loader.collate import Collator, PadCollator
 from libai_data.loader.default_collate import default_collate
 from libai_data.loader.failures import SkippedSample
@@ -199,7 +199,7 @@ class TaskRunner:
         except BaseException as error:
             # Wrapped, because a bare StopIteration would silently end the trainer's loop.
             name = self._name or "stacking"
-            raise failed_reading(f"{name} of samples {task.indices.tolist()}", error) from error
+            raise failed_reading(f"{name} of samples {indices_in_words(task.indices)}", error) from error
         is_overwritten = task.slot is None and not _is_own(collator)
         if is_overwritten or self._batch_transform is not None:
             # The collator may keep its memory, and write the next batch into it, or return it again.
@@ -236,7 +236,9 @@ class TaskRunner:
             with transform_time(), reading_samples(SampleKeys(self.reader.seed, task.epochs, task.indices)):
                 transform(rows, BatchRandom(self.reader.seed, task.position, task.epochs, task.indices))
         except BaseException as error:
-            raise failed_reading(f"{type(transform).__name__} of samples {task.indices.tolist()}", error) from error
+            raise failed_reading(
+                f"{type(transform).__name__} of samples {indices_in_words(task.indices)}", error
+            ) from error
         finally:
             self.reader.count_transform()
 
@@ -276,7 +278,7 @@ class Awake:
 
 def wants_to_end(indices: list[int], error: BaseException) -> SampleError:
     """Make a SampleError of a SystemExit or the like of a dataset, which must not end a worker or the trainer."""
-    wrapped = SampleError(f"one of the samples {indices}: {error_text(error)}")
+    wrapped = SampleError(f"one of the samples {indices_in_words(indices)}: {error_text(error)}")
     wrapped.__cause__ = error
     return wrapped
 

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from dataclasses import replace
 
-from libai_data.errors import DataPipelineError, SampleError, SchemaError
+from libai_data.errors import DataPipelineError, SampleError, SchemaError, indices_in_words
 from libai_data.loader.arena import Arena
 from libai_data.loader.executor import Awake, Executor, Task, TaskResult
 from libai_data.loader.retry import Retry
@@ -223,7 +223,7 @@ class ProcessExecutor(Executor):
                 raise self._fatal
             lost = "it had no task"
         else:
-            lost = f"samples {task.indices.tolist()} are read again"
+            lost = f"samples {indices_in_words(task.indices)} are read again"
         logger.warning("Worker %d (process %d) %s; it is replaced, and %s%s.", number, pid, how, lost, last_output)
         self._restart(number)
         if task is not None:
@@ -275,7 +275,7 @@ class ProcessExecutor(Executor):
     def _check_worker(self, number: int) -> None:
         place, seconds = self._task_queue.claim(number)
         if place in self._tasks and not self._task_queue.is_done(place):
-            what = f"reading samples {self._tasks[place].indices.tolist()}"
+            what = f"reading samples {indices_in_words(self._tasks[place].indices)}"
         else:
             # The worker is idle. This is wrong only while a task waits and the worker was woken for it.
             what = "leaving samples waiting"

@@ -17,7 +17,7 @@ from libai_data.data.items import ReuseCheck, selected
 from libai_data.data.random.global_generators import GlobalDraws
 from libai_data.data.random.sample_random import SampleKey, SampleKeys, reading_samples
 from libai_data.data.random.substitute import failure_of, read_or_substitute
-from libai_data.errors import SampleError, SchemaError
+from libai_data.errors import SampleError, SchemaError, indices_in_words
 from libai_data.loader.failures import ErrorPolicy, SkippedSample
 from libai_data.loader.row_writer import BatchFiller, Rows
 from libai_data.loader.sample_form import SampleForm, compared, flat_fields, form_of
@@ -251,7 +251,7 @@ class SampleReader(WatchedDataset):
             # With substitutes, the caller reads each sample alone after this error, which then finds the mismatch.
             if len(indices) == 1 or not self._policy.substitutes:
                 self._raise_mismatch(rows.schema, epochs, indices)
-            which = f"one of the samples {indices.tolist()}"
+            which = f"one of the samples {indices_in_words(indices)}"
             which = which if reading.failed is None else f"sample {reading.failed}"
             raise self._failure(which, error) from error
         finally:

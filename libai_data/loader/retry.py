@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import reduce
 
-from libai_data.errors import SampleError
+from libai_data.errors import SampleError, indices_in_words
 from libai_data.loader.executor import Task, TaskResult
 from libai_data.loader.schema import first_error
 from libai_data.loader.stage_times import StageTimes
@@ -55,7 +55,7 @@ class Retry:
         if self._may_substitute and not task.substitute_only:
             return [task._replace(substitute_only=True)]
         raise SampleError(
-            f"workers repeatedly ended on samples {task.indices.tolist()} of {self._dataset_name}; the last "
+            f"workers repeatedly ended on samples {indices_in_words(task.indices)} of {self._dataset_name}; the last "
             f"one was {who}. If memory is short, use fewer workers or a lower prefetch"
         )
 

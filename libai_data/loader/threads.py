@@ -15,7 +15,7 @@ from libai_data.data.random.global_generators import (
     take_has_drawn,
     warn_once,
 )
-from libai_data.errors import SampleError
+from libai_data.errors import SampleError, indices_in_words
 from libai_data.loader.daemon_thread import DaemonThread
 from libai_data.loader.executor import Awake, Executor, Task, TaskResult, TaskRunner, wants_to_end
 from libai_data.loader.schema import SampleSchema
@@ -155,7 +155,7 @@ class ThreadExecutor(Executor):
         for number, (since, task) in enumerate(self._working):
             if task is not None and self._awake.seconds_since(since) > self._timeout:
                 raise SampleError(
-                    f"worker thread {number} has been reading samples {task.indices.tolist()} for more than "
+                    f"worker thread {number} has been reading samples {indices_in_words(task.indices)} for more than "
                     f"{self._timeout} s; raise timeout if that is normal"
                 )
 

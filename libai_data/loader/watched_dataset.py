@@ -15,7 +15,7 @@ from libai_data.data.nesting import TEXT
 from libai_data.data.random.global_generators import GlobalDraws
 from libai_data.data.random.sample_random import SampleKeys, reading_samples
 from libai_data.data.transforms.timing import take_transform_time
-from libai_data.errors import SampleError, SchemaError, failed_reading
+from libai_data.errors import SampleError, SchemaError, failed_reading, indices_in_words
 from libai_data.loader.failures import SkippedSample
 from libai_data.loader.stage_times import NO_TIMES, StageTimes
 from libai_data.structures import Instance
@@ -120,7 +120,7 @@ class WatchedDataset:
                 with reading_samples(SampleKeys(self.seed, epochs, indices)):
                     return self._listed(asked)
             except BaseException as error:
-                raise self._failure(f"one of the samples {asked}", error) from error
+                raise self._failure(f"one of the samples {indices_in_words(asked)}", error) from error
             finally:
                 self._count(perf_counter() - start, len(asked))
 

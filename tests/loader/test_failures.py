@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from libai_data import DataLoader
 from libai_data.data.random.global_generators import GlobalDraws
 from libai_data.data.random.substitute import SUBSTITUTES, substitute_index
 from libai_data.data.samplers import CyclicSampler, SingleRoundSampler
@@ -284,6 +285,19 @@ def test_a_pipe_in_place_of_a_quarantine_file_is_refused(tmp_path: Path) -> None
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ConfigError, match=r"pipe is a device, a pipe or a socket; give the path of a file"):
         ErrorPolicy("skip", str(tmp_path / "pipe"))
+
+
+def refuse_all(samples: list[Any]) -> Any:
+    raise ValueError("refused")
+
+
+@pytest.mark.parametrize("size", [1000, 5000])
+def test_the_error_about_a_large_batch_names_a_thousand_samples_and_their_number(size: int) -> None:
+    loader = DataLoader([{"x": number} for number in range(size)], size, collate_fn=refuse_all)
+    with pytest.raises(
+        SampleError, match=r"of samples \[0, 1, 2, .* 999(, \.\.\.; 5000 in all)?\]: ValueError: refused"
+    ):
+        next(iter(loader.numpy()))
 
 
 def test_policies_are_checked() -> None:
