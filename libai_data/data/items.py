@@ -282,7 +282,8 @@ def _places_of(sample: Any) -> dict[_Path, int]:
 
 
 def _note_places(value: Any, path: _Path, places: dict[_Path, int]) -> None:
-    for name, part in _values_in(value).items():
+    is_nested = path and type(value) in (list, tuple)
+    for name, part in enumerate(value[:_MOST_PLACES]) if is_nested else _values_in(value).items():
         if type(part) in _PLAIN or (path and len(places) >= _MOST_PLACES):
             continue
         tensor, place = part if type(part) is np.ndarray else array_in(part), (*path, name)
