@@ -195,6 +195,18 @@ def test_a_training_continues_with_the_evaluation_that_was_interrupted(
     assert best[0] == best[1]
 
 
+def test_the_results_of_a_repeated_evaluation_are_written_before_those_of_the_next_step(tmp_path: Path) -> None:
+    StopsInItsEvaluation.stops_at, StopsInItsEvaluation.evaluated = 4, []
+    cfg = tiny_config(str(tmp_path))
+    cfg.train.evaluation.eval_period = 1
+    trainer = built(cfg, kind=StopsInItsEvaluation)
+    with pytest.raises(Stopped):
+        trainer.train()
+    StopsInItsEvaluation.stops_at = None
+    trainer.train()
+    assert [*metric(tmp_path, "Acc@1")] == [*range(12)]
+
+
 class StopsAtTheEnd(HookBase):
     def after_train(self) -> None:
         raise Stopped

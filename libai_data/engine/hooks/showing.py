@@ -34,6 +34,10 @@ class PeriodicWriter(HookBase):
         self._period = period
         self._failing: set[int] = set()  # places in `writers`
 
+    def before_train(self) -> None:
+        if self.trainer.storage.is_due:  # An evaluation was repeated, and the next one may follow after one step.
+            self._write()
+
     def after_step(self) -> None:
         if self.trainer.ends_period(self._period) or self.trainer.storage.is_due:
             self._write()
