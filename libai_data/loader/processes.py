@@ -94,7 +94,7 @@ class ProcessExecutor(Executor):
         entry = Entry(
             slot.offset, slot.size, task.first_row, count, task.batch_rows, int(task.substitute_only), task.position
         )
-        self._tasks[self._task_queue.put(entry, self._may_wait)] = task
+        self._tasks[self._task_queue.put(entry, self._may_wait, self._oldest())] = task
 
     def next_result(self) -> TaskResult:
         """Wait until some task is done; returns its result."""
@@ -122,13 +122,16 @@ class ProcessExecutor(Executor):
             self._last_check = time.monotonic()
 
     def _wait(self) -> None:
-        # The oldest task belongs to the batch that is needed next.
-        oldest = next(iter(self._tasks), None)
+        oldest = self._oldest()
         if oldest is not None and not self._task_queue.trainer_waits(oldest):
             return
         if not self._listen(_SECONDS_BEFORE_HELP) and not self._ready:
             self._task_queue.wake()
             self._listen(_SECONDS_BETWEEN_LOOKS)
+
+    def _oldest(self) -> int | None:
+        """Place of the oldest task, which belongs to the batch that is needed next."""
+        return next(iter(self._tasks), None)
 
     def _check_open(self) -> None:
         if self._is_closed:

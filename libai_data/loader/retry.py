@@ -1,4 +1,4 @@
-"""Retries tasks whose worker died or hung, one sample at a time, until the sample that kills workers is found."""
+"""Retries tasks whose worker died or hung, in ever smaller parts, until the sample that kills workers is found."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from functools import reduce
 
 from libai_data.errors import SampleError, indices_in_words
 from libai_data.loader.executor import Task, TaskResult
+from libai_data.loader.reading import row_slices
 from libai_data.loader.schema import first_error
 from libai_data.loader.stage_times import StageTimes
 
@@ -13,6 +14,8 @@ DEATHS_ALLOWED = 3
 """How often workers may die over the same samples before the samples fail."""
 
 A_HANG_COUNTS = 2
+
+_MOST_PARTS = 64
 
 
 class Retry:
@@ -42,13 +45,14 @@ class Retry:
         A hang (`hung`) counts more than a death, because it is less likely chance.
         """
         key = task.number, task.first_row
-        deaths = self._deaths.pop(key, 0) + (A_HANG_COUNTS if hung else 1)
+        before, deaths = self._deaths.pop(key, 0), A_HANG_COUNTS if hung else 1
         count = len(task.indices)
-        if count > self._together and self._may_split:
-            parts = [_part_of(task, row, self._together) for row in range(0, count, self._together)]
-            self._parts[task.number] = len(parts)
+        if count >= 2 * self._together and self._may_split:
+            parts = [_part_of(task, rows) for rows in row_slices(count, _MOST_PARTS, self._together)]
+            self._parts[task.number] = self._parts.get(task.number, 1) - 1 + len(parts)
             self._deaths.update({(part.number, part.first_row): deaths for part in parts})
             return parts
+        deaths += before
         if deaths < DEATHS_ALLOWED:
             self._deaths[key] = deaths
             return [task]
@@ -72,9 +76,8 @@ class Retry:
         return _joined(task.number, [part for _, part in sorted(results, key=lambda placed: placed[0])])
 
 
-def _part_of(task: Task, row: int, rows: int) -> Task:
-    own = slice(row, row + rows)
-    return task._replace(epochs=task.epochs[own], indices=task.indices[own], first_row=task.first_row + row)
+def _part_of(task: Task, rows: slice) -> Task:
+    return task._replace(epochs=task.epochs[rows], indices=task.indices[rows], first_row=task.first_row + rows.start)
 
 
 def _joined(number: int, results: list[TaskResult]) -> TaskResult:

@@ -97,7 +97,7 @@ class TaskQueue:
         """The event that a worker waits for if it has found no task."""
         return self._wakers[worker]
 
-    def put(self, entry: Entry, may_wait: int = 0) -> int:
+    def put(self, entry: Entry, may_wait: int = 0, oldest: int | None = None) -> int:
         """Append a task; returns its place.
 
         A sleeping worker is woken if all workers sleep, if more than `may_wait` tasks wait, or if one has waited long.
@@ -105,10 +105,11 @@ class TaskQueue:
         Args:
             may_wait: number of tasks that may wait for the workers that are awake. If tasks are short, waking another
                 worker costs more than it gains.
+            oldest: place of the oldest task whose result the trainer has not used; None if there is none.
         """
         with self:
             place = self._ends[_TAIL]
-            if place - self._ends[_HEAD] >= CAPACITY:
+            if place - (self._ends[_HEAD] if oldest is None else oldest) >= CAPACITY:
                 raise RuntimeError(f"more than {CAPACITY} tasks wait for workers; lower prefetch")
             first = place % CAPACITY * _ENTRY
             _TASK.pack_into(self._entries, 8 * first, *entry)

@@ -211,7 +211,17 @@ class HangingOnce(Failing):
         mark = Path(self.marks) / str(index)
         if not mark.exists():
             mark.touch()
-            time.sleep(3600)
+            self.fail_once()
+
+    def fail_once(self) -> None:
+        time.sleep(3600)
+
+
+class ExitingOnce(HangingOnce):
+    """Ends its process at the first reading of a bad sample."""
+
+    def fail_once(self) -> None:
+        os._exit(7)
 
 
 class HoldingTheInterpreter(Failing):

@@ -53,6 +53,8 @@ def test_the_board_goes_round_and_tells_when_it_is_full() -> None:
     with pytest.raises(RuntimeError, match="lower prefetch"):
         task_queue.put(entry(0))
     assert task_queue.take(0) == (CAPACITY + 100, entry(0))
+    with pytest.raises(RuntimeError, match="lower prefetch"):  # The new task would be where the one that was taken is.
+        task_queue.put(entry(0), oldest=CAPACITY + 100)
     task_queue.close()
 
 

@@ -28,6 +28,7 @@ from tests.deadline import stretched, wait_until
 from tests.loader.sample_datasets import (
     Crashing,
     Exiting,
+    ExitingOnce,
     Hanging,
     HangingOnce,
     LeavingChildren,
@@ -234,6 +235,21 @@ def test_a_sample_that_ends_its_workers_is_skipped_where_failing_ones_are(
     assert all("workers ended over it" in line["error"] for line in listed)
     # The samples that take their places are those that any reader takes which knows of them beforehand.
     assert found == stream(Numbers(), batches=8, **arguments)
+
+
+def test_a_worker_that_ends_once_over_a_batch_of_many_samples_is_replaced_and_a_bad_sample_in_it_is_found(
+    tmp_path: Path,
+) -> None:
+    def batches(dataset: Any, **arguments: Any) -> Any:
+        order = CyclicSampler(dataset, 6000)
+        return stream(dataset, order, batches=2, num_workers=2, start_method="fork", **arguments)
+
+    assert batches(ExitingOnce(str(tmp_path), 12_000, [5000])) == batches(Numbers(12_000))
+    assert [path.name for path in tmp_path.iterdir()] == ["5000"]
+    arguments: dict[str, Any] = {"on_error": "quarantine", "quarantine_file": str(tmp_path / "bad.jsonl")}
+    batches(Exiting(12_000, bad=[0, 5000]), **arguments)
+    listed = [json.loads(line)["index"] for line in (tmp_path / "bad.jsonl").read_text().splitlines()]
+    assert sorted(listed) == [0, 5000]
 
 
 def test_a_worker_that_ends_after_it_has_read_the_first_sample_takes_no_note_of_a_skipped_one_along(
