@@ -136,7 +136,8 @@ def test_a_rank_that_fails_ends_the_training_with_its_traceback(tmp_path: Path) 
 def test_a_rank_that_exits_with_code_0_in_the_middle_ends_the_training_and_is_named(tmp_path: Path) -> None:
     result = launch_ranks(SCRIPTS / "fail_in_training.py", 2, str(tmp_path), "exit", timeout=60, end_on_error=False)
     assert result.returncode != 0
-    assert re.search(r"^rank 0 ends: rank 1 has left the job after \d+ collectives", result.output, re.MULTILINE), (
+    # Either rank may say it first.
+    assert re.search(r"^rank [01] ends: rank 1 has left the job after \d+ collectives", result.output, re.MULTILINE), (
         result.output
     )
 
