@@ -37,7 +37,8 @@ _VERSION_KEYS = (
 )
 # HTTP status codes that a retry does not change.
 _DENIED = (401, 403)
-_PERMANENT = (*_DENIED, 404, 410)
+_GONE = (404, 410)
+_PERMANENT = (*_DENIED, *_GONE)
 _ABSENT = (FileNotFoundError, NotADirectoryError)
 
 
@@ -84,7 +85,7 @@ def list_files(url: str, attempts: int) -> list[str]:
 
     def ask(store: Any, name: str) -> list[str]:
         store.invalidate_cache()
-        if not url.endswith("/") and store.isfile(name):
+        if not url.endswith("/") and _is_file(store, name):
             return [url]
         if "*" not in url and store.isdir(name):
             folder = str(name).rstrip("/")
@@ -101,6 +102,18 @@ def list_files(url: str, attempts: int) -> list[str]:
         if isinstance(error.__cause__, _ABSENT):
             return []
         raise
+
+
+def _is_file(store: Any, name: str) -> bool:
+    """Whether a store has this file. `isfile` of web servers is False after any failure, also one that passes."""
+    if "*" in name or not _is_http(name):
+        return bool(store.isfile(name))
+    try:
+        return bool(store.info(name)["type"] == "file")
+    except FileNotFoundError as error:
+        if getattr(error.__cause__, "status", 404) not in _GONE:
+            raise
+        return False
 
 
 def read_ranges(url: str, read: Callable[[Any], _Result], attempts: int) -> _Result:

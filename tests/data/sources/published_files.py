@@ -6,7 +6,7 @@ import gzip
 import io
 import struct
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -97,11 +97,12 @@ def tar_of(files: Mapping[str, bytes], form: int = tarfile.PAX_FORMAT) -> bytes:
 
 
 class WebFolder:
-    """A folder that a web server on loopback gives, but `denied`; `asked` are the paths that were asked for by GET."""
+    """A folder that a web server on loopback gives, but `denied`; `asked` are the paths that were asked for by GET.
+    `busy` says for each of the first requests whether it is answered by 503."""
 
-    def __init__(self, folder: Path, denied: str = "") -> None:
+    def __init__(self, folder: Path, denied: str = "", busy: Iterable[bool] = ()) -> None:
         self.asked: list[str] = []
-        asked = self.asked
+        asked, is_busy = self.asked, iter(busy)
 
         class Handler(SimpleHTTPRequestHandler):
             def __init__(self, *arguments: Any) -> None:
@@ -112,6 +113,8 @@ class WebFolder:
                 super().do_GET()
 
             def send_head(self) -> Any:
+                if next(is_busy, False):
+                    return self.send_error(503)
                 return self.send_error(403) if self.path == denied else super().send_head()
 
             def log_message(self, *_: Any) -> None:

@@ -133,6 +133,19 @@ def test_a_web_server_that_denies_access_is_named_with_that_reason(folder: Path,
         local_path(f"{server.url}/a.tar")
 
 
+@pytest.mark.parametrize("busy", [[True, False, True], [True, True], [False, True]])
+@pytest.mark.parametrize("name", ["a.tar", "deep/", "deep/*.tar"])
+def test_files_of_a_web_server_that_is_busy_are_not_reported_as_missing(
+    busy: list[bool], name: str, folder: Path, object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "_FIRST_WAIT", 0.01)
+    with closing(WebFolder(folder, busy=busy)) as server:
+        expected = "a.tar" if name == "a.tar" else "deep/d.tar"
+        assert listed(f"{server.url}/{name}") == [f"{server.url}/{expected}"]
+        with pytest.raises(ConfigError, match="no file is named by"):
+            listed(f"{server.url}/nothing.tar")
+
+
 def test_a_web_server_that_is_not_there_or_says_nothing_is_named_with_the_attempts(
     object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
