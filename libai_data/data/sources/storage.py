@@ -31,7 +31,6 @@ from libai_data.errors.argument_rules import PATH, check
 
 CACHE_DIR, CACHE_SIZE, ATTEMPTS = "LIBAI_DATA_CACHE_DIR", "LIBAI_DATA_CACHE_SIZE", "LIBAI_DATA_STORAGE_ATTEMPTS"
 
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _LONGEST_NAME = 100
 
 
@@ -240,10 +239,10 @@ def _raised(error: OSError) -> None:
 
 
 def _bytes_of(name: str, text: str) -> int:
-    match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]+)?)\s*([KMGT]?)i?B?", text.strip(), re.IGNORECASE)
+    match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]+)?)\s*(?:([KMGT])(i?))?B?", text.strip(), re.IGNORECASE)
     if match is None:
-        raise ConfigError(f"{name} is {text!r}; it must be a number of bytes, such as 500MB or 64GB")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
+        raise ConfigError(f"{name} is {text!r}; it must be a number of bytes, such as 500MB or 64GiB")
+    return int(float(match[1]) * (1024 if match[3] else 1000) ** "_KMGT".index((match[2] or "_").upper()))
 
 
 @cache

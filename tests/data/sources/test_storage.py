@@ -421,6 +421,10 @@ def test_a_file_of_a_worker_is_that_of_its_parent(object_store: ObjectStore) -> 
         ("ATTEMPTS", "0", None),
         ("SIZE", "1.5 kB", 1500),
         ("SIZE", "64GB", 64 * 10**9),
+        ("SIZE", "64Gi", 64 * 2**30),
+        ("SIZE", "0.5 mib", 2**19),
+        ("SIZE", "7", 7),
+        ("SIZE", "7i", None),
     ],
 )
 def test_settings_are_read_with_their_units_or_refused(name: str, value: str, size: int | None) -> None:
