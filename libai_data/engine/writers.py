@@ -10,6 +10,7 @@ import socket
 import statistics
 import struct
 import time
+from itertools import takewhile
 from typing import Any
 
 from libai_data.atomic_files import AppendFile, written_whole
@@ -99,7 +100,8 @@ class JSONWriter(_FileWriter):
         """Whether the file has no evaluation after an iteration. Lines that the next writing removes do not count."""
         end = iteration + 1
         lines = _lines_before(self._file.path, min(end, self._start_iter) if self._begun is None else end)
-        return not any(line["iteration"] == iteration and EVALUATED in line for line in map(json.loads, lines))
+        last = takewhile(lambda line: line["iteration"] == iteration, map(json.loads, reversed(lines)))
+        return not any(EVALUATED in line for line in last)
 
     def write(self) -> None:
         lines: dict[int, dict[str, object]] = {}
