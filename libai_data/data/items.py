@@ -202,8 +202,9 @@ def check_kept(sample: Any, before: Mapping[_Path, bytes], newest: Any, dataset:
     """Refuse a dataset whose newer sample has overwritten an array of an earlier one."""
     now = contents_of(sample)
     changed = [path for path in now if now[path] != before.get(path)]
+    in_newest = contents_of(newest) if changed else {}
     for path in changed:
-        if now[path] == contents_of(newest).get(path):
+        if now[path] == in_newest.get(path):
             name = field_of(path)
             raise SchemaError(
                 f"field {name!r} of a sample of {dataset} overwrites that of an earlier one; return a copy of it"
