@@ -33,7 +33,7 @@ def yields_batches(thing: Any) -> bool:
     if is_loader(thing):
         # A loader with batch_size=None yields what its dataset yields.
         return thing.batch_sampler is not None or yields_batches(thing.dataset)
-    if any(derives_from(thing, package, "_BaseDataLoaderIter") for package in _DATA):
+    if derives_from(thing, _DATA, "_BaseDataLoaderIter"):
         return bool(attribute_of(thing, "_auto_collation")) or yields_batches(attribute_of(thing, "_dataset"))
     if derives_from(thing, "webdataset") and isinstance(getattr(thing, "pipeline", None), list):
         said = [_batches_of_stage(stage) for stage in thing.pipeline]
@@ -43,7 +43,7 @@ def yields_batches(thing: Any) -> bool:
         return next((each for each in said if each is not None), False)
     if derives_from(thing, "datasets"):
         return _batches_of_hugging_face(thing)
-    if any(derives_from(thing, package) for package in _PIPES):
+    if derives_from(thing, _PIPES):
         said = [_batches_of_pipe(stage) for stage in _stages_of_pipe(thing)]
         return next((each for each in said if each is not None), False)
     if is_lightnings_combined_loader(thing):
@@ -90,7 +90,7 @@ def _stages_of_pipe(thing: Any) -> Iterator[Any]:
     while len(stages) == 1:
         yield stages[0]
         values = attribute_of(stages[0], "__dict__", {}).values()
-        stages = [each for each in values if any(derives_from(each, package) for package in _PIPES)]
+        stages = [each for each in values if derives_from(each, _PIPES)]
 
 
 def _batches_of_pipe(stage: Any) -> bool | None:
@@ -100,12 +100,12 @@ def _batches_of_pipe(stage: Any) -> bool | None:
 
 def is_lightnings_combined_loader(thing: Any) -> bool:
     """Whether `thing` joins several loaders of Lightning, of any version."""
-    return any(derives_from(thing, package, "CombinedLoader") for package in _LIGHTNING)
+    return derives_from(thing, _LIGHTNING, "CombinedLoader")
 
 
 def is_loader(thing: Any) -> bool:
     """Whether `thing` is a DataLoader of torch or OneFlow, or of a subclass."""
-    return any(derives_from(thing, package, "DataLoader") for package in _DATA)
+    return derives_from(thing, _DATA, "DataLoader")
 
 
 def dataset_name(thing: Any) -> str:
@@ -149,7 +149,7 @@ def without_bar(thing: Any) -> Any:
     while True:
         if derives_from(thing, "tqdm") and attribute_of(thing, "iterable") is not None:
             thing = thing.iterable
-        elif any(derives_from(thing, package, "_FabricDataLoader") for package in _LIGHTNING):
+        elif derives_from(thing, _LIGHTNING, "_FabricDataLoader"):
             thing = thing._dataloader
         else:
             return thing
@@ -188,7 +188,7 @@ def _read_by(thing: Any) -> Iterable[Any]:
         return () if thing.gi_frame is None else thing.gi_frame.f_locals.values()
     if isinstance(thing, (tuple, enumerate, zip, map, filter, type(iter(())))) or type(thing) in _ITERTOOLS:
         return gc.get_referents(thing)
-    if any(derives_from(thing, package) for package in _BARS):
+    if derives_from(thing, _BARS):
         return attribute_of(thing, "__dict__", {}).values()
     return ()
 
@@ -214,7 +214,7 @@ def has_index(thing: Any) -> bool:
     """Whether `thing` returns samples by index: it has `[index]`, and is not a stream."""
     if not has_attribute(thing, "__getitem__") or isinstance(thing, (str, bytes, dict)):
         return False
-    is_stream = any(derives_from(thing, package, "IterableDataset") for package in _DATA)
+    is_stream = derives_from(thing, _DATA, "IterableDataset")
     return not is_stream and not yields_batches(thing)
 
 
@@ -232,9 +232,10 @@ def without_node_splitting(thing: Any) -> Any:
     return whole
 
 
-def derives_from(thing: Any, package: str, name: str = "") -> bool:
-    """Whether the class of `thing`, or a base class, is of this package, and has this name if a name is given."""
+def derives_from(thing: Any, package: str | tuple[str, ...], name: str = "") -> bool:
+    """Whether the class of `thing`, or a base class, is of this package, or one of these, and has this name if a name
+    is given."""
+    packages = tuple(f"{each}." for each in ((package,) if isinstance(package, str) else package))
     return any(
-        (base.__module__ == package or base.__module__.startswith(f"{package}.")) and name in ("", base.__name__)
-        for base in type(thing).__mro__
+        f"{base.__module__}.".startswith(packages) and name in ("", base.__name__) for base in type(thing).__mro__
     )
