@@ -50,6 +50,7 @@ class Retry:
         if count >= 2 * self._together and self._may_split:
             parts = [_part_of(task, rows) for rows in row_slices(count, _MOST_PARTS, self._together)]
             self._parts[task.number] = self._parts.get(task.number, 1) - 1 + len(parts)
+            # Parts begin with this death alone, so that a death of other samples counts against no single one.
             self._deaths.update({(part.number, part.first_row): deaths for part in parts})
             return parts
         deaths += before
