@@ -8,6 +8,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Iterable
 from functools import partial
+from itertools import chain, count
 from typing import Any, Callable
 
 from libai_data.config import check_keys, instantiate, try_get_key
@@ -52,6 +53,7 @@ from libai_data.engine.step_plan import step_plan
 from libai_data.engine.step_trainers import EagerTrainer, GraphTrainer
 from libai_data.engine.token_count import TokenCounter
 from libai_data.engine.train_loop import HookBase, TrainerBase
+from libai_data.engine.unsaved_parts import warn_of_unsaved_parts
 from libai_data.engine.writers import CommonMetricPrinter, EventWriter, JSONWriter, TensorboardXWriter
 from libai_data.errors import ConfigError
 from libai_data.iterables.iterable_loader import indexed_dataset_of
@@ -96,7 +98,6 @@ class DefaultTrainer(RunsStages, TrainerBase):
         self.data = stages_of(cfg, datamodule)
         if self.data is None:
             self._check_loaders_are_known(cfg)
-
         folder = CheckpointFolder(cfg.train.output_dir)
         folder.recover()
         resume = try_get_key(cfg, "train.resume", default=False)
@@ -226,6 +227,8 @@ class DefaultTrainer(RunsStages, TrainerBase):
 
     def after_step(self) -> None:
         self.checkpointer.last_step, self._trainer.inputs.taken = self.iter, 0
+        if self.iter == self.start_iter:
+            warn_of_unsaved_parts(self, self._hooks)
         if not self._has_warned and (self.iter == self.start_iter or self.ends_period(self.cfg.train.log_period)):
             self._has_warned = warn_of_other_reads(self._data_state.loader, self.iter + 1)
         super().after_step()
@@ -393,7 +396,5 @@ class DefaultTrainer(RunsStages, TrainerBase):
 
 
 def _new_name(name: str, taken: Iterable[str]) -> str:
-    number = 1
-    while (name if number == 1 else f"{name}_{number}") in taken:
-        number += 1
-    return name if number == 1 else f"{name}_{number}"
+    names = (f"{name}_{number}" for number in count(2))
+    return next(each for each in chain([name], names) if each not in taken)

@@ -350,3 +350,51 @@ def test_a_checkpoint_that_a_user_saves_without_a_step_continues_after_the_last_
     again = built(tiny_config(str(tmp_path), train_iter=6, resume=True))
     again.checkpointer.save("mine")
     assert (again.start_iter, again.checkpointer.read(str(tmp_path / "mine"))["iteration"]) == (3, 2)
+
+
+class WithMore(DefaultTrainer):
+    """Has a second model, optimizer and loader, as for adversarial and semi-supervised training."""
+
+    def __init__(self, cfg: Any) -> None:
+        super().__init__(cfg)
+        self.critics = {"first": flow.nn.Linear(1, 1)}
+        self.teacher = flow.nn.Linear(1, 1).requires_grad_(False)
+        self.second_optimizer = flow.optim.SGD(self.critics["first"].parameters(), lr=0.1)
+        self.part_of_the_model = self.model.first
+        self.unlabelled, self.not_read = (DataLoader(TinyDataset(), 4, ends="cycle") for _ in range(2))
+
+    def run_step(self) -> None:
+        next(iter(self.unlabelled))
+        super().run_step()
+
+
+class Averages(HookBase):
+    """Averages the weights."""
+
+    def before_train(self) -> None:
+        self.average = flow.nn.Linear(1, 1)
+        self.model = self.trainer.model
+
+
+class SavesItsAverage(Averages):
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_further_parts_that_no_checkpoint_holds_are_warned_of(tmp_path: Path, graph: bool) -> None:
+    hooks = [Averages(), SavesItsAverage()]
+    built(tiny_config(str(tmp_path), graph=graph, train_iter=3), *hooks, kind=WithMore).train()
+    log = (tmp_path / "log.txt").read_text()
+    assert log.count("The checkpoints do not hold") == 1
+    names = "trainer.critics['first'] (Linear), trainer.second_optimizer (SGD), trainer.unlabelled (BatchLoader), "
+    assert f"{names}Averages.average (Linear), so a resume makes new ones" in log
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_a_training_without_further_parts_is_not_warned_of_any(tmp_path: Path, graph: bool) -> None:
+    built(tiny_config(str(tmp_path), graph=graph, train_iter=3)).train()
+    assert "The checkpoints do not hold" not in (tmp_path / "log.txt").read_text()
