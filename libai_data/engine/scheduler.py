@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from libai_data.config import instantiate
-from libai_data.engine.checkpoint.optimizer_state import ChangedAttributes
+from libai_data.engine.checkpoint.changed_attributes import ChangedAttributes
 from libai_data.engine.data_state import PlainState, has_state
 from libai_data.errors import ConfigError
 from libai_data.errors.argument_rules import INT, MAPPING, check, each, one_of, real, whole

@@ -1,4 +1,4 @@
-"""What a training changes in its optimizer is restored; a state that no checkpoint can store is refused."""
+"""What a training changes in its optimizer and model is restored; a state that no checkpoint can store is refused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from libai_data.engine.checkpoint import checkpointer as checkpointer_module
 from libai_data.engine.data_state import PlainState
 from libai_data.engine.optim import get_default_optimizer_params
 from tests.engine.test_checkpointer import new_model, train
-from tests.engine.tiny import assert_equal_weights, weights
+from tests.engine.tiny import TinyModel, assert_equal_weights, on_one_rank, weights
 
 
 class Counts(flow.optim.SGD):
@@ -98,3 +98,35 @@ def test_a_state_that_rank_1_alone_cannot_store_ends_that_rank(monkeypatch: pyte
     own = SimpleNamespace(state_dict=lambda: {"x": object()})
     with pytest.raises(TypeError, match=r"store the state of the hook \(state\['x'\] is of type builtins.object"):
         Checkpointer(new_model(), hook=PlainState(own)).check_states()
+
+
+class Anneals(TinyModel):
+    """Scales its loss by the number of calls."""
+
+    def __init__(self, period: int) -> None:
+        super().__init__()
+        self.calls, self.period, self.best = 0, period, np.float32(np.nan)
+        self.cache: dict[str, Any] = {}
+        self.first.phase = "warm-up"
+
+    def forward(self, points: Any, labels: Any = None) -> dict[str, Any]:
+        self.calls += 1
+        self.cache["labels"], self.last = labels, labels  # no number, so it is made anew
+        self.best, self.first.phase = np.float32(1 / self.calls), f"call {self.calls}"
+        return {"loss": super().forward(points, labels)["loss"] * self.calls}
+
+
+def test_numbers_and_texts_that_a_training_changes_in_the_model_are_restored(tmp_path: Path) -> None:
+    model = on_one_rank(Anneals(period=5))
+    optimizer = flow.optim.SGD(model.parameters(), lr=0.01)
+    checkpointer = Checkpointer(model, str(tmp_path), optimizer=optimizer)
+    train(model, optimizer)
+    checkpointer.save("a", iteration=1)
+    train(model, optimizer)
+    other = on_one_rank(Anneals(period=7))  # as the config of the resume says
+    resumed = flow.optim.SGD(other.parameters(), lr=0.01)
+    Checkpointer(other, str(tmp_path), optimizer=resumed).load(str(tmp_path / "a"))
+    assert (other.calls, other.best, other.first.phase, other.cache) == (2, np.float32(0.5), "call 2", {})
+    train(other, resumed)
+    assert (other.calls, other.period) == (4, 7)
+    assert_equal_weights(other, weights(model))

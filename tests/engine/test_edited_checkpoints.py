@@ -19,6 +19,7 @@ from libai_data.engine.scheduler import ScheduleState
 from libai_data.engine.token_count import TokenCounter
 from libai_data.errors import CheckpointError
 from libai_data.mesh.current import set_mesh
+from tests.engine.test_checkpointer import new_model
 from tests.engine.test_default_trainer import built
 from tests.engine.tiny import tiny_config
 from tests.test_odd_states import ODD, part_with, paths_in
@@ -133,7 +134,7 @@ def test_an_odd_record_of_the_best_checkpoint_is_named(run: Path, key: str) -> N
     state = json.loads((run / "model_best" / STATE).read_text())
     before, state["extra"]["best"][key] = copy.deepcopy(state), ["x"]
     edit(run / "model_best", STATE, state)
-    hook = BestCheckpointer(5, Checkpointer(None, str(run)), "Acc@1")
+    hook = BestCheckpointer(5, Checkpointer(new_model(), str(run)), "Acc@1")
     trainer = SimpleNamespace(start_iter=6)
     hook.trainer = trainer
     try:

@@ -12,6 +12,7 @@ from typing import Any
 
 from libai_data.data.attributes import call_if_there
 from libai_data.engine.checkpoint import optimizer_state
+from libai_data.engine.checkpoint.changed_attributes import changed_in_model, changed_in_optimizer
 from libai_data.engine.checkpoint.directory import CheckedFile, PendingDirectory
 from libai_data.engine.checkpoint.folder import STATE, CheckpointFolder, check_name, read_json
 from libai_data.engine.checkpoint.placement import fill, whole_on_rank0
@@ -27,7 +28,7 @@ logger = logging.getLogger(__name__)
 _MODEL = "model.safetensors"
 _OPTIMIZER = "optimizer.safetensors"
 _RANDOM = "random.json"
-_ATTRIBUTES = "attributes of the optimizer"
+_OF_MODEL, _OF_OPTIMIZER = "attributes of the model", "attributes of the optimizer"
 _SHOWN = 50
 
 
@@ -65,8 +66,10 @@ class Checkpointer(CheckpointFolder):
         self.optimizer = optimizer
         self.graph = graph
         self.stateful = stateful
-        if optimizer is not None and graph is None:
-            self.stateful[_ATTRIBUTES] = optimizer_state.changed_numbers(model, optimizer)
+        if graph is None:  # A compiled graph ignores such changes.
+            self.stateful[_OF_MODEL] = changed_in_model(model)
+            if optimizer is not None:
+                self.stateful[_OF_OPTIMIZER] = changed_in_optimizer(model, optimizer)
         self._random = RandomStates(model)
         self.last_step = -1
 

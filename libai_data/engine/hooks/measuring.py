@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Callable
 
 from libai_data.data.samplers.schedule import StepSchedule
-from libai_data.engine.checkpoint.optimizer_state import ChangedAttributes, changed_numbers
+from libai_data.engine.checkpoint.changed_attributes import ChangedAttributes, changed_in_optimizer
 from libai_data.engine.data_state import schedule_of, stream_state_of
 from libai_data.engine.train_loop import HookBase
 from libai_data.engine.writers import SOURCE
@@ -192,7 +192,7 @@ class LRScheduler(HookBase):
         rates = self.scheduler.get_last_lr()
         is_first = self._compiled is None and self.trainer.iter == self.trainer.start_iter
         if is_first and self._is_of_graph():  # The step has compiled the graph.
-            self._compiled = changed_numbers(self.trainer.model, self.trainer.optimizer)
+            self._compiled = changed_in_optimizer(self.trainer.model, self.trainer.optimizer)
         if self._compiled is not None and self.trainer.losses.is_due(self.trainer.iter):
             self._warn_of_ignored(self._compiled, rates)
         rate = rates[self._group] if self._is_of_graph() else self.optimizer.param_groups[self._group]["lr"]
