@@ -46,6 +46,7 @@ from libai_data.engine.models import (
 )
 from libai_data.engine.optim import build_optimizer
 from libai_data.engine.output_folder import release_output_folder, take_output_folder
+from libai_data.engine.parts_as_built import PartsAsBuilt
 from libai_data.engine.running_stages import RunsStages, get_batch_of, stages_of
 from libai_data.engine.scheduler import ScheduleState, build_lr_scheduler
 from libai_data.engine.setup import complete_train_config
@@ -53,7 +54,6 @@ from libai_data.engine.step_plan import step_plan
 from libai_data.engine.step_trainers import EagerTrainer, GraphTrainer
 from libai_data.engine.token_count import TokenCounter
 from libai_data.engine.train_loop import HookBase, TrainerBase
-from libai_data.engine.unsaved_parts import warn_of_unsaved_parts
 from libai_data.engine.writers import CommonMetricPrinter, EventWriter, JSONWriter, TensorboardXWriter
 from libai_data.errors import ConfigError
 from libai_data.iterables.iterable_loader import indexed_dataset_of
@@ -96,8 +96,9 @@ class DefaultTrainer(RunsStages, TrainerBase):
         complete_train_config(cfg)
         self.tokenizer = built_by(self, "build_tokenizer", cfg)
         self.data = stages_of(cfg, datamodule)
-        if self.data is None:
-            self._check_loaders_are_known(cfg)
+        if self.data is None and self._builds_configured_loaders():
+            known = dict.fromkeys(("train", "test", "consumed_samples"))
+            check_keys(try_get_key(cfg, "dataloader", default={}), known, "dataloader")
         folder = CheckpointFolder(cfg.train.output_dir)
         folder.recover()
         resume = try_get_key(cfg, "train.resume", default=False)
@@ -146,6 +147,7 @@ class DefaultTrainer(RunsStages, TrainerBase):
             train_parts = (self.optimizer, self.lr_scheduler)
             self.graph_train = built_by(self, "build_graph", cfg, self.model, *train_parts, is_train=True)
             self.graph_eval = built_by(self, "build_graph", cfg, self.model, is_train=False)
+        self._parts = PartsAsBuilt(self)
         self._trainer = self._build_step_trainer()
         self.checkpointer = self._build_checkpointer()
         self.checkpointer.sound.update(folder.sound)
@@ -174,6 +176,7 @@ class DefaultTrainer(RunsStages, TrainerBase):
         Returns:
             Results of the last evaluation; {} without evaluation.
         """
+        self._parts.check()
         if start_iter is None:
             self._data_state.check_finished(self.checkpointer.last_step)
         start = (self.checkpointer.last_step + 1 or self.start_iter) if start_iter is None else start_iter
@@ -228,7 +231,7 @@ class DefaultTrainer(RunsStages, TrainerBase):
     def after_step(self) -> None:
         self.checkpointer.last_step, self._trainer.inputs.taken = self.iter, 0
         if self.iter == self.start_iter:
-            warn_of_unsaved_parts(self, self._hooks)
+            self._parts.warn_of_unsaved(self._hooks)
         if not self._has_warned and (self.iter == self.start_iter or self.ends_period(self.cfg.train.log_period)):
             self._has_warned = warn_of_other_reads(self._data_state.loader, self.iter + 1)
         super().after_step()
@@ -354,12 +357,9 @@ class DefaultTrainer(RunsStages, TrainerBase):
         return next(iter(results.values())) if len(results) == 1 else results
 
     @classmethod
-    def _check_loaders_are_known(cls, cfg: Any) -> None:
-        """Raise ConfigError for unknown keys of `dataloader`, unless a subclass overrides a method that reads them."""
+    def _builds_configured_loaders(cls) -> bool:
         methods = ("build_train_loader", "build_test_loader")
-        if all(inspect.getattr_static(cls, name) is vars(DefaultTrainer)[name] for name in methods):
-            known = dict.fromkeys(("train", "test", "consumed_samples"))
-            check_keys(try_get_key(cfg, "dataloader", default={}), known, "dataloader")
+        return all(inspect.getattr_static(cls, name) is vars(DefaultTrainer)[name] for name in methods)
 
     def _evaluate(self) -> dict[str, Any]:
         with self._running("validate"):

@@ -398,3 +398,25 @@ def test_further_parts_that_no_checkpoint_holds_are_warned_of(tmp_path: Path, gr
 def test_a_training_without_further_parts_is_not_warned_of_any(tmp_path: Path, graph: bool) -> None:
     built(tiny_config(str(tmp_path), graph=graph, train_iter=3)).train()
     assert "The checkpoints do not hold" not in (tmp_path / "log.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    "name, method",
+    [
+        ("model", "build_model"),
+        ("optimizer", "build_optimizer"),
+        ("lr_scheduler", "build_lr_scheduler"),
+        ("train_loader", "build_train_loader"),
+        ("graph_train", "build_graph"),
+    ],
+)
+def test_a_part_that_is_replaced_after_the_trainer_was_made_is_refused(tmp_path: Path, name: str, method: str) -> None:
+    trainer = built(tiny_config(str(tmp_path), train_iter=4))
+    trainer.train(max_iter=2)
+    part, new = getattr(trainer, name), object()
+    setattr(trainer, name, new)
+    with pytest.raises(ConfigError, match=rf"trainer\.{name} was replaced .*, which would not use .*: let {method} "):
+        trainer.train(max_iter=4)
+    setattr(trainer, name, part)
+    trainer.train(max_iter=4)
+    assert trainer.iter == 4
