@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sized
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig
@@ -42,6 +43,12 @@ def build_configured_tokenizer(cfg: Any) -> Any:
         check_is_call(described, "tokenization.tokenizer")
     tokenizer = instantiate(described)
     divisor = try_get_key(cfg, _DIVISOR, default=KEYS[_DIVISOR].default)
+    rows = try_get_key(cfg, "model.vocab_size")
+    if isinstance(rows, int) and isinstance(tokenizer, Sized) and len(tokenizer) > rows:
+        raise ConfigError(
+            f"model.vocab_size is {rows}, but the tokenizer has {len(tokenizer)} tokens. Set it to {len(tokenizer)} or "
+            "more: for ids that an Embedding does not have, OneFlow 0.9 returns zeros, without an error"
+        )
     if try_get_key(cfg, "model.cfg.vocab_size") is not None and hasattr(tokenizer, "padded_vocab_size"):
         multiple = divisor * get_tensor_parallel_size()
         cfg.model.cfg.vocab_size = tokenizer.padded_vocab_size(multiple)

@@ -342,6 +342,23 @@ def test_a_divisor_of_the_vocabulary_that_nothing_uses_is_refused(tmp_path: Path
         built(cfg)
 
 
+class Embeds(TinyModel):
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__()
+
+
+class Words(list):
+    def __init__(self, count: int) -> None:
+        super().__init__(f"word{number}" for number in range(count))
+
+
+def test_a_model_with_fewer_embeddings_than_the_tokenizer_has_tokens_is_refused(tmp_path: Path) -> None:
+    cfg = tiny_config(str(tmp_path))
+    cfg.model, cfg.tokenization = LazyCall(Embeds)(vocab_size=10), {"tokenizer": LazyCall(Words)(count=11)}
+    with pytest.raises(ConfigError, match=r"model.vocab_size is 10, but the tokenizer has 11 tokens. Set it to 11 or"):
+        built(cfg)
+
+
 CALLS = ("model", "optim", "optim.params", "train.scheduler", "graph.train_graph", "dataloader", "dataloader.train")
 
 
