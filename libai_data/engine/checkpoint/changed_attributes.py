@@ -122,8 +122,22 @@ def changed_in_optimizer(model: Any, optimizer: Any) -> ChangedAttributes:
 
 
 def changed_in_model(model: Any) -> ChangedAttributes:
-    """Numbers and texts that a training has changed in the modules of a model, such as a count of calls."""
+    """What a training has changed in the modules of a model, as numbers and texts, and which weights it trains."""
+
+    def attributes() -> dict[str, dict[str, Any]]:
+        parts = {name: vars(part) for name, part in model.named_modules()}
+        return {**parts, **{name: _IsTrained(weight) for name, weight in model.named_parameters()}}
+
     kinds = (int, float, str, np.generic, type(None))
-    return ChangedAttributes(
-        type(model).__name__, lambda: {name: vars(part) for name, part in model.named_modules()}, ("training",), kinds
-    )
+    return ChangedAttributes(type(model).__name__, attributes, ("training",), kinds)
+
+
+class _IsTrained(dict[str, Any]):
+    """The attribute of a parameter that says whether it is trained."""
+
+    def __init__(self, parameter: Any) -> None:
+        super().__init__(requires_grad=parameter.requires_grad)
+        self._parameter = parameter
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._parameter.requires_grad = value
