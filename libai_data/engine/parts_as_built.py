@@ -7,10 +7,10 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from libai_data.data.attributes import attribute_of
 from libai_data.engine.data_state import has_state
 from libai_data.engine.train_loop import HookBase
 from libai_data.errors import ConfigError
+from libai_data.iterables.kinds import is_own_loader
 
 logger = logging.getLogger(__name__)
 
@@ -54,10 +54,8 @@ class PartsAsBuilt:
                 return any(weight.requires_grad and id(weight) not in weights for weight in part.parameters())
             if isinstance(part, (flow.optim.Optimizer, flow.optim.lr_scheduler._LRScheduler)):
                 return id(part) not in known
-            # Of the loaders, those of this package from which the training has read. The errors that a config raises
-            # for unknown attributes would keep the trainer alive.
-            is_loader = hasattr(type(part), "load_state_dict") and attribute_of(part, "stream") is not None
-            return is_loader and id(part) not in known and bool(part.state_dict().get("position"))
+            # A loader from which the training has not read, such as that of an evaluation, begins anew anyway.
+            return is_own_loader(part) and id(part) not in known and bool(part.state_dict().get("position"))
 
         owners: list[tuple[str, Any]] = [("trainer", self._trainer)]
         owners += [(type(hook).__name__, hook) for hook in hooks if not has_state(hook)]
