@@ -36,7 +36,7 @@ from libai_data.loader.named_samples import NamedSamples
 from libai_data.loader.processes import ProcessExecutor
 from libai_data.loader.reading import reads_parts
 from libai_data.loader.resumable import ResumableLoader, finish
-from libai_data.loader.same_dataset import are_same, attributes_of, fingerprint_with_samples, read_by_all
+from libai_data.loader.same_dataset import WorkersCopy, fingerprint_with_samples, read_by_all
 from libai_data.loader.schema import Overrides, TensorPart, parse_layouts
 from libai_data.loader.shared_arguments import PREFETCH, RULES
 from libai_data.loader.slots import Slot, SlotList, bytes_of, lay_out
@@ -179,7 +179,7 @@ class BatchLoader(ResumableLoader):
         self._streamed: StreamedShards | None = None
         self._is_arena_shared = False
         self._turns = ForkLock()
-        self._attributes: list[Any] = []
+        self._copy: WorkersCopy | None = None
         self._times = LoaderTimes()
         self._stage_times = StageTimes()
 
@@ -250,10 +250,10 @@ class BatchLoader(ResumableLoader):
         if self._streamed is not None:  # Before workers get a copy of the sources.
             is_kept = self.num_workers == 0 or self._worker_type == "thread"
             self._streamed.use_share(self.stream.share_of_node(get_mesh().parts_of_data), is_kept)
-        attributes = attributes_of(self._payload.dataset, self._payload.collator) if self._shares_memory else []
-        if self._reader is None or self._reader.is_unusable or not are_same(attributes, self._attributes):
-            # Workers have the dataset as it was when they started.
-            self._attributes = attributes
+        is_current = self._copy is None or self._copy.is_current()
+        if self._reader is None or self._reader.is_unusable or not is_current:
+            is_copied = self.num_workers > 0 and self._worker_type == "process"
+            self._copy = WorkersCopy(self._payload.dataset, self._payload.collator) if is_copied else None
             self._end_workers()
             self._renew_memory()
             self._reader = self._start()
@@ -265,7 +265,9 @@ class BatchLoader(ResumableLoader):
         if fetches_ahead and self._streamed is not None:
             fetch_ahead(self._streamed, self.stream, position, self._ahead)
         # Not a bound method: the loader would be in a reference cycle, and stay alive when nobody uses it.
-        reached = None if self._streamed is None else partial(report_reached, self._streamed, self.stream)
+        reached = [] if self._copy is None else [self._copy.warn_if_changed]
+        if self._streamed is not None:
+            reached.append(partial(report_reached, self._streamed, self.stream))
         self._iteration = Iteration(self.stream, position, self._reader, self._ahead, self._times, reached, self._turns)
         return self._iteration
 

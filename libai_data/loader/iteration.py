@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import time
 from collections import deque
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Callable, Optional
 
@@ -111,8 +113,8 @@ class Iteration:
 
     Args:
         ahead: number of batches to read ahead.
-        reached: called with the position of a batch that is handed out. It returns the first position of which it must
-            know next, so that most batches need no call. None if nobody needs positions.
+        reached: called with the position of a batch that is handed out. Each returns the first position of which it
+            must know next, so that most batches need no call.
         turns: lock for beginning or interrupting the use of the reader, because threads may share a loader.
     """
 
@@ -123,11 +125,11 @@ class Iteration:
         reader: BatchReader,
         ahead: int,
         times: LoaderTimes,
-        reached: Callable[[int], int] | None,
+        reached: Sequence[Callable[[int], int]],
         turns: AbstractContextManager[Any],
     ) -> None:
         self._reader = reader
-        self._reached, self._next_reached = reached, 0
+        self._reached, self._next_reached = reached, 0 if reached else sys.maxsize
         self._turns = turns
         self._ahead = ahead
         self._times = times
@@ -177,8 +179,8 @@ class Iteration:
             self._over = True
             raise StopIteration
         self._count(asked)
-        if self._reached is not None and batch.index_batch.position >= self._next_reached:
-            self._next_reached = self._reached(batch.index_batch.position)
+        if batch.index_batch.position >= self._next_reached:
+            self._next_reached = min(each(batch.index_batch.position) for each in self._reached)
         return batch
 
     def next_if_ready(self) -> ReadyBatch | None:

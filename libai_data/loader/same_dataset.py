@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+import time
 import zlib
 from argparse import Namespace
 from collections.abc import Collection, Mapping
 from dataclasses import is_dataclass
 from functools import cached_property
+from itertools import zip_longest
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
@@ -16,6 +19,7 @@ from libai_data.data.datasets.fingerprint import fingerprint_of, hash_of
 from libai_data.data.files.identity import by_content, identity_within, key_of
 from libai_data.data.items import leaves_of
 from libai_data.data.nesting import TEXT, is_texts
+from libai_data.data.random.global_generators import warn_once
 from libai_data.data.samplers.cyclic import CyclicSampler
 from libai_data.data.samplers.resuming import differences as stream_differences
 from libai_data.data.samplers.resuming import refuse
@@ -97,6 +101,7 @@ def read_by_all(stream: Any, position: int) -> tuple[int, int] | None:
 _MOST_OBJECTS = 256
 _MOST_ITEMS = 1024
 _MOST_BYTES = 1 << 20
+_SAMPLES_BETWEEN_LOOKS, _SHARE_OF_LOOKS = 64, 0.002
 _PLAIN = (bool, int, float, complex, str, bytes, np.generic, type(None))
 _CONTAINERS = (list, tuple, dict, set, frozenset, bytearray, np.ndarray)
 
@@ -161,3 +166,43 @@ def are_same(attributes: list[Any], others: list[Any]) -> bool:
         one is other or (isinstance(one, _PLAIN) and type(one) is type(other) and bool(one == other))
         for one, other in zip(attributes, others)
     )
+
+
+class WorkersCopy:
+    """What worker processes have got, to notice later changes of it.
+
+    Args:
+        things: datasets and functions; see `attributes_of`.
+    """
+
+    def __init__(self, *things: Any) -> None:
+        self._things = things
+        self._attributes = attributes_of(*things)
+        self._next_look = 0.0
+
+    def is_current(self) -> bool:
+        """Whether the things have the attributes that the workers got."""
+        return are_same(attributes_of(*self._things), self._attributes)
+
+    def warn_if_changed(self, position: int) -> int:
+        """Warn once if numbers or texts have changed; returns the position in the stream to look again at."""
+        begin = time.monotonic()
+        if begin < self._next_look:
+            return position + _SAMPLES_BETWEEN_LOOKS
+        now, before = _numbers_in(attributes_of(*self._things)), _numbers_in(self._attributes)
+        self._next_look = begin + (time.monotonic() - begin) / _SHARE_OF_LOOKS
+        for one, other in zip_longest(now, before, fillvalue=("", None)):
+            if not are_same([*one], [*other]):
+                warn_once(
+                    "%r of %s has changed while worker processes read. They have the dataset as it was when they "
+                    "started, so the batches show the change in the next `for` loop, and in an endless stream never. "
+                    "There, use num_workers=0 or worker_type='thread'.",
+                    one[0] or other[0],
+                    type(self._things[0]).__name__,
+                )
+                return sys.maxsize
+        return position + _SAMPLES_BETWEEN_LOOKS
+
+
+def _numbers_in(attributes: list[Any]) -> list[tuple[Any, Any]]:
+    return [(name, value) for name, value in zip(attributes[::2], attributes[1::2]) if isinstance(value, _PLAIN)]

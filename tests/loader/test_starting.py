@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import types
 from array import array
 from concurrent.futures import ThreadPoolExecutor
@@ -802,4 +803,34 @@ def test_attributes_of_a_class_that_derives_from_one_of_this_package_may_change_
     assert [batch["x"].sum() for batch in loader.numpy()] == [28]
     shifted.by = 1
     assert [batch["x"].sum() for batch in loader.numpy()] == [36]
+    loader.close()
+
+
+class Curriculum:
+    """Its samples have the present level."""
+
+    level = 0
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> dict[str, int]:
+        return {"level": self.level}
+
+
+@pytest.mark.parametrize("workers, worker_type, warnings", [(1, "process", 1), (1, "thread", 0), (0, "process", 0)])
+def test_a_number_that_changes_while_workers_read_is_warned_of(
+    workers: int, worker_type: str, warnings: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    dataset = Curriculum()
+    loader = DataLoader(dataset, 8, num_workers=workers, worker_type=worker_type, ends="cycle")
+    batches = iter(loader.numpy())
+    next(batches)
+    dataset.level = 5
+    end = time.monotonic() + 20
+    levels = {int(next(batches)["level"][0]) for _ in range(100)}
+    while warnings and not caplog.records and time.monotonic() < end:
+        next(batches)
+    assert caplog.text.count("'level' of Curriculum has changed while worker processes read.") == warnings
+    assert (levels == {0}) if warnings else (5 in levels)
     loader.close()
