@@ -62,7 +62,9 @@ class ParentPipe:
         keep_from_forks(self, "close_parents_end")
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not is_finalizing() and self._process == os.getpid():  # as in `Event.__del__`
+        # At the end of the interpreter, `os` may be gone already, and the system closes all descriptors. In a fork, the
+        # numbers may belong to other files.
+        if not is_finalizing() and self._process == os.getpid():
             self.close()
 
     def close_parents_end(self) -> None:

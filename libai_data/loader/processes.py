@@ -63,7 +63,7 @@ class ProcessExecutor(Executor):
         self._last_check = time.monotonic()
         self._awake = Awake()
         self._is_closed = False
-        self._task_queue = TaskQueue(workers)
+        self._task_queue = TaskQueue(workers, arena)
         try:
             self._pool = WorkerPool(starter, workers, self._task_queue, arena)
         except BaseException:
@@ -94,7 +94,12 @@ class ProcessExecutor(Executor):
         entry = Entry(
             slot.offset, slot.size, task.first_row, count, task.batch_rows, int(task.substitute_only), task.position
         )
-        self._tasks[self._task_queue.put(entry, self._may_wait, self._oldest())] = task
+        self._tasks[self._task_queue.put(entry)] = task
+        self._wake(self._task_queue.to_wake(self._may_wait))
+
+    def _wake(self, workers: list[int]) -> None:
+        for number in workers:
+            self._pool.tell(number, ("wake", None))
 
     def next_result(self) -> TaskResult:
         """Wait until some task is done; returns its result."""
@@ -115,23 +120,13 @@ class ProcessExecutor(Executor):
         self._collect()
         if not self._ready:
             began = time.monotonic()
-            self._wait()
+            if not self._listen(_SECONDS_BEFORE_HELP) and not self._ready:
+                self._wake(self._task_queue.all_to_wake())
+                self._listen(_SECONDS_BETWEEN_LOOKS)
             self._awake.note(began)
         if time.monotonic() - self._last_check > _SECONDS_BETWEEN_LOOKS:
             self._check_workers()
             self._last_check = time.monotonic()
-
-    def _wait(self) -> None:
-        oldest = self._oldest()
-        if oldest is not None and not self._task_queue.trainer_waits(oldest):
-            return
-        if not self._listen(_SECONDS_BEFORE_HELP) and not self._ready:
-            self._task_queue.wake()
-            self._listen(_SECONDS_BETWEEN_LOOKS)
-
-    def _oldest(self) -> int | None:
-        """Place of the oldest task, which belongs to the batch that is needed next."""
-        return next(iter(self._tasks), None)
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -139,9 +134,9 @@ class ProcessExecutor(Executor):
 
     def _collect(self) -> None:
         """Collect the tasks that are done from the task queue."""
-        for place in self._task_queue.done_of(self._tasks):
+        for place, times in self._task_queue.take_done():
             task = self._tasks.pop(place)
-            self._finish(task, TaskResult(task.number, times=self._task_queue.times(place)))
+            self._finish(task, TaskResult(task.number, times=times))
 
     def _listen(self, seconds: float) -> bool:
         """Receive one message of each worker that sends within `seconds`; returns whether any worker did."""
@@ -217,7 +212,7 @@ class ProcessExecutor(Executor):
         self._collect()
         place, _ = self._task_queue.claim(number)
         self._task_queue.clear_claim(number)
-        task = None if place is None or self._task_queue.is_waiting(place) else self._tasks.pop(place, None)
+        task = None if place is None else self._tasks.pop(place, None)
         if task is None:
             self._deaths_without_task += 1
             if self._deaths_without_task > _DEATHS_ALLOWED_WITHOUT_TASK * len(self._last_message):
@@ -232,7 +227,7 @@ class ProcessExecutor(Executor):
         if task is not None:
             self._retry_task(task, f"worker {number}, which {how}{last_output}", bool(hung))
         # The dead worker may have been woken for a task that it did not claim.
-        self._task_queue.wake()
+        self._wake(self._task_queue.all_to_wake())
 
     def _restart(self, number: int) -> None:
         self._pool.replace(number)
@@ -277,7 +272,7 @@ class ProcessExecutor(Executor):
 
     def _check_worker(self, number: int) -> None:
         place, seconds = self._task_queue.claim(number)
-        if place in self._tasks and not self._task_queue.is_done(place):
+        if place in self._tasks:
             what = f"reading samples {indices_in_words(self._tasks[place].indices)}"
         else:
             # The worker is idle. This is wrong only while a task waits and the worker was woken for it.
@@ -328,7 +323,7 @@ class ProcessExecutor(Executor):
         # Another thread may wait for a result; it must not replace workers that exit.
         self._is_closed = True
         if os.getpid() == self._pid:  # A fork of the trainer has no workers.
-            self._task_queue.stop()
+            self._task_queue.drop_waiting()
         self._pool.close()
         self._task_queue.close()
 

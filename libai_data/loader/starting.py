@@ -121,12 +121,11 @@ class WorkerStarter:
         variables = {name: value for name, value in environment().items() if name not in JOB_VARIABLES}
         for name in _THREADS_OF_LIBRARIES:
             variables.setdefault(name, "1")
-        inherited = [descriptor for name, descriptor in asdict(handles).items() if name not in ("number", "workers")]
         # A dataset may read the trainer's arguments.
         work_of = json.dumps([asdict(handles), shipped, arguments(), _descriptors()])
         program = subprocess.Popen(
             [*interpreter(), "-c", _BOOT, work_of, json.dumps(import_paths())],
-            pass_fds=[*inherited, shipped],
+            pass_fds=[handles.channel, handles.tasks, handles.done, handles.arena, handles.parent_pipe, shipped],
             env=variables,
             stdin=subprocess.DEVNULL,
             stderr=stderr.descriptor,
@@ -275,7 +274,7 @@ class CapturedStderr:
         self._tail = b""
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not is_finalizing() and self._process == os.getpid():  # see `Event`
+        if not is_finalizing() and self._process == os.getpid():  # see `ParentPipe`
             self._release()
 
     def pass_on(self) -> None:
@@ -307,7 +306,7 @@ class CapturedStderr:
     def _release(self) -> None:
         for name in ("descriptor", "_memory"):
             if getattr(self, name) >= 0:
-                os.close(vars(self).pop(name))  # see `Event`
+                os.close(vars(self).pop(name))  # see `ParentPipe`
 
 
 class WorkerProcess:
@@ -323,7 +322,7 @@ class WorkerProcess:
         self._parent = os.getpid()
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        is_own = not is_finalizing() and self._parent == os.getpid()  # see `Event`
+        is_own = not is_finalizing() and self._parent == os.getpid()  # see `ParentPipe`
         if is_own and self.pid and self._program is None and self._poll() is None:
             os.kill(self.pid, signal.SIGKILL)
             self.wait(deadline=time.monotonic() + _SECONDS_TO_END)

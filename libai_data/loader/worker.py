@@ -31,8 +31,7 @@ from libai_data.loader.sample_form import SampleForm
 from libai_data.loader.schema import SchemaMismatch, array_of, layout_of
 from libai_data.loader.shipping import unship
 from libai_data.loader.slots import Slot, SlotList, bytes_of, lay_out, views
-from libai_data.loader.stage_times import StageTimes
-from libai_data.loader.task_queue import Entry, TaskQueue
+from libai_data.loader.task_queue import Entry, WorkerTasks
 from libai_data.loader.threaded_reader import ThreadedReader
 from libai_data.loader.worker_info import WorkerInfo, set_worker_info
 from libai_data.mesh.peers.channel import Channel
@@ -77,10 +76,10 @@ class WorkerHandles:
 
     number: int
     workers: int
+    claims: tuple[int, int]  # where the arena has the memory of the task queue
     channel: int
-    queue_memory: int
-    trainers_event: int
-    waker: int
+    tasks: int
+    done: int
     arena: int
     parent_pipe: int
 
@@ -119,10 +118,8 @@ class _TrainerGone(BaseException):
 def work(handles: WorkerHandles, payload: Payload) -> None:
     """Run tasks until the trainer's process closes the channel."""
     channel = Channel(socket.socket(fileno=handles.channel))
-    # A worker needs only its own event.
-    wakers = [handles.waker] * handles.workers
-    task_queue = TaskQueue(handles.workers, (handles.queue_memory, handles.trainers_event, wakers))
     arena = Arena(handles.arena)
+    tasks = WorkerTasks(handles.number, handles.tasks, handles.done, arena.lease(*handles.claims).data)
     runner = payload.runner(SlotList(arena))
     set_worker_info(WorkerInfo(handles.number, handles.workers, payload.seed, payload.dataset))
     try:
@@ -140,8 +137,8 @@ def work(handles: WorkerHandles, payload: Payload) -> None:
         with suppress(OSError):
             channel.send(("init failed", remote_failure(error)))
         return
-    with suppress(_TrainerGone):
-        _Worker(handles.number, channel, task_queue, arena, runner).run()
+    with suppress(_TrainerGone, BrokenPipeError):
+        _Worker(handles.number, channel, tasks, arena, runner).run()
     # This shows the trainer that the process is about to end, so the trainer waits longer. Closing alone may not show
     # it, because a child process of the dataset may also have the channel open.
     channel.finish()
@@ -149,42 +146,40 @@ def work(handles: WorkerHandles, payload: Payload) -> None:
 
 
 class _Worker:
-    def __init__(self, number: int, channel: Channel, task_queue: TaskQueue, arena: Arena, runner: TaskRunner) -> None:
-        self._number = number
+    def __init__(self, number: int, channel: Channel, tasks: WorkerTasks, arena: Arena, runner: TaskRunner) -> None:
         self._channel = channel
-        self._task_queue = task_queue
+        self._tasks = tasks
         self._arena = arena
-        self._reader = runner.reader
         self._indices = SlotIndices(arena)
         self._runner = runner
         self._events = select.poll()
         self._events.register(channel.fileno(), select.POLLIN)
-        self._waker = task_queue.waker(number)
-        self._events.register(self._waker.fileno(), select.POLLIN)
+        if number == 0:  # A task wakes this worker; the trainer need not.
+            self._events.register(tasks.fileno(), select.POLLIN)
 
     def run(self) -> None:
-        """Wait for messages and tasks until the channel closes."""
+        """Run tasks until the channel closes."""
         self._send(("ready", None))
         idle_since = time.perf_counter()
-        done: StageTimes | None = None
         while True:
-            taken = self._task_queue.take(self._number, done)
-            if taken is None:
-                done = None
-                self._sleep()
+            entry = self._tasks.take() or self._sleep()
+            if entry is None:
                 continue
-            self._reader.count_idle(time.perf_counter() - idle_since)
+            self._runner.reader.count_idle(time.perf_counter() - idle_since)
             # The trainer sends the schema before the tasks that need it, so the worker must receive it first.
             while self._runner.schema is None and self._channel.speaks():
                 self._process_message()
-            done = self._do(*taken)
+            self._do(entry)
             idle_since = time.perf_counter()
 
-    def _sleep(self) -> None:
-        """Wait for a task or a message."""
-        if self._channel.fileno() in {descriptor for descriptor, _ in self._events.poll()}:
+    def _sleep(self) -> Entry | None:
+        """Wait for a message, which may only wake this worker; returns a task that comes before the wait."""
+        self._tasks.note_asleep(True)
+        entry = self._tasks.take()
+        if entry is None and self._channel.fileno() in {descriptor for descriptor, _ in self._events.poll()}:
             self._process_message()
-        self._waker.clear()
+        self._tasks.note_asleep(False)
+        return entry
 
     def _process_message(self) -> None:
         kind, content = self._receive()
@@ -203,20 +198,20 @@ class _Worker:
         except EOFError as error:
             raise _TrainerGone from error
 
-    def _do(self, place: int, entry: Entry) -> StageTimes | None:
-        """Run a task; returns its times, or None if the worker has sent the result to the trainer."""
-        rows = slice(entry.first_row, entry.first_row + entry.rows)
-        epochs, indices = self._indices.of(entry.offset, entry.size, entry.batch_rows)
+    def _do(self, entry: Entry) -> None:
+        """Run a task, and report the result to the trainer."""
+        place, first_row, batch_rows = entry.place, entry.first_row, entry.batch_rows
+        rows = slice(first_row, first_row + entry.rows)
+        epochs, indices = self._indices.of(entry.offset, entry.size, batch_rows)
         slot, substitute_only = Slot(0, entry.offset, entry.size), bool(entry.substitute_only)
-        task = Task(
-            place, epochs[rows], indices[rows], entry.first_row, entry.batch_rows, slot, substitute_only, entry.position
-        )
+        task = Task(place, epochs[rows], indices[rows], first_row, batch_rows, slot, substitute_only, entry.position)
         try:
             result = self._runner.run(task)
         except BaseException as unusual:
             result = TaskResult(task.number, wants_to_end(task.indices.tolist(), unusual))
         if result.says_only_done:
-            return result.times
+            self._tasks.report(place, result.times)
+            return
         error: Any = result.error
         if error is not None and not isinstance(error, SchemaMismatch):
             error = remote_failure(error)
@@ -224,8 +219,7 @@ class _Worker:
         if result.collated is not None:
             collated = self._put_into_slot(entry, result)
         first = None if result.first is None else _sendable(result.first)
-        self._send(("done", TaskResult(place, error, collated, result.times, result.skipped, first, result.warning)))
-        return None
+        self._send(("done", result._replace(error=error, collated=collated, first=first)))
 
     def _put_into_slot(self, entry: Entry, result: TaskResult) -> Collated:
         """Copy a collated batch into its slot, or into a larger range that the trainer allocates."""

@@ -38,7 +38,7 @@ class WorkerPool:
         self._parent_pipe = ParentPipe()
         self._first_messages: list[Any] = []
         self._events = select.poll()
-        self._events.register(task_queue.event.fileno(), select.POLLIN)
+        self._events.register(task_queue.fileno(), select.POLLIN)
         self.processes: list[WorkerProcess] = []
         self.channels: list[Channel] = []
         try:
@@ -54,14 +54,12 @@ class WorkerPool:
         ours, theirs = Channel.pair()
         keep_from_forks(ours)
         self._events.register(ours.fileno(), select.POLLIN)
-        memory, event, wakers = self._task_queue.descriptors
         handles = WorkerHandles(
             number,
             self._task_queue.workers,
+            self._task_queue.memory,
             theirs.fileno(),
-            memory,
-            event,
-            wakers[number],
+            *self._task_queue.descriptors,
             self._arena.descriptor,
             self._parent_pipe.descriptor,
         )
@@ -83,10 +81,8 @@ class WorkerPool:
             _send(channel, message)
 
     def wait(self, seconds: float) -> list[int]:
-        """Wait for the task queue's event, or until workers send or end; returns the numbers of these workers."""
+        """Wait until a task is done, or until workers send or end; returns the numbers of these workers."""
         ready: set[int] = {descriptor for descriptor, _ in self._events.poll(seconds * 1000)}
-        if self._task_queue.event.fileno() in ready:
-            self._task_queue.event.clear()
         return [number for number, channel in enumerate(self.channels) if channel.fileno() in ready]
 
     def hear(self, number: int) -> Any:

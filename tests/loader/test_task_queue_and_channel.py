@@ -2,170 +2,177 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import random
 import select
 import signal
 import socket
 import threading
-from contextlib import suppress
 from typing import Any
 
-import numpy as np
 import pytest
 
-from libai_data.loader import task_queue as board_module
-from libai_data.loader.event import Event
+from libai_data.loader import task_queue as queue_module
+from libai_data.loader.arena import Arena
 from libai_data.loader.stage_times import StageTimes
-from libai_data.loader.task_queue import CAPACITY, Entry, TaskQueue
+from libai_data.loader.task_queue import Entry, TaskQueue, WorkerTasks
 from libai_data.mesh.peers.channel import Channel
 from tests.deadline import wait_until
 from tests.loader.streams import descriptors
+
+TOOK = StageTimes(1.5, 0.25, 0.125, 8.0, 7)
 
 
 def entry(number: int) -> Entry:
     return Entry(number, 1, 2, 3, 4)
 
 
-TOOK = StageTimes(1.5, 0.25, 0.125, 8.0, 7)
+class Queue(TaskQueue):
+    """A task queue with the workers' side of it."""
+
+    def __init__(self, workers: int) -> None:
+        self.arena = Arena()
+        super().__init__(workers, self.arena)
+        shared = self.arena.lease(*self.memory).data
+        self.of = [WorkerTasks(worker, *self.descriptors, shared) for worker in range(workers)]
+
+    def taken_by(self, worker: int) -> int | None:
+        """The number with which the task was put that a worker takes."""
+        taken = self.of[worker].take()
+        return None if taken is None else taken.offset
+
+    def close(self) -> None:
+        super().close()
+        self.arena.close()
 
 
-def test_tasks_are_taken_in_the_order_in_which_they_were_put() -> None:
-    task_queue = TaskQueue(2)
+@pytest.fixture()
+def make_queue() -> Any:
+    queues: list[Queue] = []
+
+    def make(workers: int) -> Queue:
+        queues.append(Queue(workers))
+        return queues[-1]
+
+    yield make
+    for task_queue in queues:
+        task_queue.close()
+
+
+def test_tasks_are_taken_in_the_order_in_which_they_were_put(make_queue: Any) -> None:
+    task_queue = make_queue(2)
     places = [task_queue.put(entry(number)) for number in range(10)]
-    assert places == list(range(10))
-    taken = [task_queue.take(number % 2) for number in range(10)]
-    assert taken == [(number, entry(number)) for number in range(10)]
-    assert task_queue.take(0) is None
-    assert task_queue.claim(0)[0] == 8
-    assert task_queue.claim(1)[0] == 9
-    task_queue.close()
+    assert places == list(range(1, 11))
+    taken = [task_queue.of[number % 2].take() for number in range(10)]
+    assert [found[:-2] for found in taken] == [entry(number)[:-2] for number in range(10)]
+    assert [found.place for found in taken] == places
+    assert task_queue.of[0].take() is None
+    assert task_queue.claim(0)[0] == 9
+    assert task_queue.claim(1)[0] == 10
 
 
-def test_the_board_goes_round_and_tells_when_it_is_full() -> None:
-    task_queue = TaskQueue(1)
-    for number in range(CAPACITY + 100):
+def test_more_tasks_may_wait_than_the_pipe_has_room_for(make_queue: Any) -> None:
+    task_queue = make_queue(1)
+    for number in range(5000):
         task_queue.put(entry(number))
-        assert task_queue.take(0) == (number, entry(number))
-    for number in range(CAPACITY):
+    found: list[Any] = []
+    while len(found) < 5000:
+        taken = task_queue.taken_by(0)
+        if taken is None:  # The next results let the trainer put more.
+            task_queue.of[0].report(len(found), TOOK)
+            assert task_queue.take_done() == [(len(found), TOOK)]
+        else:
+            found.append(taken)
+    assert found == list(range(5000))
+    for number in range(5000):
         task_queue.put(entry(number))
-    with pytest.raises(RuntimeError, match="lower prefetch"):
-        task_queue.put(entry(0))
-    assert task_queue.take(0) == (CAPACITY + 100, entry(0))
-    with pytest.raises(RuntimeError, match="lower prefetch"):  # The new task would be where the one that was taken is.
-        task_queue.put(entry(0), oldest=CAPACITY + 100)
-    task_queue.close()
+    assert task_queue.taken_by(0) == 0
+    assert task_queue.drop_waiting() == list(range(5002, 10_001))
+    assert task_queue.taken_by(0) is None and task_queue.drop_waiting() == []
 
 
-def test_what_is_done_is_known_with_what_it_took_until_its_place_is_used_again() -> None:
-    task_queue = TaskQueue(2)
-    for turn in range(3):
-        first, second = task_queue.put(entry(1)), task_queue.put(entry(2))
-        task_queue.take(1), task_queue.take(0)
-        assert not task_queue.is_done(first) and not task_queue.is_done(second)
-        assert task_queue.take(1, done=TOOK) is None
-        assert task_queue.is_done(first) and not task_queue.is_done(second)
-        assert task_queue.times(first) == TOOK
-        task_queue.take(0, done=TOOK)
-        for _ in range(CAPACITY - 2):
-            task_queue.put(entry(turn))
-            task_queue.take(0)
-    task_queue.close()
+def test_what_is_done_is_known_once_with_what_it_took(make_queue: Any) -> None:
+    task_queue = make_queue(2)
+    first, second = task_queue.put(entry(1)), task_queue.put(entry(2))
+    task_queue.of[1].take(), task_queue.of[0].take()
+    assert task_queue.take_done() == []
+    task_queue.of[0].report(second, TOOK)
+    assert task_queue.take_done() == [(second, TOOK)]
+    task_queue.of[1].report(first, StageTimes())
+    task_queue.of[0].report(7, TOOK)
+    assert task_queue.take_done() == [(first, StageTimes()), (7, TOOK)]
+    assert task_queue.take_done() == []
 
 
-def is_set(event: Event) -> bool:
+def test_one_sleeping_worker_is_woken_for_each_task_and_none_that_is_awake(make_queue: Any) -> None:
+    task_queue = make_queue(4)
+    task_queue.of[3].note_asleep(True), task_queue.of[2].note_asleep(True)
+    for number, woken in enumerate(([2], [3], [])):
+        task_queue.put(entry(number))
+        assert task_queue.to_wake(may_wait=0) == woken
+
+
+def test_the_first_worker_is_woken_by_a_task_and_others_only_for_more(make_queue: Any) -> None:
+    task_queue = make_queue(2)
     waiting = select.poll()
-    waiting.register(event.fileno(), select.POLLIN)
-    return bool(waiting.poll(0))
-
-
-def test_one_sleeping_worker_is_woken_for_each_task_and_none_that_is_awake() -> None:
-    task_queue = TaskQueue(3)
-    assert task_queue.take(2) is None and task_queue.take(1) is None
+    waiting.register(task_queue.of[0].fileno(), select.POLLIN)
+    for worker in task_queue.of:
+        worker.note_asleep(True)
+    assert not waiting.poll(0)
     task_queue.put(entry(0))
-    assert [is_set(task_queue.waker(worker)) for worker in range(3)] == [False, True, False]
+    assert waiting.poll(0) and task_queue.to_wake(may_wait=0) == []
     task_queue.put(entry(1))
-    assert [is_set(task_queue.waker(worker)) for worker in range(3)] == [False, True, True]
-    for worker in (1, 2):
-        task_queue.waker(worker).clear()
-        assert task_queue.take(worker) is not None
-    task_queue.put(entry(2))
-    assert not any(is_set(task_queue.waker(worker)) for worker in range(3))
-    task_queue.close()
+    assert task_queue.to_wake(may_wait=0) == [1]
 
 
 def test_where_tasks_cost_little_another_worker_is_woken_only_for_many_or_for_one_that_has_waited_long(
-    monkeypatch: Any,
+    make_queue: Any, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(board_module, "_LONG", 10**12)
-    task_queue = TaskQueue(2)
-    task_queue.take(1)
+    monkeypatch.setattr(queue_module, "_LONG", 10**3)
+    task_queue = make_queue(2)
+    task_queue.of[1].note_asleep(True)
     for number in range(3):
-        task_queue.put(entry(number), may_wait=3)
-        assert not is_set(task_queue.waker(1)), "worker 0 is awake, and can do three tasks by itself"
-    task_queue.put(entry(3), may_wait=3)
-    assert is_set(task_queue.waker(1))
-    task_queue.waker(1).clear()
-    assert [task_queue.take(1) is not None for _ in range(5)] == [True] * 4 + [False]
+        task_queue.put(entry(number))
+        assert task_queue.to_wake(may_wait=3) == [], "worker 0 is awake, and can do three tasks by itself"
+    task_queue.put(entry(3))
+    assert task_queue.to_wake(may_wait=3) == [1]
+    assert [task_queue.taken_by(1) is not None for _ in range(5)] == [True] * 4 + [False]
 
-    assert task_queue.take(0) is None
-    task_queue.put(entry(0), may_wait=3)
-    assert is_set(task_queue.waker(0)), "all slept"
-    monkeypatch.setattr(board_module, "_LONG", 0)
-    task_queue.put(entry(1), may_wait=3)
-    assert is_set(task_queue.waker(1)), "worker 0 has left a task waiting for long"
-    task_queue.close()
+    task_queue.of[1].note_asleep(True)
+    task_queue.put(entry(0))
+    assert task_queue.to_wake(may_wait=3) == []
+    monkeypatch.setattr(queue_module, "_LONG", 0)
+    task_queue.put(entry(1))
+    assert task_queue.to_wake(may_wait=3) == [1], "worker 0 has left a task waiting for long"
 
 
-def test_help_is_called_only_while_tasks_wait() -> None:
-    task_queue = TaskQueue(2)
-    assert task_queue.take(1) is None
-    task_queue.wake()
-    assert not is_set(task_queue.waker(1)) and task_queue.seconds_awake(1) == 0
-    task_queue.put(entry(0), may_wait=9)
-    task_queue.wake()
-    assert is_set(task_queue.waker(1)) and task_queue.seconds_awake(1) < 30
-    task_queue.close()
+def test_help_is_called_only_while_tasks_wait(make_queue: Any) -> None:
+    task_queue = make_queue(2)
+    task_queue.of[1].note_asleep(True)
+    assert task_queue.all_to_wake() == [] and task_queue.seconds_awake(1) == 0
+    task_queue.put(entry(0))
+    assert task_queue.all_to_wake() == [1] and 0 <= task_queue.seconds_awake(1) < 30
 
 
-def test_the_trainer_is_woken_by_the_task_that_it_waits_for_alone() -> None:
-    task_queue = TaskQueue(1)
-    first, second, third = (task_queue.put(entry(number)) for number in range(3))
-    task_queue.take(0)
-    task_queue.take(0, done=TOOK)
-    assert not is_set(task_queue.event)
-    assert not task_queue.trainer_waits(first)
-    assert task_queue.trainer_waits(third)
-    task_queue.take(0, done=TOOK)
-    assert task_queue.is_done(second) and not is_set(task_queue.event)
-    task_queue.take(0, done=TOOK)
-    assert is_set(task_queue.event)
-    task_queue.close()
-
-
-def test_what_waits_and_what_is_claimed_are_told_apart() -> None:
-    task_queue = TaskQueue(1)
+def test_what_waits_and_what_is_claimed_are_told_apart(make_queue: Any) -> None:
+    task_queue = make_queue(1)
     assert task_queue.seconds_waiting() == 0
-    assert task_queue.claim(0) == (None, 0.0)
-    first, second = task_queue.put(entry(0)), task_queue.put(entry(1))
+    assert task_queue.claim(0)[0] is None
+    first, _ = task_queue.put(entry(0)), task_queue.put(entry(1))
+    assert task_queue.claim(0)[0] is None
     assert task_queue.seconds_waiting() > 0
-    task_queue.take(0)
-    assert (task_queue.is_waiting(first), task_queue.is_waiting(second)) == (False, True)
+    task_queue.of[0].take()
     assert task_queue.seconds_waiting() > 0
     place, seconds = task_queue.claim(0)
     assert place == first
     assert 0 <= seconds < 30
     task_queue.clear_claim(0)
-    assert task_queue.claim(0) == (None, 0.0)
-    task_queue.close()
+    assert task_queue.claim(0)[0] is None
 
 
-def test_processes_that_are_killed_at_any_moment_lose_no_task_but_the_one_they_claim() -> None:
+def test_processes_that_are_killed_at_any_moment_lose_no_task_but_the_one_they_claim(make_queue: Any) -> None:
     """Takers report what they take; what a killed one had claimed and not reported is put again, as loaders do."""
-    task_queue = TaskQueue(3)
-    reading, writing = os.pipe()
-    os.set_blocking(reading, False)
+    task_queue = make_queue(3)
     chance = random.Random()
     number_at: dict[int, int] = {}
     reported: list[int] = []
@@ -173,14 +180,13 @@ def test_processes_that_are_killed_at_any_moment_lose_no_task_but_the_one_they_c
     def take_for_ever(worker: int) -> int:
         pid = os.fork()
         while pid == 0:
-            found = task_queue.take(worker)
+            found = task_queue.of[worker].take()
             if found is not None:
-                os.write(writing, found[1].offset.to_bytes(8, "little"))
+                task_queue.of[worker].report(found.place, TOOK)
         return pid
 
     def all_are_reported() -> bool:
-        with suppress(BlockingIOError):
-            reported.extend(np.frombuffer(os.read(reading, 1 << 16), np.int64).tolist())
+        reported.extend(number_at[place] for place, _ in task_queue.take_done())
         return set(reported) == set(number_at.values())
 
     takers = [take_for_ever(worker) for worker in range(3)]
@@ -196,7 +202,7 @@ def test_processes_that_are_killed_at_any_moment_lose_no_task_but_the_one_they_c
             all_are_reported()
             place, _ = task_queue.claim(victim)
             task_queue.clear_claim(victim)
-            if place is not None and not task_queue.is_waiting(place) and number_at[place] not in reported:
+            if place is not None and number_at[place] not in reported:
                 number_at[task_queue.put(entry(number_at[place]))] = number_at[place]
             takers[victim] = take_for_ever(victim)
         wait_until(all_are_reported, "report of all tasks")
@@ -205,24 +211,6 @@ def test_processes_that_are_killed_at_any_moment_lose_no_task_but_the_one_they_c
         for pid in takers:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-        os.close(reading)
-        os.close(writing)
-        task_queue.close()
-
-
-def test_a_process_that_is_stopped_with_the_lock_in_its_hands_does_not_stop_the_trainer(monkeypatch: Any) -> None:
-    monkeypatch.setattr(board_module, "_SECONDS_TO_HOLD", 0.2)
-    task_queue = TaskQueue(1)
-    holder = os.fork()
-    if holder == 0:
-        fcntl.lockf(task_queue.descriptors[0], fcntl.LOCK_EX)
-        os.kill(os.getpid(), signal.SIGSTOP)
-        os._exit(0)
-    os.waitpid(holder, os.WUNTRACED)
-    place = task_queue.put(entry(0))
-    assert os.WTERMSIG(os.waitpid(holder, 0)[1]) == signal.SIGKILL
-    assert task_queue.take(0) == (place, entry(0))
-    task_queue.close()
 
 
 @pytest.fixture()
