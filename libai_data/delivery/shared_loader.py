@@ -35,6 +35,7 @@ from libai_data.loader.batch_loader import BatchLoader
 from libai_data.loader.iteration import Pass, refuse_in_fork
 from libai_data.loader.resumable import ResumableLoader, finish
 from libai_data.mesh.current import broadcast_py_object, get_rank
+from libai_data.mesh.peers.liveness import collectives_begun
 from libai_data.mesh.peers.network_link import accept_leaders, connect_to_rank0, open_network_link
 from libai_data.mesh.peers.node_link import accept_followers, connect_to_leader, open_node_link
 from libai_data.structures import Agreement, BatchInfo, Instance, Origin, RowIndices
@@ -112,7 +113,9 @@ class SharedLoader(ResumableLoader):
         self.batch_sampler = self.stream = make_stream(facts, (plan.mesh.shard_of(rank),))
         self.stream.exchanges_starts = plan.mesh.data_parallel_size > 1
         order = order_in_words(self.stream)
-        self._agreement = Agreement(collates, check_every, order, plan.mesh.data_parallel_size)
+        self._agreement = Agreement(
+            collates, check_every, order, plan.mesh.data_parallel_size, first_use=collectives_begun()
+        )
         # If ranks of this node get the same rows, each gets them copy-on-write, because a model may change its inputs.
         shards = [plan.mesh.shard_of(each) for each in plan.ranks_of(plan.node_of(rank))]
         self._has_peers = len(set(shards)) < len(shards)

@@ -11,7 +11,7 @@ from libai_data.delivery.contract import check_contract, check_places
 from libai_data.errors import MeshError, SchemaError, nearest
 from libai_data.mesh.current import get_mesh
 from libai_data.mesh.global_tensor import local_to_global
-from libai_data.mesh.peers.liveness import begin_collective, note_batch
+from libai_data.mesh.peers.liveness import begin_collective, collectives_begun, note_batch
 from libai_data.structures import DistTensorData, Fields, Instance, Origin, fields_of, origin_of
 
 
@@ -122,7 +122,8 @@ def _compare_with_other_ranks(batch: Fields, fields: Mapping[str, Any]) -> None:
         agreement.batches += 1
         if mesh.world_size > 1 and agreement.check_every > 0 and origin.info is not None:
             step, epoch, position, size, valid, _ = origin.info
-            note_batch((step, epoch or 0, position, size, valid))
+            agreement.first_use = agreement.first_use or collectives_begun()
+            note_batch((step, epoch or 0, position, size, valid, agreement.first_use))
 
 
 def _laid_out(name: str, value: Any) -> Any:

@@ -56,6 +56,9 @@ class Agreement:
     batches: int = 0
     # Epoch, index and checksum of a sample that every rank has read, to see whether all have equal data.
     common_sample: tuple[int, int, int] | None = None
+    # The number of the collective in which the ranks made the loader, or first used it. It is equal on all ranks, so
+    # it shows whether they use the same one of several loaders. 0 before.
+    first_use: int = 0
 
 
 class Origin(NamedTuple):

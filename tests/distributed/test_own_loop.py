@@ -85,6 +85,18 @@ def test_a_rank_that_uses_another_batch_than_the_others_ends_all_before_it_is_us
     assert "is at its end" not in ended.output
 
 
+@pytest.mark.parametrize(("readers", "step"), [("every_rank", 2), slowly("node", 0), slowly("rank0", 2)])
+def test_ranks_that_use_two_loaders_in_another_order_end_before_they_mix_their_rows(readers: str, step: int) -> None:
+    ended = run_job("launcher", SCRIPT.with_name("swap_loaders.py"), 2, readers, step)
+    assert ended.codes == [1], ended.output
+    assert not ended.left, ended.output
+    assert "mixed rows" not in ended.output
+    loaders = rf"step {step} of the loader that was made or first used in collective number (\d+)"
+    named = re.search(rf"ContractError: the ranks use .*: {loaders}.* on rank 0, but {loaders}", ended.output)
+    assert named, ended.output
+    assert named[1] != named[2]
+
+
 FAILING = [
     ("by hand", 2, "sample:1", "iterable", "OSError: sample 0 cannot be read"),
     slowly("by hand", 2, "raise:1", "node", "a hook of the user's own: the model is broken"),

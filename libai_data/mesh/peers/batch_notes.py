@@ -15,12 +15,15 @@ from collections.abc import Mapping
 from libai_data.errors import by_rank
 
 _KEPT = 64  # collectives; ranks that are further apart do not compare
-_KEY, _PLACE = struct.Struct("=Q"), struct.Struct("=5q")
+_KEY, _PLACE = struct.Struct("=Q"), struct.Struct("=6q")
 _LOW = 0xFFFFFFFF
 
 
 BatchPlace = tuple[int, ...]
-"""Where a batch is in the stream of its loader, equal on all ranks: step, epoch, position, size, valid rows."""
+"""Where a batch is, equal on all ranks: step, epoch, position, size and valid rows in its loader, and which loader.
+
+The last number is the collective in which the ranks made the loader, or first used it.
+"""
 
 
 def shared_memory(ranks: int) -> int:
@@ -62,7 +65,8 @@ class BatchNotes:
 
 def different_batches(places: Mapping[int, BatchPlace | None]) -> str:
     """Says that ranks use different batches, for an error. `places`: rank -> its batch; None for none."""
-    words = {rank: "no batch" if place is None else _in_words(place) for rank, place in places.items()}
+    several = len({place[-1] for place in places.values() if place is not None}) > 1
+    words = {rank: "no batch" if place is None else _in_words(place, several) for rank, place in places.items()}
     return (
         f"the ranks use different batches in one step: {by_rank(words)}. Every rank must use every batch of its "
         "loader, in the same order: a rank that skips a batch (`continue` before to_global), or calls next once more, "
@@ -70,7 +74,8 @@ def different_batches(places: Mapping[int, BatchPlace | None]) -> str:
     )
 
 
-def _in_words(place: BatchPlace) -> str:
-    step, epoch, position, size, valid = place
+def _in_words(place: BatchPlace, names_loader: bool) -> str:
+    step, epoch, position, size, valid, first_use = place
     rows = f"{size} rows" if valid == size else f"{valid} of {size} rows"
-    return f"step {step} of the loader (epoch {epoch}, position {position}, {rows})"
+    loader = "the loader" + f" that was made or first used in collective number {first_use}" * names_loader
+    return f"step {step} of {loader} (epoch {epoch}, position {position}, {rows})"

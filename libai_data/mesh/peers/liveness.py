@@ -234,6 +234,11 @@ def begin_collective(what: str = "", words: str = "") -> dict[int, str]:
     return {} if liveness is None else liveness.begin_collective(what, words)
 
 
+def collectives_begun() -> int:
+    """The number of collectives of this package that this rank has begun; equal on all ranks within a collective."""
+    return 0 if _liveness is None else _liveness._collectives
+
+
 def note_batch(place: BatchPlace) -> None:
     """Compare the batch of the newest collective with those of other ranks; see `Liveness.note_batch`."""
     if _liveness is not None:
