@@ -147,7 +147,8 @@ class LinkFeed(Feed):
                     kind, generation, content = self._channel.receive()
             except (EOFError, OSError) as error:
                 raise PeerError(
-                    f"rank {self._leader}, which distributes the batches on this node, is gone; see its output"
+                    f"rank {self._leader}, which distributes the batches on this node, is gone, or has closed or "
+                    "deleted this loader while this rank needs another batch; see its output"
                 ) from error
             if kind == "form":
                 self._form = content

@@ -206,6 +206,16 @@ def test_a_leader_that_dies_is_named_after_its_last_batch(node: Node) -> None:
             follower.next()
 
 
+def test_a_leader_that_closes_its_loader_early_is_not_only_called_gone(node: Node) -> None:
+    node.begin()
+    node.publish()
+    node.publisher.close()
+    follower = node.followers[1]
+    assert follower.next() is not None
+    with pytest.raises(PeerError, match="is gone, or has closed or deleted this loader while this rank needs another"):
+        follower.next()
+
+
 def test_a_follower_that_another_thread_closes_waits_no_longer(node: Node) -> None:
     node.begin()
     follower, errors = node.followers[1], list[PeerError]()
