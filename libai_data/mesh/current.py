@@ -79,15 +79,15 @@ def init(
         MeshError: the sizes do not fit the ranks that were started, or this job already has another mesh.
         PeerError: some ranks do not start.
     """
+    is_new = _MESH is None
     sizes = {"data_parallel_size": data, "tensor_parallel_size": tensor, "pipeline_parallel_size": pipeline}
     try:
         mesh = setup_dist_util({**sizes, "pipeline_num_layers": layers, "device_type": device})
     except (ConfigError, MeshError) as error:
-        given = f"data={data}, tensor={tensor}, pipeline={pipeline}, layers={layers}"
-        raise type(error)(f"init({given}): {error}") from None
+        raise type(error)(f"init({data=}, {tensor=}, {pipeline=}, {layers=}): {error}") from None
     from libai_data.mesh.peers.liveness import watch_over_ranks
 
-    watch_over_ranks()
+    watch_over_ranks(f"init({mesh.in_words})" if is_new else "")
     return mesh
 
 

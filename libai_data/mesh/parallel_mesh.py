@@ -65,6 +65,12 @@ class ParallelMesh:
         _check_stages("layer_stage_ids", stages, self.pipeline_parallel_size)
         object.__setattr__(self, "layer_stage_ids", stages)
 
+    @property
+    def in_words(self) -> str:
+        """What must be equal on all ranks, for an error message."""
+        sizes = ", ".join(f"{name.partition('_')[0]}={getattr(self, name)}" for name in SIZE_KEYS)
+        return f"{sizes}, layers={len(self.layer_stage_ids)}, {self.device_type}"
+
     @classmethod
     def from_config(
         cls,

@@ -13,7 +13,7 @@ SCRIPT = Path(__file__).parent / "scripts" / "wait_in_different_places.py"
 WATCHDOG = 200.0
 DIFFERENT, WAITING = "the ranks have begun different collectives: ", "all ranks wait, and none can continue: "
 CASES = [
-    ("read modes", DIFFERENT, "a comparison of a loader's arguments, its collective number 1"),
+    ("read modes", DIFFERENT, "a comparison of a loader's arguments, its collective number 2"),
     slowly(
         "one step more", "the ranks do not get the same data at step ", "the step differs: 6 on rank 0, but 5 on rank 1"
     ),

@@ -97,6 +97,14 @@ def test_ranks_that_use_two_loaders_in_another_order_end_before_they_mix_their_r
     assert named[1] != named[2]
 
 
+def test_ranks_with_other_meshes_end_in_init_with_both_meshes_named() -> None:
+    ended = run_job("launcher", SCRIPT.with_name("init_other_meshes.py"), 2)
+    assert ended.codes == [1], ended.output
+    assert not ended.left, ended.output
+    meshes = [rf"init\(data={2 - rank}, tensor={1 + rank}, pipeline=1, layers=1, .* on rank {rank}" for rank in (0, 1)]
+    assert re.search(rf"the ranks have begun different collectives: {meshes[0]}, but {meshes[1]}", ended.output)
+
+
 FAILING = [
     ("by hand", 2, "sample:1", "iterable", "OSError: sample 0 cannot be read"),
     slowly("by hand", 2, "raise:1", "node", "a hook of the user's own: the model is broken"),

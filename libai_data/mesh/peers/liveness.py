@@ -267,8 +267,11 @@ def _in_place(kind: str, what: str) -> AbstractContextManager[None]:
     return _liveness.waiting(kind, what)
 
 
-def watch_over_ranks() -> Liveness:
-    """Meet the other ranks, within `seconds_to_meet()`; see `RankLinks.meet`. The first call is collective."""
+def watch_over_ranks(what: str = "") -> Liveness:
+    """Meet the other ranks, within `seconds_to_meet()`; see `RankLinks.meet`. The first call is collective.
+
+    With `what`, each call is collective: the job ends if other ranks give another `what`, which the error then names.
+    """
     import oneflow as flow
 
     liveness = begin_to_watch()
@@ -277,6 +280,8 @@ def watch_over_ranks() -> Liveness:
     if flow.env.get_world_size() > 1:
         with _ending_unless_all_come(flow.env.get_rank()), _in_place(COLLECTIVE, FIRST_MEETING):
             liveness.meet()
+    if what:
+        liveness.begin_collective(what)
     return liveness
 
 
