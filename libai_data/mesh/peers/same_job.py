@@ -95,7 +95,9 @@ def refuse_rank0_of_another_job(rank: int, port: int) -> None:
             state = "has met all its ranks" if answer["has_joined"] else "waits for its ranks"
             raise ConfigError(
                 f"rank {rank} cannot join: rank 0 of another job ({answer['job']}) uses port {port} at {host} and "
-                f"{state}; give each job its own --master_port (MASTER_PORT)"
+                f"{state}; give each job its own --master_port (MASTER_PORT). If it is one job, start it with equal "
+                f"--nproc_per_node, --nnodes and {SECRET_VARIABLE} on all machines: here, WORLD_SIZE is "
+                f"{os.environ.get('WORLD_SIZE')}"
             )
         time.sleep(_SECONDS_BETWEEN_TRIES)
 

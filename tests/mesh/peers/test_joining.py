@@ -299,6 +299,10 @@ def test_a_rank_of_another_machine_is_told_that_rank_0_belongs_to_another_job(re
         try:
             wait_for_rank0(here, environment["MASTER_PORT"], repository)
             assert f"{used} waits for its ranks" in ended_import(environment, repository, *there.command())
+            larger = {**job, "WORLD_SIZE": "4", "RANK": "2"}  # as a launcher with another --nproc_per_node sets them
+            told = ended_import({**larger, SECRET_VARIABLE: ""}, repository, *there.command())
+            assert "start it with equal --nproc_per_node, --nnodes and LIBAI_DATA_JOB_SECRET" in told
+            assert "here, WORLD_SIZE is 4" in told
             first += begin_ranks(job, "1", *here.command())
             assert lines_of(first) == ["met\n"] * 2
             assert f"{used} has met all its ranks" in ended_import(environment, repository, *there.command())
