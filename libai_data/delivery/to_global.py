@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from libai_data.data.nesting import is_texts, put_together, taken_apart
-from libai_data.delivery.contract import check_contract, check_places
-from libai_data.errors import MeshError, SchemaError, nearest
+from libai_data.delivery.contract import check_contract, check_places, signature_digest, signature_of
+from libai_data.errors import ContractError, MeshError, SchemaError, nearest
 from libai_data.mesh.current import get_mesh
 from libai_data.mesh.global_tensor import local_to_global
 from libai_data.mesh.peers.liveness import begin_collective, collectives_begun, note_batch
@@ -19,7 +19,8 @@ def to_global(batch: Fields, device_type: str | None = None) -> dict[str, Any]:
     """Make the global tensors of a batch. Collective: each rank must call it, with its own part, on the main thread.
 
     The ranks compare their fields at the first batch of a loader, and whenever they compare contents. They do so at
-    each batch that a collator made, that a user's own sampler listed, or that comes from no loader.
+    each batch that a collator made, that a user's own sampler listed, or that comes from no loader. Ranks of one
+    machine compare them at each batch, because a program may change a batch.
 
     Args:
         batch: fields [rows of this rank, ...]; bare tensors get the default layout. Fields may be nested (mappings,
@@ -33,7 +34,8 @@ def to_global(batch: Fields, device_type: str | None = None) -> dict[str, Any]:
     Raises:
         SchemaError: The ranks' fields differ (on every rank), or a layout does not fit; the message names the field.
         ContractError: The ranks' batches differ in their place, number of rows or contents (on every rank). Or this
-            rank uses another batch than a rank of its node: a rank has skipped a batch, or has taken one more.
+            rank uses another batch than a rank of its node (a rank has skipped a batch, or has taken one more), or a
+            batch with other fields.
         MeshError: The loader was built for another mesh, the mesh has no layer with a field's placement_idx (the
             message names the field), or this is not the main thread.
         PeerError: Another rank has left the job, and does not use this batch.
@@ -123,7 +125,12 @@ def _compare_with_other_ranks(batch: Fields, fields: Mapping[str, Any]) -> None:
         if mesh.world_size > 1 and agreement.check_every > 0 and origin.info is not None:
             step, epoch, position, size, valid, _ = origin.info
             agreement.first_use = agreement.first_use or collectives_begun()
-            note_batch((step, epoch or 0, position, size, valid, agreement.first_use))
+            place = (step, epoch or 0, position, size, valid, agreement.first_use, signature_digest(fields))
+            try:
+                note_batch(place)
+            except ContractError as error:
+                own = ", ".join(f"{name} {dtype} {list(shape)}" for name, dtype, shape, *_ in signature_of(fields))
+                raise ContractError(f"{error} (fields of this rank: {own})") from None
 
 
 def _laid_out(name: str, value: Any) -> Any:

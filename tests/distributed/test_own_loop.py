@@ -97,6 +97,22 @@ def test_ranks_that_use_two_loaders_in_another_order_end_before_they_mix_their_r
     assert named[1] != named[2]
 
 
+CHANGES = [("cut", "every_rank"), slowly("dtype", "node"), slowly("drop", "rank0")]
+
+
+@pytest.mark.parametrize(("change", "readers"), CHANGES)
+def test_ranks_that_change_a_batch_in_different_ways_end_before_it_is_used(change: str, readers: str) -> None:
+    ended = run_job("launcher", SCRIPT.with_name("change_batches.py"), 2, change, readers)
+    assert ended.codes == [1], ended.output
+    assert not ended.left, ended.output
+    assert "used changed fields" not in ended.output
+    assert re.search(
+        r"ContractError: the fields of step 2 of the loader \(epoch 0, position 16, 8 rows\) differ on rank 0-1: "
+        r".*\(fields of this rank: tokens \w+ \[4, [456]\]",
+        ended.output,
+    ), ended.output
+
+
 def test_ranks_with_other_meshes_end_in_init_with_both_meshes_named() -> None:
     ended = run_job("launcher", SCRIPT.with_name("init_other_meshes.py"), 2)
     assert ended.codes == [1], ended.output

@@ -12,17 +12,18 @@ import os
 import struct
 from collections.abc import Mapping
 
-from libai_data.errors import by_rank
+from libai_data.errors import by_rank, numbers_in_words
 
 _KEPT = 64  # collectives; ranks that are further apart do not compare
-_KEY, _PLACE = struct.Struct("=Q"), struct.Struct("=6q")
+_KEY, _PLACE = struct.Struct("=Q"), struct.Struct("=7q")
 _LOW = 0xFFFFFFFF
 
 
 BatchPlace = tuple[int, ...]
-"""Where a batch is, equal on all ranks: step, epoch, position, size and valid rows in its loader, and which loader.
+"""What must be equal on all ranks: step, epoch, position, size and valid rows of a batch, its loader, and its fields.
 
-The last number is the collective in which the ranks made the loader, or first used it.
+The loader's number is the collective in which the ranks made the loader, or first used it. The last number is a digest
+of the names, dtypes, shapes and layouts of the fields.
 """
 
 
@@ -65,7 +66,14 @@ class BatchNotes:
 
 def different_batches(places: Mapping[int, BatchPlace | None]) -> str:
     """Says that ranks use different batches, for an error. `places`: rank -> its batch; None for none."""
-    several = len({place[-1] for place in places.values() if place is not None}) > 1
+    given = [place for place in places.values() if place is not None]
+    if len(given) == len(places) and len({place[:-1] for place in given}) == 1:
+        return (
+            f"the fields of {_in_words(given[0], False)} differ on rank {numbers_in_words(sorted(places))}: their "
+            "names, order, dtypes, shapes or layouts. If your program changes a batch, it must do so in the same way "
+            "on all ranks; cut or pad samples to one length, or do so in the dataset or a collate_fn"
+        )
+    several = len({place[-2] for place in given}) > 1
     words = {rank: "no batch" if place is None else _in_words(place, several) for rank, place in places.items()}
     return (
         f"the ranks use different batches in one step: {by_rank(words)}. Every rank must use every batch of its "
@@ -75,7 +83,7 @@ def different_batches(places: Mapping[int, BatchPlace | None]) -> str:
 
 
 def _in_words(place: BatchPlace, names_loader: bool) -> str:
-    step, epoch, position, size, valid, first_use = place
+    step, epoch, position, size, valid, first_use, _ = place
     rows = f"{size} rows" if valid == size else f"{valid} of {size} rows"
     loader = "the loader" + f" that was made or first used in collective number {first_use}" * names_loader
     return f"step {step} of {loader} (epoch {epoch}, position {position}, {rows})"

@@ -23,7 +23,7 @@ def notes_of(ranks: int) -> Iterator[list[BatchNotes]]:
 
 
 def place(step: int) -> BatchPlace:
-    return step, step // 10, 8 * step, 8, 8, 1
+    return step, step // 10, 8 * step, 8, 8, 1, 0
 
 
 @settings(max_examples=examples(50))
@@ -55,7 +55,7 @@ def test_ranks_that_are_far_apart_compare_nothing_until_they_are_near_again() ->
 
 
 def test_the_error_names_the_ranks_and_their_batches() -> None:
-    words = different_batches({0: place(3), 2: place(3), 1: (4, 0, 32, 8, 5, 1), 3: None})
+    words = different_batches({0: place(3), 2: place(3), 1: (4, 0, 32, 8, 5, 1, 0), 3: None})
     assert (
         "step 3 of the loader (epoch 0, position 24, 8 rows) on rank 0 2, but step 4 of the loader (epoch 0, position "
         "32, 5 of 8 rows) on rank 1, but no batch on rank 3."
