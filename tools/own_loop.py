@@ -28,7 +28,7 @@ def main(folder: Path) -> None:
     optimizer = flow.optim.SGD(model.parameters(), lr=0.02)
     train = libai_data.DataLoader([sample(n) for n in range(SAMPLES)], global_batch_size=16, shuffle=True, seed=1)
     test = libai_data.DataLoader([sample(SAMPLES + n) for n in range(TEST_SAMPLES)], global_batch_size=16)
-    step, last = 0, folder / "last.json"
+    step, last, new = 0, folder / "last.json", folder / "unfinished.json"
     if last.exists():  # resume in the middle of the epoch
         saved = json.loads(last.read_text())
         step = saved["step"]
@@ -37,8 +37,7 @@ def main(folder: Path) -> None:
     while step < EPOCHS * len(train):
         for batch in train:
             x, y = to_global(batch).values()  # or model(**to_global(batch))
-            loss = flow.nn.functional.mse_loss(model(x), y)
-            loss.backward()
+            flow.nn.functional.mse_loss(model(x), y).backward()
             optimizer.step()
             optimizer.zero_grad()
             step += 1
@@ -46,7 +45,8 @@ def main(folder: Path) -> None:
                 flow.save(model.state_dict(), str(folder / f"model_{step}"), global_dst_rank=0)
                 data = train.state_dict()
                 if is_main_process():
-                    last.write_text(json.dumps({"step": step, "model": f"model_{step}", "data": data}))
+                    new.write_text(json.dumps({"step": step, "model": f"model_{step}", "data": data}))
+                    new.replace(last)  # in one step: a kill leaves the old state or the new one
                 synchronize()
     total = 0.0
     for batch in test:

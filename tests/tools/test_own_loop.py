@@ -62,6 +62,27 @@ def test_a_loop_of_ones_own_trains_and_resumes_in_the_middle_of_an_epoch(on_one_
     assert on_one_rank("resumed") == (52, error)
 
 
+def test_a_kill_while_the_state_is_written_leaves_the_state_before(
+    on_one_rank: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(Exception):
+        pass
+
+    write_text = Path.write_text
+
+    def write_half(path: Path, text: str) -> int:
+        if path.suffix != ".json":
+            return write_text(path, text)
+        write_text(path, text[: len(text) // 2])
+        raise Killed
+
+    assert on_one_rank("killed", epochs=2)[0] == 26
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr(Path, "write_text", write_half)
+        on_one_rank("killed")
+    assert on_one_rank("killed") == on_one_rank("whole")
+
+
 @pytest.mark.slow
 def test_four_ranks_continue_where_one_rank_stopped(on_one_rank: Any, repository: Path, tmp_path: Path) -> None:
     assert on_one_rank("four", epochs=2)[0] == 26
