@@ -24,6 +24,7 @@ from libai_data.data.random.global_generators import warn_once
 from libai_data.errors import PassError, SampleError, error_text
 from libai_data.iterables.shared_use import SaveState
 from libai_data.loader.daemon_thread import DaemonThread
+from libai_data.loader.executor import Stuck
 from libai_data.loader.iteration import LOADER_CLOSED
 from libai_data.loader.resumable import finish
 
@@ -123,22 +124,19 @@ class Prefetcher:
 
     def _waited_for(self) -> Group:
         shared = self._shared
-        # The time while this process is suspended counts as one wait.
-        seen, silent = shared.items, 0.0
+        stuck = Stuck(1)
         while True:
             try:
                 group = shared.groups.get(timeout=_POLL_SECONDS)
                 shared.free_places.put(None)
                 return group
             except queue.Empty:
-                silent += _POLL_SECONDS
                 if shared.is_over:
                     raise PassError(LOADER_CLOSED) from None
-                if shared.items != seen:
-                    seen, silent = shared.items, 0.0
-                if self._timeout and silent > self._timeout:
+                stuck.look()
+                if self._timeout and stuck.seconds(0, items := shared.items) > self._timeout:
                     raise SampleError(
-                        f"{self._name} has yielded nothing for {self._timeout:g} s, after {seen} item(s) of this "
+                        f"{self._name} has yielded nothing for {self._timeout:g} s, after {items} item(s) of this "
                         "epoch; check what it waits for, or raise timeout"
                     ) from None
 

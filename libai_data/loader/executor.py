@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -256,24 +255,28 @@ class TaskRunner:
         return rows
 
 
-class Awake:
-    """Does not count time in which the whole job was suspended (Ctrl-Z, a scheduler) as time of a hung worker.
+class Stuck:
+    """Counts for how many seconds each worker has had the same task, while the trainer waits and looks now and then.
 
-    If a wait lasts longer than its timeout, the job was suspended.
+    Other seconds do not count: neither those of a trainer that is busy elsewhere, nor those in which the whole job was
+    suspended (Ctrl-Z, a scheduler).
     """
 
-    def __init__(self) -> None:
-        self._since = -math.inf
+    def __init__(self, workers: int) -> None:
+        self._looked, self._passed = time.monotonic(), 0.0
+        self._stuck: list[tuple[Any, float]] = [(None, 0.0)] * workers
 
-    def note(self, began: float) -> None:
-        """Note the end of a wait that began at `began` (monotonic seconds) and should last about a second at most."""
-        now = time.monotonic()
-        if now - began > _LONGEST_WAIT:
-            self._since = now
+    def look(self) -> None:
+        """Begin to look at the workers."""
+        before, self._looked = self._looked, time.monotonic()
+        self._passed = self._looked - before if self._looked - before < _LONGEST_WAIT else 0.0
 
-    def seconds_since(self, begin: float) -> float:
-        """Seconds since `begin` (monotonic seconds), or since the last suspension ended if that is less."""
-        return time.monotonic() - max(begin, self._since)
+    def seconds(self, worker: int, task: Any) -> float:
+        """For how many seconds a worker has had this task; None if it has none."""
+        before, seconds = self._stuck[worker]
+        seconds = 0.0 if task is None or task != before else seconds + self._passed
+        self._stuck[worker] = task, seconds
+        return seconds
 
 
 def wants_to_end(indices: list[int], error: BaseException) -> SampleError:

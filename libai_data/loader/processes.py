@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import signal
 import time
 from collections import deque
 from dataclasses import replace
+from typing import NoReturn
 
 from libai_data.errors import DataPipelineError, SampleError, SchemaError, indices_in_words
 from libai_data.loader.arena import Arena
-from libai_data.loader.executor import Awake, Executor, Task, TaskResult
+from libai_data.loader.executor import Executor, Stuck, Task, TaskResult
 from libai_data.loader.retry import Retry
 from libai_data.loader.schema import SampleSchema
 from libai_data.loader.starting import WorkerStarter
@@ -28,6 +28,8 @@ _DEATHS_ALLOWED_WITHOUT_TASK = 3
 _SECONDS_BETWEEN_LOOKS = 1.0
 _SECONDS_TO_PRINT_STACKS = 0.3
 _SECONDS_TO_START = 60.0
+"""How long a worker may take to start, in addition to the timeout."""
+_STARTS, _INITIALIZES = "opening its copy", "calling worker_init_fn"
 _SECONDS_WORTH_WAKING = 0.00035
 """Seconds of waiting work for which waking another worker pays off."""
 _SECONDS_BEFORE_HELP = 0.002
@@ -57,11 +59,10 @@ class ProcessExecutor(Executor):
         self._may_wait = 0
         self._ready: deque[TaskResult] = deque()
         self._fatal: SampleError | None = None
-        self._last_message = [_start_deadline()] * workers
-        self._init_began: dict[int, float] = {}
+        self._beginning = dict.fromkeys(range(workers), _STARTS)
         self._has_unpickled = False
         self._last_check = time.monotonic()
-        self._awake = Awake()
+        self._stuck = Stuck(workers)
         self._is_closed = False
         self._task_queue = TaskQueue(workers, arena)
         try:
@@ -118,12 +119,9 @@ class ProcessExecutor(Executor):
             raise self._fatal
         self._check_open()
         self._collect()
-        if not self._ready:
-            began = time.monotonic()
-            if not self._listen(_SECONDS_BEFORE_HELP) and not self._ready:
-                self._wake(self._task_queue.all_to_wake())
-                self._listen(_SECONDS_BETWEEN_LOOKS)
-            self._awake.note(began)
+        if not self._ready and not self._listen(_SECONDS_BEFORE_HELP) and not self._ready:
+            self._wake(self._task_queue.all_to_wake())
+            self._listen(_SECONDS_BETWEEN_LOOKS)
         if time.monotonic() - self._last_check > _SECONDS_BETWEEN_LOOKS:
             self._check_workers()
             self._last_check = time.monotonic()
@@ -151,7 +149,6 @@ class ProcessExecutor(Executor):
         if message is None:
             self._replace(number, hung)
             return
-        self._last_message[number] = time.monotonic()
         kind, content = message
         if kind == "done":
             if isinstance(content.error, RemoteFailure):
@@ -162,10 +159,11 @@ class ProcessExecutor(Executor):
             self._pool.tell(number, ("room", self._arena.allocate(content + content // 4)))
         elif kind == "ready":
             self._has_unpickled |= self._pool.processes[number].is_program
+            del self._beginning[number]
         elif kind == "init begins":
-            self._init_began[number] = time.monotonic()
+            self._beginning[number] = _INITIALIZES
         elif kind == "init ended":
-            self._init_began.pop(number, None)
+            self._beginning[number] = _STARTS
         elif kind == "init failed":
             raise SampleError(f"worker_init_fn: {self._with_traceback(content, number)}")
         elif self._starter.fork_instead(f"{self._dataset_name} cannot be unpickled in a worker: {content.message}"):
@@ -210,12 +208,12 @@ class ProcessExecutor(Executor):
             return
         # Tasks that it had finished are not retried.
         self._collect()
-        place, _ = self._task_queue.claim(number)
+        place = self._task_queue.claim(number)
         self._task_queue.clear_claim(number)
         task = None if place is None else self._tasks.pop(place, None)
         if task is None:
             self._deaths_without_task += 1
-            if self._deaths_without_task > _DEATHS_ALLOWED_WITHOUT_TASK * len(self._last_message):
+            if self._deaths_without_task > _DEATHS_ALLOWED_WITHOUT_TASK * len(self._pool.processes):
                 who = f"worker {number} (process {pid})"
                 self._fatal = SampleError(f"{who} {how}, again and again, before it read{last_output}")
                 raise self._fatal
@@ -232,8 +230,7 @@ class ProcessExecutor(Executor):
     def _restart(self, number: int) -> None:
         self._pool.replace(number)
         self._check_open()
-        self._last_message[number] = _start_deadline()
-        self._init_began.pop(number, None)
+        self._beginning[number] = _STARTS
 
     def _retry_task(self, task: Task, who: str, hung: bool) -> None:
         try:
@@ -248,7 +245,7 @@ class ProcessExecutor(Executor):
         """Replace workers that have ended without a message, and end workers that hang."""
         while self._listen(0):  # Receive all messages first: whether a worker hangs depends on its last message.
             pass
-        self._check_init()
+        self._stuck.look()
         for number, process in enumerate(list(self._pool.processes)):
             process.stderr.pass_on()
             if process.has_ended():
@@ -256,35 +253,30 @@ class ProcessExecutor(Executor):
             elif self._timeout and process is self._pool.processes[number]:
                 self._check_worker(number)
 
-    def _check_init(self) -> None:
-        """Raise an error if a `worker_init_fn` takes too long; it would also do so in a new worker."""
-        for number, begun in self._init_began.items():
-            process, seconds = self._pool.processes[number], self._awake.seconds_since(begun)
-            if self._timeout and seconds > self._timeout and not process.has_ended():
-                process.send(signal.SIGUSR1)
-                time.sleep(_SECONDS_TO_PRINT_STACKS)
-                process.stderr.pass_on()
-                self._fatal = SampleError(
-                    f"worker_init_fn has not returned in worker {number} (process {process.pid}) for {seconds:.0f} s "
-                    f"(timeout {self._timeout:g} s): see its stacks above, or raise timeout"
-                )
-                raise self._fatal
-
     def _check_worker(self, number: int) -> None:
-        place, seconds = self._task_queue.claim(number)
-        if place in self._tasks:
+        what, place = self._beginning.get(number), self._task_queue.claim(number)
+        if what is None and place in self._tasks:
             what = f"reading samples {indices_in_words(self._tasks[place].indices)}"
-        else:
-            # The worker is idle. This is wrong only while a task waits and the worker was woken for it.
+        elif what is None and self._task_queue.waiting() and number not in self._task_queue.sleepers():
+            # It should read one of them.
             what = "leaving samples waiting"
-            seconds = min(
-                math.inf if place is None else seconds,  # since it finished
-                time.monotonic() - self._last_message[number],
-                self._task_queue.seconds_waiting(),
-                self._task_queue.seconds_awake(number),
-            )
-        if min(seconds, self._awake.seconds_since(-math.inf)) > self._timeout:
-            self._end_hung(number, what, seconds)
+        seconds = self._stuck.seconds(number, what and (what, place))
+        if seconds > self._timeout + (_SECONDS_TO_START if what == _STARTS else 0):
+            if what == _INITIALIZES:
+                self._end_init(number, seconds)
+            self._end_hung(number, str(what), seconds)
+
+    def _end_init(self, number: int, seconds: float) -> NoReturn:
+        """Raise an error if a `worker_init_fn` takes too long; it would also do so in a new worker."""
+        process = self._pool.processes[number]
+        process.send(signal.SIGUSR1)
+        time.sleep(_SECONDS_TO_PRINT_STACKS)
+        process.stderr.pass_on()
+        self._fatal = SampleError(
+            f"worker_init_fn has not returned in worker {number} (process {process.pid}) for {seconds:.0f} s "
+            f"(timeout {self._timeout:g} s): see its stacks above, or raise timeout"
+        )
+        raise self._fatal
 
     def _end_hung(self, number: int, what: str, seconds: float) -> None:
         """Kill a worker that takes too long, after it has printed its stacks."""
@@ -326,8 +318,3 @@ class ProcessExecutor(Executor):
             self._task_queue.drop_waiting()
         self._pool.close()
         self._task_queue.close()
-
-
-def _start_deadline() -> float:
-    """Until when a worker that starts now counts as alive without a message, in monotonic seconds."""
-    return time.monotonic() + _SECONDS_TO_START

@@ -22,11 +22,11 @@ from libai_data.loader.arena import Arena
 from libai_data.loader.stage_times import StageTimes
 
 # A record is shorter than a page, so the system never splits it, and two workers never read parts of one record.
-_TASK = struct.Struct("=9q")  # an `Entry`
+_TASK = struct.Struct("=8q")  # an `Entry`
 _DONE = struct.Struct("=q4dq")  # place; seconds of source, transform, copy and idle; samples
 
-_WORKER = mmap.PAGESIZE // 8  # words of a worker in shared memory: its claim, and
-_SINCE, _ASLEEP = 9, 10
+_WORKER = mmap.PAGESIZE // 8  # words of a worker in shared memory: its claim, and whether it is asleep
+_ASLEEP = 8
 
 _MOST_REMEMBERED = 256
 _LONG = 0.002
@@ -45,7 +45,6 @@ class Entry(NamedTuple):
     substitute_only: int = 0
     position: int = 0  # position in the stream of the global batch's first sample
     place: int = 0  # in the task queue, from 1
-    put_at: int = 0  # monotonic nanoseconds
 
 
 class TaskQueue:
@@ -66,9 +65,8 @@ class TaskQueue:
         self.memory = arena.allocate(workers * mmap.PAGESIZE)
         # Not a numpy array: a memoryview reads and writes single words three times as fast.
         self._words = arena.lease(*self.memory).data.cast("q")
-        self._woken_at = [0] * workers
         self._last = 0  # place of the newest task
-        self._put_at: deque[int] = deque(maxlen=_MOST_REMEMBERED)  # of the newest tasks
+        self._put_at: deque[float] = deque(maxlen=_MOST_REMEMBERED)  # of the newest tasks
         self._backlog: deque[bytes] = deque()  # tasks for which the pipe has had no room yet
 
     @property
@@ -82,10 +80,9 @@ class TaskQueue:
 
     def put(self, entry: Entry) -> int:
         """Append a task; returns its place."""
-        now = time.monotonic_ns()
         self._last += 1
-        self._put_at.append(now)
-        self._backlog.append(_TASK.pack(*entry[:-2], self._last, now))
+        self._put_at.append(time.monotonic())
+        self._backlog.append(_TASK.pack(*entry[:-1], self._last))
         self._fill_pipe()
         return self._last
 
@@ -108,16 +105,9 @@ class TaskQueue:
             records = os.read(self._tasks, _unread(self._tasks)) + records
         return [Entry(*words).place for words in _TASK.iter_unpack(records)]
 
-    def _waiting(self) -> int:
+    def waiting(self) -> int:
         """Number of tasks that no worker has claimed."""
         return _unread(self._tasks) // _TASK.size + len(self._backlog)
-
-    def seconds_waiting(self) -> float:
-        """Seconds since the task that will be claimed next was put; 0 if no task waits."""
-        return self._age_of_oldest(self._waiting())
-
-    def _age_of_oldest(self, waiting: int) -> float:
-        return _seconds_since(self._put_at[-min(waiting, len(self._put_at))]) if waiting else 0.0
 
     def to_wake(self, may_wait: int) -> list[int]:
         """The worker to wake for a new task, marked as awake: if many tasks wait, or one has waited long.
@@ -126,37 +116,32 @@ class TaskQueue:
             may_wait: number of tasks that may wait for the workers that are awake. If tasks are short, waking another
                 worker costs more than it gains.
         """
-        sleepers = self._sleepers()
-        if sleepers:
-            waiting = self._waiting()
-            if waiting > may_wait + self._words[_ASLEEP] or self._age_of_oldest(waiting) > _LONG:
-                return self._awake(sleepers[:1])
+        sleepers = self.sleepers()
+        waiting = self.waiting() if sleepers else 0
+        if waiting > may_wait + self._words[_ASLEEP] or (waiting and self._age_of_oldest(waiting) > _LONG):
+            return self._awake(sleepers[:1])
         return []
+
+    def _age_of_oldest(self, waiting: int) -> float:
+        return time.monotonic() - self._put_at[-min(waiting, len(self._put_at))]
 
     def all_to_wake(self) -> list[int]:
         """All workers that sleep, marked as awake, if a task waits."""
-        return self._awake(self._sleepers()) if self._waiting() else []
+        return self._awake(self.sleepers()) if self.waiting() else []
 
-    def _sleepers(self) -> list[int]:
+    def sleepers(self) -> list[int]:
+        """The workers that wait to be woken."""
         # Without the first worker, which a task wakes. So if one worker is enough, it is always the same one.
         return [worker for worker, asleep in enumerate(self._words[_ASLEEP::_WORKER]) if asleep and worker]
 
     def _awake(self, workers: list[int]) -> list[int]:
         for worker in workers:
-            self._woken_at[worker] = time.monotonic_ns()
             self._words[worker * _WORKER + _ASLEEP] = 0
         return workers
 
-    def seconds_awake(self, worker: int) -> float:
-        """Seconds since a worker was woken last; 0 while it waits to be woken."""
-        return 0.0 if worker in self._sleepers() else _seconds_since(self._woken_at[worker])
-
-    def claim(self, worker: int) -> tuple[int | None, float]:
-        """Place of the task that a worker claimed last, None if there is none; and the seconds since then."""
-        words = self._words[worker * _WORKER : (worker + 1) * _WORKER]
-        claimed, since = Entry(*words[:_SINCE]), words[_SINCE]
-        # The worker writes the time after its claim, so for a moment, the time may be that of the claim before.
-        return claimed.place or None, _seconds_since(max(since, claimed.put_at))
+    def claim(self, worker: int) -> int | None:
+        """Place of the task that a worker claimed last; None if there is none."""
+        return Entry(*self._words[worker * _WORKER : worker * _WORKER + _ASLEEP]).place or None
 
     def clear_claim(self, worker: int) -> None:
         """Clear the claim of a worker that has died, and count its successor as awake."""
@@ -186,7 +171,7 @@ class WorkerTasks:
         self._tasks = tasks
         self._done = done
         self._words = memory.cast("q")[worker * _WORKER : (worker + 1) * _WORKER]
-        self._claim = self._words[:_SINCE]
+        self._claim = self._words[:_ASLEEP]
 
     def take(self) -> Entry | None:
         """Claim the oldest task; None if no task waits."""
@@ -195,7 +180,6 @@ class WorkerTasks:
                 return None  # The trainer is gone.
         except BlockingIOError:
             return None
-        self._words[_SINCE] = time.monotonic_ns()
         return Entry(*self._claim)
 
     def report(self, place: int, times: StageTimes) -> None:
@@ -216,7 +200,3 @@ def _unread(pipe: int) -> int:
     unread = array("i", [0])
     fcntl.ioctl(pipe, termios.FIONREAD, unread)
     return unread[0]
-
-
-def _seconds_since(monotonic: int) -> float:
-    return (time.monotonic_ns() - monotonic) / 1e9

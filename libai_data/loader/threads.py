@@ -17,7 +17,7 @@ from libai_data.data.random.global_generators import (
 )
 from libai_data.errors import SampleError, indices_in_words
 from libai_data.loader.daemon_thread import DaemonThread
-from libai_data.loader.executor import Awake, Executor, Task, TaskResult, TaskRunner, wants_to_end
+from libai_data.loader.executor import Executor, Stuck, Task, TaskResult, TaskRunner, wants_to_end
 from libai_data.loader.schema import SampleSchema
 
 _SECONDS_BETWEEN_LOOKS = 1.0
@@ -40,7 +40,7 @@ class ThreadExecutor(Executor):
         self._runners = [make_runner() for _ in range(workers)]
         self._name = type(self._runners[0].reader.dataset).__name__
         self._timeout = timeout
-        self._awake = Awake()
+        self._stuck = Stuck(workers)
         self._closed = False
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[tuple[Task, TaskResult, bool] | None] = queue.SimpleQueue()
@@ -49,7 +49,7 @@ class ThreadExecutor(Executor):
         self._done: deque[TaskResult] = deque()
         self._caller_tasks: deque[Task] = deque()
         self._rereads_left = _MOST_REREADS
-        self._working: list[tuple[float, Task | None]] = [(0.0, None)] * workers
+        self._working: list[Task | None] = [None] * workers
         self._threads: list[DaemonThread] = []
 
     def _work(self, number: int) -> None:
@@ -59,7 +59,7 @@ class ThreadExecutor(Executor):
             task = self._tasks.get()
             if task is None:
                 return
-            self._working[number] = (time.monotonic(), task)
+            self._working[number] = task
             runner.reader.count_idle(time.perf_counter() - idle_since)
             # While the first sample is read, the caller waits, or is about to, and so do the other threads.
             is_alone = runner.reads_first_sample
@@ -69,7 +69,7 @@ class ThreadExecutor(Executor):
             except BaseException as error:
                 result = TaskResult(task.number, wants_to_end(task.indices.tolist(), error))
             self._results.put((task, result, take_has_drawn() and not is_alone))
-            self._working[number] = (0.0, None)
+            self._working[number] = None
             # A thread that waits must keep no batch alive.
             del task, result
 
@@ -138,12 +138,10 @@ class ThreadExecutor(Executor):
 
     def _wait_for_thread(self) -> tuple[Task, TaskResult, bool]:
         while not self._closed:
-            began = time.monotonic()
             with suppress(queue.Empty):
                 found = self._results.get(timeout=_SECONDS_BETWEEN_LOOKS)
                 if found is not None:
                     return found
-            self._awake.note(began)
             if self._timeout:
                 self._check_timeout()
         raise RuntimeError("the loader has been closed, or the program ends, while a batch is being read")
@@ -152,8 +150,9 @@ class ThreadExecutor(Executor):
         return bool(self._done) or not self._results.empty()
 
     def _check_timeout(self) -> None:
-        for number, (since, task) in enumerate(self._working):
-            if task is not None and self._awake.seconds_since(since) > self._timeout:
+        self._stuck.look()
+        for number, task in enumerate(list(self._working)):
+            if task is not None and self._stuck.seconds(number, task.number) > self._timeout:
                 raise SampleError(
                     f"worker thread {number} has been reading samples {indices_in_words(task.indices)} for more than "
                     f"{self._timeout} s; raise timeout if that is normal"

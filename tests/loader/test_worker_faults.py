@@ -17,13 +17,14 @@ from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from libai_data.data.samplers import CyclicSampler
 from libai_data.errors import SampleError
-from libai_data.loader import BatchLoader, processes, retry, threads
+from libai_data.loader import BatchLoader, executor, processes, retry, threads
 from tests.deadline import stretched, wait_until
 from tests.loader.sample_datasets import (
     Crashing,
@@ -322,8 +323,8 @@ def test_a_first_sample_that_comes_too_late_is_not_taken_for_another(monkeypatch
             next(iter(loader))
         state = loader.state_dict()
         go_on.set()
-        executor: Any = loader._reader._executor  # type: ignore[union-attr]
-        wait_until(lambda: not any(task for _, task in executor._working), "thread at rest")
+        reading: Any = loader._reader._executor  # type: ignore[union-attr]
+        wait_until(lambda: not any(reading._working), "thread at rest")
         loader.load_state_dict({**state, "position": 4})
         assert [content(batch) for batch in islice(loader, 3)] == stream(Numbers(), batches=4)[1:]
 
@@ -402,6 +403,25 @@ def test_a_trainer_that_is_away_for_long_finds_its_workers_alive(monkeypatch: An
             found += [content(next(iterator)) for _ in range(9)]
         assert worker_pids(loader) == before
     assert found == stream(dataset, batches=19)
+
+
+def test_a_worker_is_stuck_only_for_seconds_in_which_the_trainer_looks_and_only_with_one_task(monkeypatch: Any) -> None:
+    clock = SimpleNamespace(now=100.0)
+    clock.monotonic = lambda: clock.now
+    monkeypatch.setattr(executor, "time", clock)
+    stuck = executor.Stuck(2)
+
+    def seconds_after(passed: float, *tasks: Any) -> list[float]:
+        clock.now += passed
+        stuck.look()
+        return [stuck.seconds(worker, task) for worker, task in enumerate(tasks)]
+
+    assert seconds_after(1, 7, None) == [0, 0]
+    assert seconds_after(1, 7, None) == [1, 0]
+    assert seconds_after(500, 7, 8) == [1, 0], "the trainer was busy, or the job suspended"
+    assert seconds_after(1, 7, 8) == [2, 1]
+    assert seconds_after(1, 9, 8) == [0, 2]
+    assert seconds_after(1, 9, None) == [1, 0]
 
 
 def test_a_worker_is_missed_even_if_a_child_of_its_own_lives_on(tmp_path: Path) -> None:
