@@ -33,8 +33,10 @@ class Queue(TaskQueue):
     def __init__(self, workers: int) -> None:
         self.arena = Arena()
         super().__init__(workers, self.arena)
-        shared = self.arena.lease(*self.memory).data
-        self.of = [WorkerTasks(worker, *self.descriptors, shared) for worker in range(workers)]
+        self.of = [self.as_worker(worker, self.arena) for worker in range(workers)]
+
+    def as_worker(self, worker: int, arena: Arena) -> WorkerTasks:
+        return WorkerTasks(worker, *self.descriptors, arena.lease(*self.memory).data)
 
     def taken_by(self, worker: int) -> int | None:
         """The number with which the task was put that a worker takes."""
@@ -177,10 +179,13 @@ def test_processes_that_are_killed_at_any_moment_lose_no_task_but_the_one_they_c
 
     def take_for_ever(worker: int) -> int:
         pid = os.fork()
-        while pid == 0:
-            found = task_queue.of[worker].take()
-            if found is not None:
-                task_queue.of[worker].report(found.place, TOOK)
+        if pid == 0:
+            # As a worker, it maps the memory anew; in a fork, the maps of the parent are private.
+            tasks = task_queue.as_worker(worker, Arena(task_queue.arena.descriptor))
+            while True:
+                found = tasks.take()
+                if found is not None:
+                    tasks.report(found.place, TOOK)
         return pid
 
     def all_are_reported() -> bool:
