@@ -42,14 +42,34 @@ def _close_in_forked_child() -> None:
 os.register_at_fork(after_in_child=_close_in_forked_child)
 
 
-class ParentPipe:
+class OwnDescriptors:
+    """Descriptors of this process, as attributes with these names; they are closed when nobody has the object."""
+
+    _names: tuple[str, ...]
+    _process = -1
+
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # At the end of the interpreter, `os` may be gone already, and the system closes all descriptors. In a fork, the
+        # numbers may belong to other files.
+        if not is_finalizing() and self._process == os.getpid():
+            self._release(*self._names)
+
+    def _release(self, *names: str) -> None:
+        for name in names:
+            if vars(self).get(name, -1) >= 0:
+                # One statement, so that an interrupt cannot leave the descriptor open, or close it twice.
+                os.close(vars(self).pop(name))
+
+
+class ParentPipe(OwnDescriptors):
     """A pipe to which nothing is written. Only the parent has the writing end, which closes when the parent ends.
 
     A thread that watches in the worker would not suffice: a thread cannot run while the dataset's code has the
     interpreter, or while the worker is stopped.
     """
 
-    descriptor = _parents_end = _process = -1
+    _names = "descriptor", "_parents_end"
+    descriptor = _parents_end = -1
 
     def __init__(self) -> None:
         if not os.path.isdir(_DESCRIPTORS):
@@ -61,23 +81,13 @@ class ParentPipe:
         self.descriptor, self._parents_end = os.pipe2(os.O_CLOEXEC)
         keep_from_forks(self, "close_parents_end")
 
-    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        # At the end of the interpreter, `os` may be gone already, and the system closes all descriptors. In a fork, the
-        # numbers may belong to other files.
-        if not is_finalizing() and self._process == os.getpid():
-            self.close()
-
     def close_parents_end(self) -> None:
         """Close the parent's end, in the parent or in a process that it has forked."""
-        if self._parents_end >= 0:
-            # One statement, so that an interrupt cannot leave the descriptor open, or close it twice.
-            os.close(vars(self).pop("_parents_end"))
+        self._release("_parents_end")
 
     def close(self) -> None:
         """Close both ends."""
-        self.close_parents_end()
-        if self.descriptor >= 0:
-            os.close(vars(self).pop("descriptor"))
+        self._release(*self._names)
 
 
 def die_with_parent(descriptor: int) -> None:

@@ -28,6 +28,7 @@ from typing import Callable, NoReturn
 from libai_data.data.random.kept_objects import warn_of_sets_of_text
 from libai_data.data.transforms.batch import rows_together
 from libai_data.errors import ConfigError, error_text, numbers_in_words
+from libai_data.launch.parent_pipe import OwnDescriptors
 from libai_data.launch.same_interpreter import arguments, environment, has_random_hashes, import_paths, interpreter
 from libai_data.launch.signals import signals_blocked
 from libai_data.loader.shipping import Shipment, ship
@@ -258,13 +259,14 @@ def _flush() -> None:
             stream.flush()
 
 
-class CapturedStderr:
+class CapturedStderr(OwnDescriptors):
     """Standard error of a worker, captured in memory; the trainer prints it to its own `sys.stderr`.
 
     A worker cannot inherit the trainer's `sys.stderr`: in notebooks and captured logs, it has no descriptor.
     """
 
-    descriptor = _memory = _process = -1
+    _names = "descriptor", "_memory"
+    descriptor = _memory = -1
 
     def __init__(self) -> None:
         self._process = os.getpid()
@@ -272,10 +274,6 @@ class CapturedStderr:
         self.descriptor = os.open(f"/proc/self/fd/{self._memory}", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         self._passed_on = 0
         self._tail = b""
-
-    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not is_finalizing() and self._process == os.getpid():  # see `ParentPipe`
-            self._release()
 
     def pass_on(self) -> None:
         """Print what the worker has printed since the last call."""
@@ -301,12 +299,7 @@ class CapturedStderr:
     def close(self) -> None:
         """Print the rest, and release the memory."""
         self.pass_on()
-        self._release()
-
-    def _release(self) -> None:
-        for name in ("descriptor", "_memory"):
-            if getattr(self, name) >= 0:
-                os.close(vars(self).pop(name))  # see `ParentPipe`
+        self._release(*self._names)
 
 
 class WorkerProcess:
@@ -322,7 +315,7 @@ class WorkerProcess:
         self._parent = os.getpid()
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        is_own = not is_finalizing() and self._parent == os.getpid()  # see `ParentPipe`
+        is_own = not is_finalizing() and self._parent == os.getpid()  # see `OwnDescriptors`
         if is_own and self.pid and self._program is None and self._poll() is None:
             os.kill(self.pid, signal.SIGKILL)
             self.wait(deadline=time.monotonic() + _SECONDS_TO_END)

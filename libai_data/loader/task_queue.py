@@ -10,14 +10,14 @@ import fcntl
 import mmap
 import os
 import struct
-import sys
 import termios
 import time
 from array import array
 from collections import deque
 from contextlib import suppress
-from typing import Callable, NamedTuple
+from typing import NamedTuple
 
+from libai_data.launch.parent_pipe import OwnDescriptors
 from libai_data.loader.arena import Arena
 from libai_data.loader.stage_times import StageTimes
 
@@ -47,14 +47,15 @@ class Entry(NamedTuple):
     place: int = 0  # in the task queue, from 1
 
 
-class TaskQueue:
+class TaskQueue(OwnDescriptors):
     """The trainer's side: puts tasks, sees which are claimed and done, and decides which sleeping workers to wake.
 
     Args:
         arena: memory that the workers share; the queue allocates one page for each worker.
     """
 
-    _put_end = _tasks = _done = _done_end = _process = -1
+    _names = "_tasks", "_put_end", "_done", "_done_end"
+    _tasks = _put_end = _done = _done_end = -1
 
     def __init__(self, workers: int, arena: Arena) -> None:
         self.workers = workers
@@ -150,13 +151,7 @@ class TaskQueue:
 
     def close(self) -> None:
         """Close the pipes."""
-        for name in ("_tasks", "_put_end", "_done", "_done_end"):
-            if getattr(self, name) >= 0:
-                os.close(vars(self).pop(name))  # see `ParentPipe`
-
-    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not is_finalizing() and self._process == os.getpid():  # see `ParentPipe`
-            self.close()
+        self._release(*self._names)
 
 
 class WorkerTasks:
