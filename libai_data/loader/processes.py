@@ -8,7 +8,6 @@ import signal
 import time
 from collections import deque
 from dataclasses import replace
-from typing import NoReturn
 
 from libai_data.errors import DataPipelineError, SampleError, SchemaError, indices_in_words
 from libai_data.loader.arena import Arena
@@ -162,8 +161,6 @@ class ProcessExecutor(Executor):
             del self._beginning[number]
         elif kind == "init begins":
             self._beginning[number] = _INITIALIZES
-        elif kind == "init ended":
-            self._beginning[number] = _STARTS
         elif kind == "init failed":
             raise SampleError(f"worker_init_fn: {self._with_traceback(content, number)}")
         elif self._starter.fork_instead(f"{self._dataset_name} cannot be unpickled in a worker: {content.message}"):
@@ -262,35 +259,28 @@ class ProcessExecutor(Executor):
             what = "leaving samples waiting"
         seconds = self._stuck.seconds(number, what and (what, place))
         if seconds > self._timeout + (_SECONDS_TO_START if what == _STARTS else 0):
-            if what == _INITIALIZES:
-                self._end_init(number, seconds)
             self._end_hung(number, str(what), seconds)
 
-    def _end_init(self, number: int, seconds: float) -> NoReturn:
-        """Raise an error if a `worker_init_fn` takes too long; it would also do so in a new worker."""
-        process = self._pool.processes[number]
+    def _end_hung(self, number: int, what: str, seconds: float) -> None:
+        """Let a worker that takes too long print its stacks, and kill the worker, or end the run."""
+        process, limit = self._pool.processes[number], f"timeout {self._timeout:g} s"
         process.send(signal.SIGUSR1)
         time.sleep(_SECONDS_TO_PRINT_STACKS)
-        process.stderr.pass_on()
-        self._fatal = SampleError(
-            f"worker_init_fn has not returned in worker {number} (process {process.pid}) for {seconds:.0f} s "
-            f"(timeout {self._timeout:g} s): see its stacks above, or raise timeout"
-        )
-        raise self._fatal
-
-    def _end_hung(self, number: int, what: str, seconds: float) -> None:
-        """Kill a worker that takes too long, after it has printed its stacks."""
-        process = self._pool.processes[number]
+        if what == _INITIALIZES:  # It would also do so in a new worker.
+            process.stderr.pass_on()
+            self._fatal = SampleError(
+                f"worker_init_fn has not returned in worker {number} (process {process.pid}) for {seconds:.0f} s "
+                f"({limit}): see its stacks above, or raise timeout"
+            )
+            raise self._fatal
         logger.error(
             f"Worker {number} (process {process.pid}) has been {what} of {self._dataset_name} for {seconds:.0f} s "
-            f"(timeout {self._timeout:g} s): its stacks follow, and it is ended."
+            f"({limit}): its stacks follow, and it is ended."
         )
-        process.send(signal.SIGUSR1)
-        time.sleep(_SECONDS_TO_PRINT_STACKS)
         process.send(signal.SIGKILL)
         process.wait()
         fork = "" if process.is_program else "; a fork lacks the threads that the dataset started before"
-        self._receive_rest(number, f"was ended after {seconds:.0f} s (timeout {self._timeout:g} s){fork}")
+        self._receive_rest(number, f"was ended after {seconds:.0f} s ({limit}){fork}")
 
     def _receive_rest(self, number: int, hung: str = "") -> None:
         """Receive what a worker sent before it ended, and replace it, even if a child of it keeps the channel open."""

@@ -131,8 +131,6 @@ def work(handles: WorkerHandles, payload: Payload) -> None:
                 payload.init(handles.number)
             finally:
                 end_if_fork_of(process)
-            with suppress(OSError):
-                channel.send(("init ended", None))
     except Exception as error:
         with suppress(OSError):
             channel.send(("init failed", remote_failure(error)))
