@@ -102,7 +102,7 @@ class TaskQueue(OwnDescriptors):
     def drop_waiting(self) -> list[int]:
         """Remove all tasks that no worker has claimed; returns their places."""
         records, self._backlog = b"".join(self._backlog), deque()
-        with suppress(BlockingIOError):  # Meanwhile, workers have claimed them all.
+        with suppress(OSError, ValueError):  # Meanwhile, workers have claimed them all; or a `close` was interrupted.
             records = os.read(self._tasks, _unread(self._tasks)) + records
         return [Entry(*words).place for words in _TASK.iter_unpack(records)]
 
