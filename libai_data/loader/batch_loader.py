@@ -39,7 +39,7 @@ from libai_data.loader.resumable import ResumableLoader, finish
 from libai_data.loader.same_dataset import WorkersCopy, fingerprint_with_samples, read_by_all
 from libai_data.loader.schema import Overrides, TensorPart, parse_layouts
 from libai_data.loader.shared_arguments import PREFETCH, RULES
-from libai_data.loader.slots import Slot, SlotList, bytes_of, lay_out
+from libai_data.loader.slots import Slot, SlotList
 from libai_data.loader.stage_times import LoaderTimes, StageTimes, summary
 from libai_data.loader.starting import WorkerStarter
 from libai_data.loader.streaming import fetch_ahead, report_reached, streamed_shards
@@ -305,11 +305,7 @@ class BatchLoader(ResumableLoader):
         """The batch and its slot; if a collator of this process made the batch, it is copied into a shared slot."""
         if batch.slot is not None:
             return batch, batch.slot
-        specs = lay_out((name, array.dtype, array.shape) for name, array in batch.arrays.items())
-        slot = self._slot_list.acquire(bytes_of(specs))
-        arrays = self._slot_list.hand_out(slot, specs)
-        for name, array in batch.arrays.items():
-            arrays[name][...] = array
+        slot, specs, arrays = self._slot_list.copied(batch.arrays)
         return batch._replace(arrays=arrays, slot=slot, specs=specs), slot
 
     def _start(self) -> BatchReader:

@@ -260,11 +260,8 @@ class BatchReader:
         if result.warning and not self._has_warned:
             self._has_warned = True
             warn_once("%s", result.warning)
-        collated = result.collated
-        if collated is not None:
-            owner.collated = collated
-            if collated.moved_to is not None and owner.slot is not None:
-                self._slot_list.move(owner.slot, *collated.moved_to)
+        if result.collated is not None:
+            owner.collated = result.collated
 
     def is_done(self, pending: PendingBatch) -> bool:
         """Whether all tasks of a batch are done; processes the results that are available."""
@@ -281,9 +278,12 @@ class BatchReader:
         if collated is not None:
             layouts, arrays, specs = self._overridden(collated.layouts), collated.arrays, collated.specs
             skeleton = self._checked(collated)
-            if slot is not None:
+            if slot is not None and arrays:  # The slot is too small.
+                self._give_back(pending)
+                slot, specs, arrays = self._slot_list.copied(arrays)
+            elif slot is not None:
                 arrays = self._slot_list.hand_out(slot, specs)
-                self._collated_bytes = max(self._collated_bytes, bytes_of(specs))
+            self._collated_bytes = max(self._collated_bytes, bytes_of(specs))
         elif self._schema is not None and slot is not None:
             layouts, skeleton, specs = self._layouts_of_schema, self._schema.skeleton, pending.specs
             arrays = self._slot_list.hand_out(slot, specs)

@@ -25,7 +25,7 @@ from libai_data.loader.reading import SampleReader
 from libai_data.loader.row_writer import Rows
 from libai_data.loader.sample_form import SampleForm
 from libai_data.loader.schema import Layout, SampleSchema, array_of, layout_of
-from libai_data.loader.slots import ArraySpec, Slot, SlotList, bytes_of, lay_out
+from libai_data.loader.slots import ArraySpec, Slot, SlotList
 from libai_data.loader.stage_times import NO_TIMES, StageTimes
 
 _MOST_TASKS_REMEMBERED = 256
@@ -48,14 +48,13 @@ class Task(NamedTuple):
 
 @dataclass(frozen=True)
 class Collated:
-    """A batch that a collator made: its arrays, or where they are in the arena."""
+    """A batch that a collator made: its arrays, or where they are in its slot."""
 
     layouts: dict[str, Layout]  # of each field
     skeleton: Skeleton | None = None  # how the batch is nested; None if all its fields are tensors
-    # Array of each field, if trainer and reader share an address space.
+    # Array of each field, if trainer and reader share an address space, or if the slot is too small.
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     specs: tuple[ArraySpec, ...] = ()  # otherwise: where each field is within the slot
-    moved_to: tuple[int, int] | None = None  # offset and size of the slot's new range, if the old one was too small
 
 
 class TaskResult(NamedTuple):
@@ -211,11 +210,7 @@ class TaskRunner:
         if not self.is_trainers:
             return {name: array.copy() for name, array in arrays.items()}
         # In memory that is used again: the system clears new memory, which can take ten times as long as copying.
-        specs = lay_out((name, array.dtype, array.shape) for name, array in arrays.items())
-        copies = self._slot_list.hand_out(self._slot_list.acquire(bytes_of(specs)), specs)
-        for name, array in arrays.items():
-            copies[name][...] = array
-        return copies
+        return self._slot_list.copied(arrays)[2]
 
     def _read(self, task: Task) -> Collated | None:
         schema = self._schema

@@ -49,7 +49,6 @@ class ProcessExecutor(Executor):
         self._pid = os.getpid()
         self._starter = starter
         self._dataset_name = starter.dataset_name
-        self._arena = arena
         self._indices = SlotIndices(arena)
         self._timeout = timeout
         self._tasks: dict[int, Task] = {}
@@ -154,8 +153,6 @@ class ProcessExecutor(Executor):
                 content = content._replace(error=self._sample_error(content.error, number))
             task = self._tasks.pop(content.number)
             self._finish(task, content._replace(number=task.number))
-        elif kind == "room":
-            self._pool.tell(number, ("room", self._arena.allocate(content + content // 4)))
         elif kind == "ready":
             self._has_unpickled |= self._pool.processes[number].is_program
             del self._beginning[number]

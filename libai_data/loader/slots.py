@@ -6,7 +6,7 @@ import logging
 import math
 import weakref
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Callable, NamedTuple
 
@@ -99,13 +99,10 @@ class SlotList:
         # The slot that became free last: its memory is most likely still in the processor's caches.
         slot = self.slots[self._free.pop()]
         if slot.size < size:
-            self.move(slot, *self.arena.allocate(size + size // 4))
+            place = self.arena.allocate(size + size // 4)
+            self.arena.release(slot.offset, slot.size)
+            slot.offset, slot.size = place
         return slot
-
-    def move(self, slot: Slot, offset: int, size: int) -> None:
-        """Move a slot that nobody uses to another range of the arena."""
-        self.arena.release(slot.offset, slot.size)
-        slot.offset, slot.size = offset, size
 
     def _grow(self, size: int) -> Slot:
         if len(self.slots) >= self.planned and not self._reported:
@@ -132,6 +129,15 @@ class SlotList:
         reference = weakref.ref(lease, self._returned.append)
         self._handed_out[id(reference)] = reference, slot.number
         return views(lease, specs)
+
+    def copied(self, arrays: Mapping[str, np.ndarray]) -> tuple[Slot, tuple[ArraySpec, ...], dict[str, np.ndarray]]:
+        """Copy arrays into a slot; returns the slot, where each array is within it, and `hand_out` of both."""
+        specs = lay_out((name, array.dtype, array.shape) for name, array in arrays.items())
+        slot = self.acquire(bytes_of(specs))
+        copies = self.hand_out(slot, specs)
+        for name, array in arrays.items():
+            copies[name][...] = array
+        return slot, specs, copies
 
     def _collect_returned(self) -> None:
         while self._returned:

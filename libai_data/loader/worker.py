@@ -213,27 +213,19 @@ class _Worker:
         error: Any = result.error
         if error is not None and not isinstance(error, SchemaMismatch):
             error = remote_failure(error)
-        collated: Collated | None = None
-        if result.collated is not None:
-            collated = self._put_into_slot(entry, result)
+        collated = None if result.collated is None else self._put_into_slot(entry, result.collated)
         first = None if result.first is None else _sendable(result.first)
         self._send(("done", result._replace(error=error, collated=collated, first=first)))
 
-    def _put_into_slot(self, entry: Entry, result: TaskResult) -> Collated:
-        """Copy a collated batch into its slot, or into a larger range that the trainer allocates."""
-        made: Collated = result.collated  # type: ignore[assignment]
+    def _put_into_slot(self, entry: Entry, made: Collated) -> Collated:
+        """Copy a collated batch into its slot. If the batch is too large, it keeps its arrays, which are then sent."""
         arrays = made.arrays
         specs = lay_out((name, array.dtype, array.shape) for name, array in arrays.items())
-        room, needed = (entry.offset, entry.size), bytes_of(specs)
-        if needed > entry.size:
-            self._send(("room", needed))
-            kind, room = self._receive()
-            while kind != "room":
-                kind, room = self._receive()
-        for name, target in views(self._arena.lease(*room), specs).items():
+        if bytes_of(specs) > entry.size:
+            return made
+        for name, target in views(self._arena.lease(entry.offset, entry.size), specs).items():
             target[...] = arrays[name]
-        moved = room if needed > entry.size else None
-        return replace(made, arrays={}, specs=specs, moved_to=moved)
+        return replace(made, arrays={}, specs=specs)
 
 
 def _sendable(sample: SampleForm) -> SampleForm:
