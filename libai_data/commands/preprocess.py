@@ -89,7 +89,7 @@ def tokenizer_files(asked: argparse.Namespace) -> TokenizerFiles:
         raise ConfigError(f"BertTokenizer needs a vocabulary with one token per line (.txt), not {path}")
     extra_ids = asked.extra_ids or (_EXTRA_IDS_OF_T5 if asked.tokenizer_name == "T5Tokenizer" else 0)
     return TokenizerFiles(
-        str(path),
+        asked.tokenizer or asked.vocab_file,
         asked.merges_file,
         asked.do_lower_case,
         extra_ids,

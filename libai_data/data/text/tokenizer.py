@@ -172,7 +172,7 @@ class TokenizerFiles:
             raise ConfigError(
                 f"lower_case is for BERT's vocabularies (.txt); {self.path} itself defines how upper case is treated"
             )
-        if self.merges and (kind in (".txt", ".model") or os.path.isdir(self.path)):
+        if self.merges and (kind in (".txt", ".model") or checked_path("path", self.path).is_dir()):
             raise ConfigError(f"merges are for BPE's vocabularies (.json), not for {self.path}; leave them out")
 
     def files(self) -> tuple[Path, ...]:
@@ -191,7 +191,7 @@ class TokenizerFiles:
 
     def settings(self) -> FolderSettings:
         """The settings of the folder, or the defaults for a single file; a ConfigError if a file is damaged."""
-        given = Path(self.path)
+        given = checked_path("path", self.path)
         return read_settings(given) if given.is_dir() else FolderSettings()
 
     def fingerprint(self) -> list[Any]:

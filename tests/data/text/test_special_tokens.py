@@ -102,6 +102,27 @@ def test_the_folders_word_counts_for_every_role(tmp_path: Path) -> None:
             TokenizerFiles(str(folder)).load()
 
 
+def test_a_folder_that_is_named_by_a_file_address_has_its_settings(tmp_path: Path) -> None:
+    config = {"pad_token": "<|im_end|>", "chat_template": "{{ messages }}"}
+    folder = byte_level_folder(tmp_path, ["<|endoftext|>", "<|im_end|>"], config=config)
+    tokenizer = TokenizerFiles(f"file://{folder}").load()
+    assert tokenizer.pad_token_id == tokenizer.id_of("<|im_end|>")
+    assert tokenizer.chat_template == "{{ messages }}"
+    with pytest.raises(ConfigError, match="merges are for BPE's vocabularies"):
+        TokenizerFiles(f"file://{folder}", merges="merges.txt")
+
+
+def test_the_command_names_an_address_of_a_tokenizer_as_it_was_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = byte_level_folder(tmp_path / "tokenizer", ["<|endoftext|>"])
+    corpus = write_json_lines(tmp_path / "corpus.jsonl", texts(5))
+    arguments = ["preprocess", "--input", str(corpus), "--output-prefix", str(tmp_path / "out"), "--tokenizer"]
+    assert main([*arguments, "s3://bucket/tokenizer.json"]) == 2
+    assert "'s3://bucket/tokenizer.json', an address in a store" in capsys.readouterr().err
+    assert main([*arguments, f"file://{folder}"]) == 0
+
+
 def test_a_folder_of_bert_says_whether_case_is_lowered(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "hello"]))
     assert TokenizerFiles(str(tmp_path)).load().encode_batch(["Hello"]) == [[1]]
