@@ -62,6 +62,11 @@ def one_of(*choices: Any) -> Rule:
     return Rule(" or ".join(map(repr, choices)), accepts, choices)
 
 
+def instance_of(kind: type) -> Rule:
+    """An object of a class."""
+    return Rule(f"a {kind.__name__}", lambda value: isinstance(value, kind))
+
+
 def list_of(kind: type, words: str, least: int = 0) -> Rule:
     """A list, or another sequence, of at least `least` elements, all of type `kind`."""
 

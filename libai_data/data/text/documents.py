@@ -9,7 +9,8 @@ from typing import Any, NamedTuple, Union
 from libai_data.data.sources.json_lines import parsed_object
 from libai_data.data.text.files import JSON_LINES, PARQUET, Broken, open_parquet
 from libai_data.data.text.parts import LINE, PARAGRAPH, Piece
-from libai_data.errors import FormatError, nearest
+from libai_data.errors import ConfigError, FormatError, nearest
+from libai_data.errors.argument_rules import FIELD_NAMES
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _ROWS = 1024
@@ -59,6 +60,13 @@ def read_piece(piece: Piece, keys: Sequence[str], documents: str) -> Iterator[Re
             yield record
     if piece.problem:
         yield BadLine(0, piece.problem)
+
+
+def check_keys(keys: Sequence[str]) -> None:
+    """Raise a ConfigError if the keys of texts are no list of one or more names, each once."""
+    if not FIELD_NAMES.accepts(keys):
+        given = [*keys] if isinstance(keys, tuple) else keys
+        raise ConfigError(f"the keys of texts (--json-keys) are {given!r}; give one or more, each once, as a list")
 
 
 def count_lines(piece: Piece) -> int:

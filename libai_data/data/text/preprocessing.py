@@ -20,11 +20,17 @@ from libai_data.data.text.parts import Cutting, Part, cut_into_parts
 from libai_data.data.text.ray_tasks import tokenize_on_ray
 from libai_data.data.text.shards import ShardReport, Task, finished_shard, shard_prefix, tokenize_parts
 from libai_data.errors import ConfigError, DataPipelineError
-from libai_data.errors.argument_rules import OUTPUT, check, one_of, whole
+from libai_data.errors.argument_rules import OUTPUT, check, instance_of, one_of, or_none, whole
 
 RAY = "ray"
 CLUSTERS = ("", RAY)
-_RULES = {"workers": whole(1), "cluster": one_of(*CLUSTERS), "output_prefix": OUTPUT}
+_RULES = {
+    "workers": whole(1),
+    "cluster": one_of(*CLUSTERS),
+    "output_prefix": OUTPUT,
+    "task": instance_of(Task),
+    "cutting": or_none(instance_of(Cutting)),
+}
 
 
 class BadLines(DataPipelineError, ValueError):
@@ -96,7 +102,7 @@ def preprocess(
             bad line. The first ones are named.
         TokenizingError: A process failed.
     """
-    check(_RULES, workers=workers, cluster=cluster, output_prefix=output_prefix)
+    check(_RULES, workers=workers, cluster=cluster, output_prefix=output_prefix, task=task, cutting=cutting)
     cutting = replace(cutting or Cutting(), documents=task.documents)
     paths, tokenizer = find_inputs(inputs, cutting.format, task.tokenizer.all_files()), task.tokenizer.load()
     cutting = cutting.for_files(paths)

@@ -16,13 +16,13 @@ import numpy as np
 from libai_data.data.shard_work.process_pool import Work, WorkError, done_by_processes
 from libai_data.data.shard_work.work_folder import write_json
 from libai_data.data.sources.indexed_writer import IndexedWriter, dtype_for
-from libai_data.data.text.documents import BadLine, Document, count_lines, read_piece
+from libai_data.data.text.documents import BadLine, Document, check_keys, count_lines, read_piece
 from libai_data.data.text.files import PARQUET
 from libai_data.data.text.parts import LINE, Part
 from libai_data.data.text.sentences import pieces_of, split_sentences
 from libai_data.data.text.tokenizer import TextTokenizer, TokenizerFiles
 from libai_data.errors import ConfigError
-from libai_data.errors.argument_rules import FILE_NAME, check_types
+from libai_data.errors.argument_rules import FILE_NAME, check_types, instance_of
 
 _CHARACTERS_AT_ONCE = 1 << 20
 _UNKNOWN = ("[UNK]", "<unk>")
@@ -55,9 +55,8 @@ class Task:
     bos_token: str = ""
 
     def __post_init__(self) -> None:
-        check_types(Task, vars(self))
-        if not self.keys or len(set(self.keys)) < len(self.keys):
-            raise ConfigError(f"the keys of texts (--json-keys) are {list(self.keys)}; give one or more, each once")
+        check_types(Task, vars(self), {"tokenizer": instance_of(TokenizerFiles)})
+        check_keys(self.keys)
         if not all(map(FILE_NAME.accepts, self.keys)):
             raise ConfigError(
                 f"the keys of texts (--json-keys) are {list(self.keys)}; a key is a part of the name of its output "

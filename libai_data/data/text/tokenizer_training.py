@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from libai_data.atomic_files import written_whole
-from libai_data.data.text.documents import Document, read_piece
+from libai_data.data.text.documents import Document, check_keys, read_piece
 from libai_data.data.text.encoders import as_bert, as_gpt2
 from libai_data.data.text.files import find_inputs
 from libai_data.data.text.parts import Cutting, cut_into_parts
 from libai_data.errors import ConfigError, installed
-from libai_data.errors.argument_rules import OUTPUT_FILE, check, check_types, whole
+from libai_data.errors.argument_rules import OUTPUT_FILE, check, check_types, instance_of, or_none, whole
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +65,9 @@ class Training:
         return [*_SPECIAL[self.model], *(f"<extra_id_{number}>" for number in range(self.extra_ids))]
 
 
+_GIVEN = {"output": OUTPUT_FILE, "training": instance_of(Training), "cutting": or_none(instance_of(Cutting))}
+
+
 def train_tokenizer(
     inputs: Sequence[str],
     output: str,
@@ -86,10 +89,12 @@ def train_tokenizer(
         The number of tokens. A small corpus may give fewer than `vocab_size`, one with very many characters more.
 
     Raises:
-        ConfigError: There is no input or no document, or the output is an input, or no path of a file on this machine.
+        ConfigError: There is no input or no document; an argument has another type; a key is given twice; or the output
+            is an input, or no path of a file on this machine.
     """
+    check(_GIVEN, output=output, training=training, cutting=cutting)
     cutting = cutting or Cutting()
-    check({"output": OUTPUT_FILE}, output=output)
+    check_keys(keys)
     path = Path(output)
     files = find_inputs(inputs, cutting.format, [path])
     if os.path.realpath(path) in map(os.path.realpath, files):

@@ -292,6 +292,30 @@ def test_a_key_that_is_given_twice_or_names_no_file_is_refused(tokenizer: str) -
             Task(TokenizerFiles(tokenizer), (key,))
 
 
+def test_a_path_or_number_in_place_of_settings_is_refused(tmp_path: Path, tokenizer: str) -> None:
+    path: Any = tokenizer
+    with pytest.raises(ConfigError, match=r"tokenizer is '.*'; it must be a TokenizerFiles"):
+        Task(path)
+    with pytest.raises(ConfigError, match=r"task is '.*'; it must be a Task"):
+        preprocess([path], str(tmp_path / "out"), path)
+    with pytest.raises(ConfigError, match=r"cutting is '.*'; it must be a Cutting, or None"):
+        preprocess([path], str(tmp_path / "out"), Task(TokenizerFiles(tokenizer)), cutting=path)
+    with pytest.raises(ConfigError, match=r"training is '.*'; it must be a Training"):
+        train_tokenizer([path], str(tmp_path / "t.json"), path)
+    with pytest.raises(ConfigError, match=r"cutting is '.*'; it must be a Cutting, or None"):
+        train_tokenizer([path], str(tmp_path / "t.json"), Training(), cutting=path)
+
+
+@pytest.mark.parametrize("keys", ["body", ("text", "text"), (), None])
+def test_keys_that_are_no_list_of_names_are_refused(tmp_path: Path, tokenizer: str, keys: Any) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("some words\n")
+    with pytest.raises(ConfigError, match=r"keys of texts .* are .*; give one or more"):
+        Task(TokenizerFiles(tokenizer), keys)
+    with pytest.raises(ConfigError, match=r"keys of texts .* are .*; give one or more"):
+        train_tokenizer([str(path)], str(tmp_path / "t.json"), Training(vocab_size=300), keys=keys)
+
+
 def test_bad_lines_of_a_file_whose_name_is_not_utf_8_are_listed(tmp_path: Path, tokenizer: str) -> None:
     path = str(tmp_path / os.fsdecode(b"\xff.jsonl"))
     Path(path).write_text('{"text": "a fox"}\n{"text"\n')
