@@ -17,9 +17,11 @@ from libai_data.data.text.special_tokens import SETTINGS, FolderSettings, read_s
 from libai_data.errors import ConfigError, nearest
 from libai_data.errors.argument_rules import FLAG, check, whole
 
+MOST_TOKENS = 1 << 24
+"""Far more than any vocabulary has; as many tokens, or a typing error, must not fill the memory."""
 _RULES = {
     "lower_case": FLAG,
-    "extra_ids": whole(0, words="sentinels to add"),
+    "extra_ids": whole(0, MOST_TOKENS, "sentinels to add"),
     "chinese_words": FLAG,
     "escape_special_tokens": FLAG,
 }

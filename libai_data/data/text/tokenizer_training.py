@@ -15,6 +15,7 @@ from libai_data.data.text.documents import Document, check_keys, read_piece
 from libai_data.data.text.encoders import as_bert, as_gpt2
 from libai_data.data.text.files import find_inputs
 from libai_data.data.text.parts import Cutting, cut_into_parts
+from libai_data.data.text.tokenizer import MOST_TOKENS
 from libai_data.errors import ConfigError, installed
 from libai_data.errors.argument_rules import OUTPUT_FILE, check, check_types, instance_of, or_none, whole
 
@@ -27,6 +28,7 @@ _SPECIAL: dict[str, tuple[str, ...]] = {
     WORDPIECE: ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[BOS]", "[EOS]"),
 }
 _BYTES = 256
+_RULES = {"vocab_size": whole(1, MOST_TOKENS), "min_frequency": whole(0), "extra_ids": whole(0, MOST_TOKENS)}
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,8 @@ class Training:
             raise ConfigError(f"model={self.model!r}: a tokenizer to train is one of {list(MODELS)}")
         if self.lower_case and self.model == BPE:
             raise ConfigError("lower_case is for wordpiece; byte-level BPE keeps every byte")
-        check_types(Training, vars(self), {"vocab_size": whole(1), "min_frequency": whole(0), "extra_ids": whole(0)})
-        least = len(self.special_tokens()) + (_BYTES if self.model == BPE else 1)
+        check_types(Training, vars(self), _RULES)
+        least = len(_SPECIAL[self.model]) + self.extra_ids + (_BYTES if self.model == BPE else 1)
         if self.vocab_size < least:
             raise ConfigError(f"vocab_size is {self.vocab_size}; {self.model} needs at least {least}")
 

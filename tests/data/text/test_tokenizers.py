@@ -177,6 +177,17 @@ def test_training_gives_the_same_file_again_and_encodes_what_it_has_not_seen(tmp
         assert None not in (tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.mask_token_id)
 
 
+def test_sizes_that_no_memory_holds_are_refused(tmp_path: Path, tokenizer: str) -> None:
+    with pytest.raises(ConfigError, match="vocab_size is 1000000000000; it must be an int, 1 to 16777216"):
+        Training(vocab_size=10**12)
+    with pytest.raises(ConfigError, match="extra_ids is 1000000000000; it must be an int, 0 to 16777216"):
+        Training(extra_ids=10**12)
+    with pytest.raises(ConfigError, match="extra_ids is 1000000000000; it must be an int, 0 to 16777216"):
+        TokenizerFiles(tokenizer, extra_ids=10**12)
+    with pytest.raises(ConfigError, match="vocab_size is 30000; bpe needs at least 30257"):
+        Training(extra_ids=30000)
+
+
 def test_the_training_command_reads_what_preprocessing_reads(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
