@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from tqdm import tqdm
-
 from libai_data.commands.console import print_lines
+from libai_data.data.progress_bar import progress_bar
 from libai_data.data.sources.opening import open_source
 from libai_data.data.sources.remote import is_remote, without_protocol
 from libai_data.data.sources.shard_counts import AT_ONCE, STREAMED, counted
@@ -47,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             path = Path(without_protocol(target))
             if path.is_dir() or not path.parent.is_dir():
                 raise ConfigError(f"--output is {target!r}; it must be a file in a folder that exists")
-        with tqdm(unit="shard", file=sys.stderr) as bar:
+        with progress_bar(unit="shard") as bar:
 
             def report_progress(total: int) -> None:
                 bar.total = total

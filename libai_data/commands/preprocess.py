@@ -7,8 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tqdm import tqdm
-
+from libai_data.data.progress_bar import progress_bar
 from libai_data.data.text.files import FORMATS
 from libai_data.data.text.parts import DOCUMENTS, LINE, Cutting
 from libai_data.data.text.preprocessing import CLUSTERS, Preprocessed, preprocess
@@ -102,7 +101,7 @@ class _Bar:
     """The progress bar, in bytes of input; it is updated every `interval` documents."""
 
     def __init__(self, interval: int) -> None:
-        self._bar = tqdm(unit="B", unit_scale=True, unit_divisor=1024, file=sys.stderr)
+        self._bar = progress_bar(unit="B", unit_scale=True, unit_divisor=1024)
         self._interval, self._documents, self._bad, self._shown = interval, 0, 0, 0
 
     def __call__(self, done: int, total: int, report: ShardReport) -> None:

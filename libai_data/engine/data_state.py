@@ -10,9 +10,9 @@ from contextlib import suppress
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from libai_data.data.attributes import attribute_of, call_if_there, has_attribute
+from libai_data.data.progress_bar import progress_bar
 from libai_data.data.samplers.resuming import RESTART_DATA, check_overrides
 from libai_data.data.samplers.schedule import StepSchedule
 from libai_data.data.samplers.stream_state import StreamState
@@ -327,7 +327,7 @@ class CountedLoader:
 
 
 def _bar(batches: Any, what: str) -> Any:
-    return tqdm(batches, what, unit="batch", delay=1, leave=False, disable=not is_main_process())
+    return progress_bar(batches, what, unit="batch", delay=1, leave=False, disable=not is_main_process())
 
 
 def stream_state_of(loader: Any) -> StreamState | None:

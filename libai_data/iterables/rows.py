@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from tqdm import tqdm
-
 from libai_data.data.items import array_in, leaves_of_batch, named, rows_in
+from libai_data.data.progress_bar import progress_bar
 from libai_data.data.samplers.resuming import allowing
 from libai_data.delivery.gather import digest_of
 from libai_data.errors import CheckpointError, ConfigError, PassError, SchemaError
@@ -146,7 +145,7 @@ class RowReader:
                 bar.update(taken)
 
     def _progress(self, rows: int | None, epoch: int) -> Any:
-        return tqdm(
+        return progress_bar(
             total=rows,
             desc=f"Fast-forwarding {self._source.name}, epoch {epoch}",
             unit="row",

@@ -1024,7 +1024,7 @@ def test_counting_forward_shows_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -
         def update(self, rows: int) -> None:
             shown[-1][2] += rows
 
-    monkeypatch.setattr("libai_data.iterables.rows.tqdm", Bar)
+    monkeypatch.setattr("libai_data.iterables.rows.progress_bar", Bar)
     resumed(lambda: numbers, 7, 1, micro_batch_size=4, ends="cycle")
     assert shown == [["Fast-forwarding numbers, epoch 1", 6, 6]]
 

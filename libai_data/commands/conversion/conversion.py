@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -19,12 +18,12 @@ from pathlib import Path
 from typing import Any, Callable
 
 import numpy as np
-from tqdm import tqdm
 
 from libai_data.atomic_files import written_whole
 from libai_data.commands.console import print_lines
 from libai_data.commands.conversion.shard_writers import FORMATS, schema_of
 from libai_data.data.files.identity import key_of
+from libai_data.data.progress_bar import progress_bar
 from libai_data.data.shard_work.process_pool import Work, WorkError, done_by_processes
 from libai_data.data.shard_work.work_folder import check_same_plan, keep_to_plan, own_folder, write_json
 from libai_data.data.sources.manifest import MANIFEST, UNFINISHED, Manifest, parsed_manifest
@@ -344,7 +343,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def lines() -> Iterable[str]:
         conversion = Conversion(asked.source, asked.to, asked.output, asked.format, asked.records_per_shard, asked.name)
-        with tqdm(unit="record", unit_scale=True, file=sys.stderr) as bar:
+        with progress_bar(unit="record", unit_scale=True) as bar:
 
             def report_progress(done: int, total: int) -> None:
                 bar.total = total

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any, Callable
 
+from libai_data.data.progress_bar import progress_bar
 from libai_data.errors import bytes_in_words
 
 logger = logging.getLogger(__name__)
@@ -23,8 +24,6 @@ class FetchLog:
     """
 
     def __init__(self, name: str, first: Mapping[int, int], bytes_ahead: Callable[[], int] = lambda: 0) -> None:
-        from tqdm import tqdm
-
         self._bytes_ahead = bytes_ahead
         self._name, self._waiting, self._total = name, dict(first), sum(first.values())
         self._begin = time.monotonic()
@@ -32,7 +31,7 @@ class FetchLog:
         self._fetched = self._bytes = self._cached = 0
         what = f"Fetching the first shard files of {name}"
         # If the output is no terminal, there is no bar, only the log line of `_end_beginning`.
-        self._bar = tqdm(
+        self._bar = progress_bar(
             desc=what, total=self._total, unit="B", unit_scale=True, disable=None, delay=_SECONDS_UNTIL_BAR
         )
 

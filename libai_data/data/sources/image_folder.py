@@ -17,6 +17,7 @@ import numpy as np
 
 from libai_data.data.files.identity import by_content, file_identity, key_of, settled
 from libai_data.data.files.index_cache import cached_arrays
+from libai_data.data.progress_bar import progress_bar
 from libai_data.data.sources.packed_names import PackedNames
 from libai_data.data.sources.paths import checked_path, why_missing
 from libai_data.data.sources.record_index import index_folder
@@ -206,8 +207,6 @@ def _listing(root: Path, classes: Sequence[str], at_most: int | None = None) -> 
         classes (two), the modification time of each folder (ns), the folders within the root (two), and the files
         within the root that are left out (two). None if there are more entries than `at_most`.
     """
-    from tqdm import tqdm
-
     # The time is read before the folder is listed, so a change during the listing is found later.
     folders, times = [""], [settled(os.stat(root).st_mtime_ns)]
     ends, entries = array("q", [0]), 0
@@ -242,7 +241,8 @@ def _listing(root: Path, classes: Sequence[str], at_most: int | None = None) -> 
                 yield from below(path, seen)
 
     def names() -> Iterator[str]:
-        for name in tqdm(classes, f"Listing {root}", unit=" classes", disable=None if at_most is None else True):
+        disable = None if at_most is None else True
+        for name in progress_bar(classes, f"Listing {root}", unit=" classes", disable=disable):
             seen = {os.path.realpath(root / name)}
             found = sorted((path[len(name) + 1 :] for path in below(name, seen)), key=lambda path: path.split("/"))
             ends.append(ends[-1] + len(found))

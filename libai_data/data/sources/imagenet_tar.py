@@ -17,6 +17,7 @@ import numpy as np
 
 from libai_data.data.files.identity import file_identity, key_of
 from libai_data.data.files.index_cache import cached_arrays
+from libai_data.data.progress_bar import progress_bar
 from libai_data.data.sources.mapped_file import MappedFile
 from libai_data.data.sources.packed_names import PackedNames
 from libai_data.data.sources.paths import check_is_file, checked_path, is_file, text_of
@@ -111,15 +112,13 @@ def _classes_in(path: Path) -> tuple[str, ...]:
 
 def _index_of_classes(path: Path) -> list[np.ndarray]:
     """Int64 vectors: the names of the classes (two vectors), the label of each image, and the index of the images."""
-    from tqdm import tqdm
-
     outer = index_tar(path)
     places = {name[: -len(".tar")]: place for place, name in enumerate(outer.names) if name.endswith(".tar")}
     if not places:
         raise FormatError(f"{path} contains no archives of classes (n01440764.tar); it is not ImageNet's {TRAIN_TAR}")
     classes = sorted(places)
     found = []
-    for name in tqdm(classes, f"Indexing {path}", unit=" classes", disable=None):
+    for name in progress_bar(classes, f"Indexing {path}", unit=" classes", disable=None):
         start, size = int(outer.offsets[places[name]]), int(outer.sizes[places[name]])
         found.append(index_tar(path, start, start + size))
     images = TarIndex(

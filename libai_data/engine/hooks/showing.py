@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+from libai_data.data.progress_bar import progress_bar
 from libai_data.engine.logging_setup import set_bar
 from libai_data.engine.train_loop import HookBase
 from libai_data.engine.writers import EventWriter
@@ -77,10 +78,8 @@ class ProgressBar(HookBase):
         self._bar: Any = None
 
     def before_train(self) -> None:
-        from tqdm import tqdm
-
         set_bar(True)
-        self._bar = tqdm(
+        self._bar = progress_bar(
             total=self.trainer.max_iter,
             initial=self.trainer.start_iter,
             unit="step",
