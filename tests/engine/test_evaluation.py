@@ -258,6 +258,7 @@ def test_inputs_that_no_evaluator_wants_do_not_travel(model: TinyModel) -> None:
         ((4, 8, 5), np.zeros((4, 8), np.int64), r"shapes are \[4, 8, 5\] and \[4, 8\]"),
         ((4, 5), np.full(4, 5), "'labels' has values from 5 to 5, but 'prediction_scores' has 5 classes, 0 to 4"),
         ((4, 5), np.array([0, -1, 2, 3]), "'labels' has values from -1 to 3"),
+        ((4, 5), np.array([0.5, 1, 2, 3]), "'labels' is float64, but top-k accuracy needs the numbers of classes"),
     ],
 )
 def test_scores_and_labels_that_do_not_fit_are_refused_by_name(scores: Any, labels: Any, message: str) -> None:
@@ -266,9 +267,22 @@ def test_scores_and_labels_that_do_not_fit_are_refused_by_name(scores: Any, labe
         evaluator.process({"labels": flow.tensor(labels)}, {"prediction_scores": flow.zeros(*scores)})
 
 
-def test_top_0_is_refused() -> None:
+@pytest.mark.parametrize("topk", [(0,), (1, 1)])
+def test_top_0_and_a_number_that_is_given_twice_are_refused(topk: Any) -> None:
     with pytest.raises(ConfigError, match="topk"):
-        ClsEvaluator((0,))
+        ClsEvaluator(topk)
+
+
+def test_labels_of_two_classes_may_be_bools() -> None:
+    evaluator = ClsEvaluator((1,))
+    scores = flow.tensor([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]])
+    evaluator.process({"labels": flow.tensor([False, True, True])}, {"prediction_scores": scores})
+    assert evaluator.evaluate() == {"Acc@1": pytest.approx(200 / 3)}
+
+
+def test_labels_of_a_mean_loss_that_are_no_integers_are_named() -> None:
+    with pytest.raises(SchemaError, match=r"'labels' is .*float32, but the mean loss needs the numbers of classes"):
+        MeanLossEvaluator().prepare({"labels": flow.zeros(4)}, {"prediction_scores": flow.zeros(4, 3)})
 
 
 def test_nested_results_get_flat_names() -> None:
@@ -462,6 +476,12 @@ def test_a_perplexity_beyond_all_numbers_is_infinite(model: TinyModel) -> None:
     evaluator = PerplexityEvaluator()
     evaluator.process({}, {"losses of MeanLossEvaluator": flow.tensor([1e4])})
     assert evaluator.evaluate() == {"perplexity": float("inf"), "loss": 1e4}
+
+
+def test_the_perplexity_of_a_loss_that_is_nan_is_nan() -> None:
+    evaluator = PerplexityEvaluator()
+    evaluator.process({}, {"losses of MeanLossEvaluator": flow.tensor([float("nan")])})
+    assert np.isnan([*evaluator.evaluate().values()]).all()
 
 
 def test_what_an_evaluator_makes_of_the_outputs_travels_instead_of_them(model: TinyModel) -> None:

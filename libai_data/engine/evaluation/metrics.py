@@ -10,7 +10,7 @@ import numpy as np
 
 from libai_data.engine.evaluation.evaluator import DatasetEvaluator
 from libai_data.errors import SchemaError
-from libai_data.errors.argument_rules import check, each, whole
+from libai_data.errors.argument_rules import Rule, check, each, whole
 from libai_data.mesh.current import is_main_process
 
 _LOSSES = "losses of MeanLossEvaluator"
@@ -73,10 +73,11 @@ class MeanLossEvaluator(DatasetEvaluator):
         self._classes = int(scores.shape[-1])
         if labels.is_global and labels.placement != scores.placement:
             labels = labels.to_global(placement=scores.placement)
+        if labels.is_floating_point():
+            raise _no_class_numbers(self._labels_name, labels.dtype, "the mean loss")
         # OneFlow's cross entropy refuses smaller integers.
-        labels = labels if labels.is_floating_point() else labels.to(flow.int64)
         losses = flow._C.sparse_softmax_cross_entropy(
-            scores.reshape(-1, self._classes), labels.reshape(-1).clamp(min=0, max=self._classes - 1)
+            scores.reshape(-1, self._classes), labels.to(flow.int64).reshape(-1).clamp(min=0, max=self._classes - 1)
         )
         return {_LOSSES: losses.reshape(*labels.shape)}
 
@@ -128,7 +129,11 @@ class PerplexityEvaluator(MeanLossEvaluator):
         if not is_main_process():
             return {}
         mean = self._mean()
-        return {"perplexity": math.exp(mean) if mean < _LARGEST_EXPONENT else math.inf, "loss": mean}
+        return {"perplexity": math.inf if mean >= _LARGEST_EXPONENT else math.exp(mean), "loss": mean}
+
+
+def _no_class_numbers(name: str, dtype: Any, metric: str) -> SchemaError:
+    return SchemaError(f"'{name}' is {dtype}, but {metric} needs the numbers of classes, as integers or bools")
 
 
 def correct_in_top_k(scores: np.ndarray, labels: np.ndarray, k: int) -> int:
@@ -143,7 +148,10 @@ def correct_in_top_k(scores: np.ndarray, labels: np.ndarray, k: int) -> int:
     return int(((before < k) & np.isfinite(own[:, 0])).sum())
 
 
-_RULES = {"topk": each(whole(1), least=1)}
+_EACH = each(whole(1), least=1)
+_RULES = {
+    "topk": Rule(f"{_EACH.allowed}, and given once", lambda ks: _EACH.accepts(ks) and len({*ks}) == len(ks)),
+}
 
 
 class ClsEvaluator(DatasetEvaluator):
@@ -190,7 +198,9 @@ class ClsEvaluator(DatasetEvaluator):
                 f"top-k accuracy needs '{self._scores_name}' [samples, classes] and '{self._labels_name}' [samples]; "
                 f"their shapes are {list(scores.shape)} and {list(labels.shape)}. For tokens, use PerplexityEvaluator"
             )
-        labels = labels.reshape(-1)
+        if labels.dtype.kind not in "biu":
+            raise _no_class_numbers(self._labels_name, labels.dtype, "top-k accuracy")
+        labels = labels.reshape(-1).astype(np.int64)
         if labels.size and not 0 <= labels.min() <= labels.max() < scores.shape[1]:
             raise SchemaError(
                 f"'{self._labels_name}' has values from {labels.min()} to {labels.max()}, but '{self._scores_name}' "
