@@ -17,7 +17,7 @@ from libai_data.config import instantiate
 from libai_data.engine.checkpoint.changed_attributes import ChangedAttributes
 from libai_data.engine.data_state import PlainState, has_state
 from libai_data.errors import ConfigError
-from libai_data.errors.argument_rules import INT, MAPPING, check, each, one_of, real, whole
+from libai_data.errors.argument_rules import FLAG, INT, MAPPING, Rule, check, each, one_of, real, several, whole
 from libai_data.errors.saved_state import Keys, check_state
 
 logger = logging.getLogger(__name__)
@@ -33,6 +33,11 @@ _RULES = {
     "step_size": whole(1),
     "end_learning_rate": real(0, 1e9),
     "power": real(0, 1e9),
+    "cycle": FLAG,
+    "milestones": Rule(
+        "a list of steps, ints of at least 0, each above the one before it",
+        lambda steps: several(whole(0)).accepts(steps) and all(np.diff([*steps]) > 0),
+    ),
 }
 
 
@@ -88,6 +93,7 @@ def WarmupMultiStepLR(
     warmup_method: str = "linear",
 ) -> Any:
     """Multiplies the rate by `gamma` at each of the steps `milestones`."""
+    check(_RULES, milestones=milestones)
     return _warmed_up("MultiStepLR", locals(), milestones=list(milestones), gamma=gamma)
 
 

@@ -55,6 +55,18 @@ def test_each_schedule_warms_up_and_ends_where_it_should(name: str, options: dic
     assert found[20] == pytest.approx(end, rel=1e-3)
 
 
+@pytest.mark.parametrize("milestones", [6, "6", None, [1.5], [-1], [12, 6], [6, 6], {}])
+def test_milestones_that_are_no_rising_steps_are_refused(milestones: Any) -> None:
+    with pytest.raises(ConfigError, match=r"milestones is .*; it must be a list of steps"):
+        schedules.WarmupMultiStepLR(optimizer(), 20, 0.1, 5, milestones)
+
+
+def test_a_text_in_place_of_cycle_is_refused() -> None:
+    cycle: Any = "false"
+    with pytest.raises(ConfigError, match="cycle is 'false'; it must be True or False"):
+        schedules.WarmupPolynomialLR(optimizer(), 20, 0.1, 5, cycle=cycle)
+
+
 def with_two_rates() -> Any:
     groups = [{"params": [nn.Parameter(flow.zeros(1))], "lr": rate} for rate in (BASE, BASE / 10)]
     return flow.optim.SGD([*groups, {"params": [nn.Parameter(flow.zeros(1))], "lr": 0.0}])
