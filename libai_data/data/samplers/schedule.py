@@ -21,6 +21,7 @@ import numpy as np
 
 from libai_data.data.cached_property import cached_property
 from libai_data.errors import ConfigError
+from libai_data.errors.argument_rules import INT
 
 Ranges = tuple[tuple[int, int], ...]
 
@@ -108,7 +109,7 @@ class StepSchedule:
         first_position: the position at which this first step begins.
 
     Raises:
-        ConfigError: No entry, steps that do not ascend, or a size below 1.
+        ConfigError: No entry, an entry that is no pair of ints, steps that do not ascend, or a size below 1.
     """
 
     sizes: Ranges
@@ -116,15 +117,15 @@ class StepSchedule:
 
     def __post_init__(self) -> None:
         sizes: list[tuple[int, int]] = []
-        for step, size in self.sizes:
+        for step, size in _pairs("the batch size schedule", self.sizes, "[first step, global batch size]"):
             if size < 1:
                 raise ConfigError(f"the global batch size from step {step} on is {size}; it must be at least 1")
             if sizes and step <= sizes[-1][0]:
                 raise ConfigError(f"the batch size schedule goes from step {sizes[-1][0]} to {step}; steps must ascend")
             if not sizes or size != sizes[-1][1]:
-                sizes.append((int(step), int(size)))
+                sizes.append((step, size))
         if not sizes or sizes[0][0] < 0:
-            raise ConfigError(f"the batch size schedule is {list(self.sizes)}; it must begin with step 0 or later")
+            raise ConfigError(f"the batch size schedule is {self.sizes}; it must begin with step 0 or later")
         object.__setattr__(self, "sizes", tuple(sizes))
 
     @cached_property
@@ -217,6 +218,6 @@ def _pairs(key: str, value: Any, form: str) -> Ranges:
         pairs: Sequence[Any] = [tuple(pair) for pair in value or ()]
     except TypeError:
         pairs = [()]
-    if any(len(pair) != 2 or not all(type(number) is int for number in pair) for pair in pairs):
+    if any(len(pair) != 2 or not all(map(INT.accepts, pair)) for pair in pairs):
         raise ConfigError(f"{key} is {value}; it must be a list of {form}, such as [[0, 64]]")
     return tuple((int(first), int(second)) for first, second in pairs)

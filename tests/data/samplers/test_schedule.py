@@ -53,6 +53,21 @@ def test_a_batch_of_a_shard_plan_is_reached_at_its_position_and_not_before(left_
         assert reached == [*range(sampler.position_of_batch(batch), 100)]
 
 
+@pytest.mark.parametrize(
+    "sizes", [8, None, (), "08", {0: 8}, (0, 8), ((0, 8.5),), ((0, "8"),), ((0.0, 8),), ((0, True),)]
+)
+def test_a_schedule_of_what_is_no_pair_of_ints_is_refused(sizes: Any) -> None:
+    with pytest.raises(
+        ConfigError, match=r"the batch size schedule is .*; it must (be a list of \[first step, global|begin)"
+    ):
+        StepSchedule(sizes)
+
+
+def test_a_schedule_takes_numbers_of_numpy_and_lists() -> None:
+    number: Any = np.int64
+    assert StepSchedule([[number(0), number(8)], (number(5), 16)]).sizes == ((0, 8), (5, 16))  # type: ignore[arg-type]
+
+
 @given(schedules())
 def test_each_position_belongs_to_the_one_step_that_takes_it(schedule: StepSchedule) -> None:
     position = 0
