@@ -83,9 +83,20 @@ class IndexedWriter:
         self._documents.append(len(self._sizes))
 
     def add_document(self, sequences: Iterable[np.ndarray | Sequence[int]]) -> None:
-        """Write a document of several sequences, such as its sentences; see `add_sequence`."""
-        for sequence in sequences:
-            self.add_sequence(sequence)
+        """Write a document of several sequences, such as its sentences; see `add_sequence`. If this fails, the file has
+        nothing of the document, and a later call may write another one."""
+        file, before = self._opened, len(self._sizes)
+        place = file.tell()
+        try:
+            for sequence in sequences:
+                self.add_sequence(sequence)
+        except BaseException:
+            del self._sizes[before:]
+            # If the disk is full, this may fail. Then the two files do not fit each other, and readers refuse them.
+            with contextlib.suppress(OSError):
+                file.seek(place)
+                file.truncate()
+            raise
         self.end_document()
 
     def add_source(self, source: IndexedSource | str | Path) -> None:
@@ -155,11 +166,15 @@ class IndexedWriter:
         finally:
             self.discard()
 
-    def _write(self, data: memoryview) -> None:
+    @property
+    def _opened(self) -> BinaryIO:
         if self._file is None:
             raise ValueError(f"the writer of {self.prefix} is closed")
+        return self._file
+
+    def _write(self, data: memoryview) -> None:
         with named_if_full(self.prefix + ".bin"):
-            self._file.write(data)
+            self._opened.write(data)
 
     def _check_range(self, values: np.ndarray) -> None:
         if not len(values):

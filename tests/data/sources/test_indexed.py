@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import struct
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,22 @@ def test_what_cannot_be_written_is_refused_and_leaves_no_file(
     with pytest.raises((ValueError, ConfigError), match=message), IndexedWriter(tmp_path / "a", dtype) as writer:
         writer.add_sequence(tokens)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_document_that_is_refused_leaves_nothing_in_the_next_one(tmp_path: Path) -> None:
+    def failing() -> Iterator[list[int]]:
+        yield [7]
+        raise OSError("the reader of the sentences failed")
+
+    refused: list[Any] = [[[3], [70_000]], [[4], [1.5]], failing()]
+    with IndexedWriter(tmp_path / "x") as writer:
+        writer.add_document([[1], [2]])
+        for document in refused:
+            with pytest.raises((ValueError, OSError)):
+                writer.add_document(document)
+        writer.add_document([[5]])
+    source = IndexedSource(tmp_path / "x")
+    assert [source.document(number).tolist() for number in range(source.num_documents)] == [[1, 2], [5]]
 
 
 def test_shards_of_another_dtype_are_not_merged(tmp_path: Path) -> None:
