@@ -193,6 +193,7 @@ class _Packing:
         self._lengths: list[int] = []
         self._marks: deque[tuple[int, str | None]] = deque()
         self._offset = 0
+        self._has_ended = False
         self._packing = [packer.units, packer.cuts, packer.window]
         if state is not None:
             with saved_in(state) as saved:
@@ -255,11 +256,13 @@ class _Packing:
         return packed
 
     def _mark(self) -> None:
-        if self._save is not None:
+        # At the end, the state of many iterables is that of the beginning, from which a resume would repeat the epoch.
+        if self._save is not None and not self._has_ended:
             self._marks.append((len(self._samples), self._save()))
 
     def _read(self) -> Any:
         row = next(self._rows, _END)
+        self._has_ended = row is _END
         if row is not _END and not isinstance(row, FailedRow):
             self._samples.rows.append(row)
         return row

@@ -96,6 +96,41 @@ def test_every_cut_continues_exactly_from_the_state_of_the_stream(
         assert found + [content(batch) for batch in islice(resumed.numpy(), 5)] == expected
 
 
+class BeginsAnew(Documents):
+    """Documents whose state at the end of an epoch is that of its beginning."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        for sample in super().__iter__():
+            yield {"tokens": sample["tokens"] + 1000 * self.epoch}
+        self.next = 0
+
+
+@pytest.mark.parametrize("ends", ["cycle", "short"])
+@pytest.mark.parametrize("rows", [1, 2, 3])
+@pytest.mark.parametrize("options", [{}, *({"cut": False, "window": window} for window in (0, 2, 7, 256))])
+def test_a_resume_repeats_no_epoch_of_an_iterable_that_begins_anew_at_its_end(
+    options: Any, rows: int, ends: str
+) -> None:
+    def loader() -> Any:
+        return from_iterable(PackedStream(BeginsAnew([3, 5, 2, 4, 6, 1, 3]), 8, **options), rows, ends=ends)
+
+    def of_three_passes(loader: Any, count: int) -> list[Any]:
+        return [content(batch) for _ in range(3) for batch in islice(loader.numpy(), count)][:count]
+
+    expected, stopped = of_three_passes(loader(), 6), loader()
+    assert len(expected) == 6 or ends == "short"
+    batches = (batch for _ in range(2) for batch in stopped.numpy())
+    for cut, _ in enumerate(islice(batches, len(expected) - 1), 1):
+        resumed = loader()
+        resumed.load_state_dict(json.loads(json.dumps(stopped.state_dict())))
+        assert of_three_passes(resumed, 6 - cut)[: len(expected) - cut] == expected[cut:]
+
+
 def test_long_streams_of_many_lengths_are_packed_without_a_gap() -> None:
     lengths = np.random.default_rng(1).integers(1, 40, 500).tolist()
     documents = [document(length, number) for number, length in enumerate(lengths)]
