@@ -16,7 +16,7 @@ READERS, STEP = sys.argv[1], int(sys.argv[2])
 
 
 def loader(first: int) -> DataLoader:
-    samples = [{"x": np.float32([number])} for number in range(first, first + 40)]
+    samples = [{"x": np.full(1, number, np.float32)} for number in range(first, first + 40)]
     return DataLoader(samples, global_batch_size=8, shuffle=True, seed=1, readers=READERS)
 
 
