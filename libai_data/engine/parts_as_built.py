@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
+from libai_data.data.attributes import attribute_of
 from libai_data.engine.data_state import has_state
 from libai_data.engine.train_loop import HookBase
 from libai_data.errors import ConfigError
@@ -55,7 +56,8 @@ class PartsAsBuilt:
             if isinstance(part, (flow.optim.Optimizer, flow.optim.lr_scheduler._LRScheduler)):
                 return id(part) not in known
             # A loader from which the training has not read, such as that of an evaluation, begins anew anyway.
-            return is_own_loader(part) and id(part) not in known and bool(part.state_dict().get("position"))
+            stream = attribute_of(part, "stream") if is_own_loader(part) and id(part) not in known else None
+            return stream is not None and stream.state_dict()["position"] > 0  # the loader's may be collective
 
         owners: list[tuple[str, Any]] = [("trainer", self._trainer)]
         owners += [(type(hook).__name__, hook) for hook in hooks if not has_state(hook)]
