@@ -11,6 +11,7 @@ from libai_data.data.attributes import attribute_of
 from libai_data.engine.data_state import has_state
 from libai_data.engine.train_loop import HookBase
 from libai_data.errors import ConfigError
+from libai_data.iterables.iterable_loader import IterableLoader
 from libai_data.iterables.kinds import is_own_loader
 
 logger = logging.getLogger(__name__)
@@ -56,8 +57,7 @@ class PartsAsBuilt:
             if isinstance(part, (flow.optim.Optimizer, flow.optim.lr_scheduler._LRScheduler)):
                 return id(part) not in known
             # A loader from which the training has not read, such as that of an evaluation, begins anew anyway.
-            stream = attribute_of(part, "stream") if is_own_loader(part) and id(part) not in known else None
-            return stream is not None and stream.state_dict()["position"] > 0  # the loader's may be collective
+            return is_own_loader(part) and id(part) not in known and _has_been_read(part)
 
         owners: list[tuple[str, Any]] = [("trainer", self._trainer)]
         owners += [(type(hook).__name__, hook) for hook in hooks if not has_state(hook)]
@@ -84,3 +84,9 @@ def _parts_of(owner: Any) -> Iterator[tuple[str, Any]]:
             yield from ((f"{name}[{key!r}]", item) for key, item in value.items())
         else:
             yield name, value
+
+
+def _has_been_read(loader: Any) -> bool:
+    # Not `loader.state_dict()`: with lanes, the ranks exchange their places there, and not all ranks may be here.
+    with_state = loader if isinstance(loader, IterableLoader) else attribute_of(loader, "stream")
+    return with_state is not None and with_state.state_dict()["position"] > 0

@@ -13,7 +13,7 @@ import pytest
 from libai_data.engine import DefaultTrainer, HookBase
 from libai_data.engine.checkpoint.folder import read_state
 from libai_data.errors import ConfigError
-from libai_data.iterables import DataLoader
+from libai_data.iterables import DataLoader, from_iterable
 from libai_data.mesh import set_mesh
 from tests.engine.data_runs import metric
 from tests.engine.test_default_trainer import built
@@ -362,9 +362,11 @@ class WithMore(DefaultTrainer):
         self.second_optimizer = flow.optim.SGD(self.critics["first"].parameters(), lr=0.1)
         self.part_of_the_model = self.model.first
         self.unlabelled, self.not_read = (DataLoader(TinyDataset(), 4, ends="cycle") for _ in range(2))
+        self.web = from_iterable(lambda: map(TinyDataset().__getitem__, range(40)), 4, ends="cycle")
 
     def run_step(self) -> None:
         next(iter(self.unlabelled))
+        next(iter(self.web))
         super().run_step()
 
 
@@ -391,6 +393,7 @@ def test_further_parts_that_no_checkpoint_holds_are_warned_of(tmp_path: Path, gr
     log = (tmp_path / "log.txt").read_text()
     assert log.count("The checkpoints do not hold") == 1
     names = "trainer.critics['first'] (Linear), trainer.second_optimizer (SGD), trainer.unlabelled (BatchLoader), "
+    names += "trainer.web (IterableLoader), "
     assert f"{names}Averages.average (Linear), so a resume makes new ones" in log
 
 
