@@ -28,10 +28,8 @@ def encoded(state: Any) -> str:
 
 def decoded(text: str) -> Any:
     """The inverse of `encoded`."""
-    try:
-        return _unpacked(json.loads(text))
-    except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"a saved state cannot be read: {type(error).__name__}: {error}") from error
+    with saved_in(text) as saved:
+        return _unpacked(saved)
 
 
 @contextmanager
