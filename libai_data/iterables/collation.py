@@ -12,7 +12,7 @@ from libai_data.data.attributes import attribute_of
 from libai_data.data.items import array_in, named, rows_in
 from libai_data.data.nesting import is_named_tuple, put_together
 from libai_data.errors import SchemaError
-from libai_data.loader.collate import PadCollator
+from libai_data.loader.collate import is_own
 from libai_data.loader.default_collate import default_collate
 from libai_data.mesh.arrays import is_flow_tensor
 from libai_data.structures import DistTensorData, Instance
@@ -37,7 +37,7 @@ class PieceCollator:
     def __init__(self, names: Sequence[str] | None, collate_fn: Any | None = None) -> None:
         self.names = names
         self._collate_fn = collate_fn or default_collate
-        self.is_own = self._collate_fn is default_collate or type(collate_fn) is PadCollator
+        self.is_own = is_own(collate_fn)
         self.__name__ = attribute_of(self._collate_fn, "__name__", type(collate_fn).__name__)  # for error messages
 
     def __call__(self, pieces: Sequence[Any]) -> dict[str, Any]:

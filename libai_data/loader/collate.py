@@ -150,6 +150,12 @@ class PadCollator:
         return made
 
 
+def is_own(collator: Collator | None) -> bool:
+    """Whether this package makes the batches: nothing draws, changes samples or overwrites a batch later."""
+    is_known = collator is None or collator is default_collate or type(collator) is PadCollator
+    return is_known or getattr(collator, "is_own", False)
+
+
 def _nested(skeleton: Any, leaves: Mapping[str, Any]) -> Any:
     return put_together(skeleton, lambda leaf: leaves[leaf.path])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from libai_data.data.transforms.batch import BatchTransform
 from libai_data.data.transforms.mixup import Mixup
 from libai_data.data.transforms.timing import transform_time
 from libai_data.errors import SampleError, comes_from_signal_handler, error_text, failed_reading, indices_in_words
-from libai_data.loader.collate import Collator, PadCollator
+from libai_data.loader.collate import Collator, is_own
 from libai_data.loader.default_collate import default_collate
 from libai_data.loader.failures import SkippedSample
 from libai_data.loader.reading import SampleReader
@@ -75,26 +75,31 @@ class TaskResult(NamedTuple):
         return self.error is None and self.collated is None and not has_more and self.first is None
 
 
-class Executor(Protocol):
+class Executor:
     """Reads samples for a loader, in this process or in others."""
 
-    collates_into_slots: bool
+    collates_into_slots = False
     """Whether a collated batch is in a slot."""
 
     def use_schema(self, schema: SampleSchema) -> None:
         """Require this schema of all samples from now on. Tasks before read a sample to learn the schema from."""
+        raise NotImplementedError
 
     def submit(self, task: Task) -> TaskResult | None:
         """Append a task to those that wait; returns its result if the executor ran it at once."""
+        raise NotImplementedError
 
     def next_result(self) -> TaskResult:
         """Wait until some submitted task is done; returns its result."""
+        raise NotImplementedError
 
     def has_result(self) -> bool:
         """Whether `next_result` would not wait."""
+        return False
 
     def cancel(self) -> list[TaskResult]:
         """Drop the tasks that no worker has begun; returns them as done."""
+        return []
 
     def close(self) -> None:
         """End the threads or processes that read."""
@@ -171,7 +176,7 @@ class TaskRunner:
             self.reader.forget_skipped(skipped)
             return self._read(task) if self._collator is None else self._collate(self._collator, task)
 
-        if _is_own(self._collator) and (self._batch_transform is None or type(self._batch_transform) is Mixup):
+        if is_own(self._collator) and (self._batch_transform is None or type(self._batch_transform) is Mixup):
             return read()  # Nothing draws here; another thread may, if it reads a stream.
         # The seed is another one than for samples, so that the batch does not repeat the draws of its first sample.
         key = combine64(self.reader.seed, _DRAWS_OF_BATCHES), int(task.epochs[0]), int(task.indices[0])
@@ -188,7 +193,7 @@ class TaskRunner:
 
     def _collate(self, collator: Collator, task: Task) -> Collated:
         samples = self.reader.samples_to_collate(task.epochs, task.indices)
-        if not _is_own(collator):
+        if not is_own(collator):
             # Copies of dicts, because a dataset may keep its samples, and a collate_fn may remove fields.
             samples = [dict(sample) if type(sample) is dict else sample for sample in samples]
         try:
@@ -198,7 +203,7 @@ class TaskRunner:
             # Wrapped, because a bare StopIteration would silently end the trainer's loop.
             name = self._name or "stacking"
             raise failed_reading(f"{name} of samples {indices_in_words(task.indices)}", error) from error
-        is_overwritten = task.slot is None and not _is_own(collator)
+        is_overwritten = task.slot is None and not is_own(collator)
         if is_overwritten or self._batch_transform is not None:
             # The collator may keep its memory, and write the next batch into it, or return it again.
             collated = replace(collated, arrays=self._copies(collated.arrays))
@@ -303,20 +308,12 @@ def collate(collator: Collator, samples: list[Any], names: Sequence[str] | None 
     return Collated(layouts, None if is_flat(skeleton) else skeleton, leaves)
 
 
-def _is_own(collator: Collator | None) -> bool:
-    """Whether this package makes the batches: nothing draws, changes samples or overwrites a batch later."""
-    is_own = collator is None or collator is default_collate or type(collator) is PadCollator
-    return is_own or getattr(collator, "is_own", False)
-
-
 class InProcessExecutor(Executor):
     """Reads in the caller's own thread; `submit` runs a task at once.
 
     Args:
         times: the reader adds its seconds to these.
     """
-
-    collates_into_slots = False
 
     def __init__(self, runner: TaskRunner, times: StageTimes) -> None:
         self._runner = runner
@@ -350,12 +347,3 @@ class InProcessExecutor(Executor):
 
     def next_result(self) -> TaskResult:
         raise RuntimeError("all tasks were done when they were submitted")
-
-    def has_result(self) -> bool:
-        return False
-
-    def cancel(self) -> list[TaskResult]:
-        return []
-
-    def close(self) -> None:
-        """There is nothing to end."""

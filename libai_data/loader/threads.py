@@ -34,8 +34,6 @@ class ThreadExecutor(Executor):
         timeout: seconds after which a task that is not done raises an error; 0 waits forever.
     """
 
-    collates_into_slots = False
-
     def __init__(self, make_runner: Callable[[], TaskRunner], workers: int, timeout: float) -> None:
         self._runners = [make_runner() for _ in range(workers)]
         self._name = type(self._runners[0].reader.dataset).__name__
