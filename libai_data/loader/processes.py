@@ -52,7 +52,7 @@ class ProcessExecutor(Executor):
         self._indices = SlotIndices(arena)
         self._timeout = timeout
         self._tasks: dict[int, Task] = {}
-        self._retry = Retry(starter.dataset_name, not starter.collates, starter.substitutes, starter.rows_together)
+        self._retry = Retry(starter.payload)
         self._deaths_without_task = 0
         self._may_wait = 0
         self._ready: deque[TaskResult] = deque()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from functools import reduce
 
+from libai_data.data.transforms.batch import rows_together
 from libai_data.errors import SampleError, indices_in_words
 from libai_data.loader.executor import Task, TaskResult
 from libai_data.loader.reading import row_slices
 from libai_data.loader.schema import first_error
 from libai_data.loader.stage_times import StageTimes
+from libai_data.loader.worker import Payload
 
 DEATHS_ALLOWED = 3
 """How often workers may die over the same samples before the samples fail."""
@@ -19,18 +21,13 @@ _MOST_PARTS = 64
 
 
 class Retry:
-    """Counts the deaths over each task, splits tasks into parts, and joins the results of the parts.
+    """Counts the deaths over each task, splits tasks into parts, and joins the results of the parts."""
 
-    Args:
-        may_split: False if a collator needs the whole batch.
-        rows_together: number of rows that are never split, as a batch transform needs them together.
-    """
-
-    def __init__(self, dataset_name: str, may_split: bool, may_substitute: bool, rows_together: int = 1) -> None:
-        self._together = rows_together
-        self._dataset_name = dataset_name
-        self._may_split = may_split
-        self._may_substitute = may_substitute and may_split
+    def __init__(self, payload: Payload) -> None:
+        self._dataset_name = type(payload.dataset).__name__
+        self._together = rows_together(payload.batch_transform)
+        self._may_split = payload.collator is None  # a collator needs the whole batch
+        self._may_substitute = payload.policy.substitutes and self._may_split
         self._deaths: dict[tuple[int, int], int] = {}
         self._parts: dict[int, int] = {}
         self._results: dict[int, list[tuple[int, TaskResult]]] = {}

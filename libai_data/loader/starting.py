@@ -26,7 +26,6 @@ from dataclasses import asdict
 from typing import Callable, NoReturn
 
 from libai_data.data.random.kept_objects import warn_of_sets_of_text
-from libai_data.data.transforms.batch import rows_together
 from libai_data.errors import ConfigError, error_text, numbers_in_words
 from libai_data.launch.parent_pipe import OwnDescriptors
 from libai_data.launch.same_interpreter import arguments, environment, has_random_hashes, import_paths, interpreter
@@ -63,10 +62,7 @@ class WorkerStarter:
 
     def __init__(self, payload: Payload, start_method: str) -> None:
         self.dataset_name = type(payload.dataset).__name__
-        self.collates = payload.collator is not None
-        self.substitutes = payload.policy.substitutes
-        self.rows_together = rows_together(payload.batch_transform)
-        self._payload = payload
+        self.payload = payload
         self._method = start_method
         self._shipment: Shipment | None = None
         self._has_logged = False
@@ -76,7 +72,7 @@ class WorkerStarter:
     def _ship(self) -> None:
         try:
             interpreter()  # raises without a program to start
-            self._shipment = ship(self._payload, self._check_size)
+            self._shipment = ship(self.payload, self._check_size)
         except _TooManyObjects as many:
             self.fork_instead(f"{self.dataset_name} has {many}, again for each worker")
         except Exception as error:
@@ -88,7 +84,7 @@ class WorkerStarter:
                 ) from error
         else:
             if has_random_hashes():
-                warn_of_sets_of_text(self._payload.dataset)
+                warn_of_sets_of_text(self.payload.dataset)
 
     def _check_size(self, pickled_bytes: int) -> None:
         if self._method == "auto" and pickled_bytes > _PICKLED_BYTES_WORTH_A_FORK:
@@ -159,7 +155,7 @@ class WorkerStarter:
             _renew_thread_pools()
             _run_only_new_exit_handlers()
             prepare_process(handles.parent_pipe)
-            work(handles, self._payload)
+            work(handles, self.payload)
             # These steps are the first of the interpreter's end. The others would free the trainer's objects, so the
             # last exit handler ends the fork.
             threading._shutdown()  # type: ignore[attr-defined]
