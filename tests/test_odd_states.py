@@ -10,6 +10,7 @@ from typing import Any, Callable
 import numpy as np
 import pytest
 
+from libai_data import DataLoader
 from libai_data.data.datasets.blend import BlendedDataset
 from libai_data.data.datasets.stream_transform import FilteredDataset
 from libai_data.data.samplers import CyclicSampler, SingleRoundSampler
@@ -70,6 +71,8 @@ KINDS: dict[str, Callable[[], Any]] = {
     "blend": lambda: indexed(BlendedDataset([DATASET, TinyDataset(8)], [1, 2]), CyclicSampler),
     "filter": lambda: indexed(FilteredDataset(DATASET, lambda sample: True), CyclicSampler),
     "one round": lambda: indexed(DATASET, SingleRoundSampler),
+    "filter in epochs": lambda: DataLoader(FilteredDataset(DATASET, lambda sample: True), 4, shuffle=True),
+    "filter in epochs in lanes": lambda: DataLoader(FilteredDataset(DATASET, lambda sample: True), 4, lanes=2),
     "lists": lambda: BatchLoader(DATASET, [[0, 1], [2, 3], [4, 5]]),
     "sampler": lambda: CyclicSampler(DATASET, 4),
     "samples": lambda: from_iterable([{"x": np.ones(3)}] * 40, 4),
@@ -134,6 +137,22 @@ def test_a_state_without_a_key_is_refused_or_leads_on(kind: str) -> None:
             assert path[-1] in str(error) or any(words in str(error) for words in WORDS), (path, error)
         else:
             assert loader.state_dict()["position" if kind != "several" else "loaders"], path
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("sampler", "counted", "several")])
+def test_a_state_that_is_refused_changes_nothing(kind: str) -> None:
+    saved = begun(kind)
+    for path in paths_in(saved):
+        for value in [*ODD, "absent"]:
+            loader, state = KINDS[kind](), copy.deepcopy(saved)
+            before = loader.state_dict()
+            part_with(state, path)[path[-1]] = value
+            if value == "absent":
+                del part_with(state, path)[path[-1]]
+            try:
+                loader.load_state_dict(state)
+            except CheckpointError:
+                assert loader.state_dict() == before, (path, value)
 
 
 @pytest.mark.parametrize(

@@ -34,30 +34,29 @@ START = Rule(
 )
 
 
-_KEYS = Keys(
+ORDER = Keys(
+    {"seed": INT, "shuffle": FLAG, "samples": whole(1), "epoch_size": whole(1), "order_version": INT},
     {
-        "position": _NUMBER,
-        "seed": INT,
-        "shuffle": FLAG,
-        "samples": whole(1),
-        "epoch_size": whole(1),
-        "order_version": INT,
-    },
-    {
-        "left_out": each(PAIR),
-        "batch_sizes": each(PAIR),
-        "first_position": whole(-(1 << 62)),
-        "start": START,
         "blend": Keys(
             {"sizes": _COUNTS, "phases": each(_PHASE)}, {"limits": each(or_none(_NUMBER)), "limited_from": _NUMBER}
         ),
         "weights": Keys({"digest": TEXT, "replacement": FLAG}),
         "lanes": Keys({"lanes": whole(1), "block": whole(1), "digest": TEXT}),
+    },
+)
+"""What decides the order of the samples."""
+ORDER_KEYS = tuple(ORDER.required)
+_KEYS = Keys(
+    {"position": _NUMBER, **ORDER.required},
+    {
+        "left_out": each(PAIR),
+        "batch_sizes": each(PAIR),
+        "first_position": whole(-(1 << 62)),
+        "start": START,
+        **ORDER.optional,
         "dataset": or_none(MAPPING),
     },
 )
-ORDER_KEYS = tuple(key for key in _KEYS.required if key != "position")
-"""What decides the order of the samples."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from libai_data.data.samplers.lane_order import laned_order
 from libai_data.data.samplers.order import check_holds_a_batch
 from libai_data.data.samplers.resuming import RESTART_DATA
 from libai_data.data.samplers.sampler import StreamSampler
-from libai_data.data.samplers.stream_state import START, start_from_json
+from libai_data.data.samplers.stream_state import ORDER, START, start_from_json
 from libai_data.data.samplers.walk import UNKNOWN, Walk
 from libai_data.errors import CheckpointError, ConfigError
 from libai_data.errors.argument_rules import EPOCH, FLAG, MAPPING, check, one_of, or_none, whole
@@ -154,30 +154,31 @@ class TransformRounds(EpochPositions, StreamSampler):
         """Continue where another such sampler stopped. Its batch size and number of ranks may differ. A CheckpointError
         if the state belongs to another kind of stream, or to another order."""
         check_state(state, _STATE, "a loader over the epochs of a stream transform")
-        saved, own = order_from_json(state), self.order
-        if saved != own:
-            was, now = saved.to_json(), own.to_json()
-            words = [f"{key} was {was.get(key)} and is now {now.get(key)}" for key in now if was.get(key) != now[key]]
-            # Outputs are made of several consecutive samples, so no override can allow another order.
-            raise CheckpointError(
-                f"the data state belongs to another stream: {', '.join(words)}; restore the old values, start a new "
-                f"run, or restart the data, in a trainer with train.resume_override=[{RESTART_DATA}]"
-            )
-        self.set_epoch(int(state["epoch"]))
-        self.cursor = self.cursor._replace(position=int(state["position"]))
+        own = self.order
         try:
+            saved = order_from_json(state)
+            if saved != own:
+                was, now = saved.to_json(), own.to_json()
+                differs = [key for key in now if was.get(key) != now[key]]
+                words = ", ".join(f"{key} was {was.get(key)} and is now {now[key]}" for key in differs)
+                # Outputs are made of several consecutive samples, so no override can allow another order.
+                raise CheckpointError(
+                    f"the data state belongs to another stream: {words}; restore the old values, start a new run, or "
+                    f"restart the data, in a trainer with train.resume_override=[{RESTART_DATA}]"
+                )
             start = start_from_json(state["start"], own.lanes)
             if isinstance(start, tuple):
                 check({"turn": whole(0, own.lanes - 1)}, turn=state.get("turn"))
                 start = (state["epoch"], state["turn"], *start)
         except ConfigError as error:
             raise CheckpointError(f"the data state {dict(state)!r:.500} is broken: {error}") from error
+        self.set_epoch(int(state["epoch"]))
+        self.cursor = self.cursor._replace(position=int(state["position"]))
         self.restored_start = start
         self.note_start(self.position, self.restored_start)
 
 
 _STATE = Keys(
-    {**dict.fromkeys(("position", "epoch"), EPOCH), "start": START, "ends": _ENDS},
-    {"dataset": or_none(MAPPING), "turn": whole(0)},
-    others=True,
+    {"position": whole(0), "epoch": EPOCH, "start": START, "ends": _ENDS, **ORDER.required},
+    {"dataset": or_none(MAPPING), "turn": whole(0), **ORDER.optional},
 )
