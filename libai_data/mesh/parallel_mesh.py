@@ -11,6 +11,7 @@ from libai_data.errors.argument_rules import Rule, check, one_of, or_none, whole
 
 DEVICE_TYPE = one_of("cuda", "cpu")
 _COUNT = whole(1)
+_LAYER = Rule("an int", whole(-(2**31)).accepts)
 SIZE_KEYS = ("data_parallel_size", "tensor_parallel_size", "pipeline_parallel_size")
 DIST_KEYS = SIZE_KEYS + (
     "pipeline_num_layers",
@@ -172,8 +173,9 @@ class ParallelMesh:
         """Pipeline stage of a layer. A negative index counts from the end. With one stage, any index is valid.
 
         Raises:
-            MeshError: there is no such layer.
+            MeshError: there is no such layer, or the index is no int.
         """
+        refuse(_LAYER, "the layer (placement_idx of a field)", layer_idx)
         if self.pipeline_parallel_size == 1:
             return 0
         count = len(self.layer_stage_ids)

@@ -204,6 +204,13 @@ def test_a_negative_layer_counts_from_the_end(stages: int, more: int, data: st.D
             mesh.layer_stage(outside)
 
 
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("layer", ["0", 0.5, None, True])
+def test_a_layer_that_is_no_int_is_refused_on_every_mesh(stages: int, layer: Any) -> None:
+    with pytest.raises(MeshError, match=rf"placement_idx of a field\) is {layer!r}; it must be an int"):
+        ParallelMesh(1, 1, stages).layer_stage(layer)
+
+
 def test_without_a_pipeline_any_layer_is_on_the_one_stage() -> None:
     mesh = ParallelMesh(2, 2, 1)
     assert [mesh.layer_ranks(layer) for layer in (0, -1, 7, 10**4)] == [(0, 1, 2, 3)] * 4
