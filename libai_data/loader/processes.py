@@ -62,7 +62,7 @@ class ProcessExecutor(Executor):
         self._last_check = time.monotonic()
         self._stuck = Stuck(workers)
         self._is_closed = False
-        self._task_queue = TaskQueue(workers, arena)
+        self._task_queue = TaskQueue(workers)
         try:
             self._pool = WorkerPool(starter, workers, self._task_queue, arena)
         except BaseException:

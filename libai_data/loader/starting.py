@@ -118,11 +118,12 @@ class WorkerStarter:
         variables = {name: value for name, value in environment().items() if name not in JOB_VARIABLES}
         for name in _THREADS_OF_LIBRARIES:
             variables.setdefault(name, "1")
+        inherited = [descriptor for name, descriptor in asdict(handles).items() if name not in ("number", "workers")]
         # A dataset may read the trainer's arguments.
         work_of = json.dumps([asdict(handles), shipped, arguments(), _descriptors()])
         program = subprocess.Popen(
             [*interpreter(), "-c", _BOOT, work_of, json.dumps(import_paths())],
-            pass_fds=[handles.channel, handles.tasks, handles.done, handles.arena, handles.parent_pipe, shipped],
+            pass_fds=[*inherited, shipped],
             env=variables,
             stdin=subprocess.DEVNULL,
             stderr=stderr.descriptor,

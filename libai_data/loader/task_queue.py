@@ -48,32 +48,28 @@ class Entry(NamedTuple):
 
 
 class TaskQueue(OwnDescriptors):
-    """The trainer's side: puts tasks, sees which are claimed and done, and decides which sleeping workers to wake.
-
-    Args:
-        arena: memory that the workers share; the queue allocates one page for each worker.
-    """
+    """The trainer's side: puts tasks, sees which are claimed and done, and decides which sleeping workers to wake."""
 
     _names = "_tasks", "_put_end", "_done", "_done_end"
     _tasks = _put_end = _done = _done_end = -1
 
-    def __init__(self, workers: int, arena: Arena) -> None:
+    def __init__(self, workers: int) -> None:
         self.workers = workers
         self._process = os.getpid()
         self._tasks, self._put_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._done, self._done_end = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._done, False)
-        self.memory = arena.allocate(workers * mmap.PAGESIZE)
+        self._shared = Arena()
         # Not a numpy array: a memoryview reads and writes single words three times as fast.
-        self._words = arena.lease(*self.memory).data.cast("q")
+        self._words = self._shared.lease(*self._shared.allocate(workers * mmap.PAGESIZE)).data.cast("q")
         self._last = 0  # place of the newest task
         self._put_at: deque[float] = deque(maxlen=_MOST_REMEMBERED)  # of the newest tasks
         self._backlog: deque[bytes] = deque()  # tasks for which the pipe has had no room yet
 
     @property
-    def descriptors(self) -> tuple[int, int]:
-        """Descriptors with which workers read tasks and report tasks as done."""
-        return self._tasks, self._done_end
+    def descriptors(self) -> tuple[int, int, int]:
+        """Descriptors with which workers read tasks, report tasks as done, and map the memory of their claims."""
+        return self._tasks, self._done_end, self._shared.descriptor
 
     def fileno(self) -> int:
         """Descriptor for polling; readable if a task has been done."""
@@ -150,22 +146,22 @@ class TaskQueue(OwnDescriptors):
             self._words[worker * _WORKER + word] = 0
 
     def close(self) -> None:
-        """Close the pipes."""
+        """Close the pipes, and release the memory."""
+        self._shared.close()
         self._release(*self._names)
 
 
 class WorkerTasks:
     """The side of one worker, by number: claims tasks, and reports tasks as done.
 
-    Args:
-        tasks, done: see `TaskQueue.descriptors`.
-        memory: that of the task queue.
+    `tasks`, `done` and `claims` are the descriptors of the task queue.
     """
 
-    def __init__(self, worker: int, tasks: int, done: int, memory: memoryview) -> None:
+    def __init__(self, worker: int, tasks: int, done: int, claims: int) -> None:
         self._tasks = tasks
         self._done = done
-        self._words = memory.cast("q")[worker * _WORKER : (worker + 1) * _WORKER]
+        self._shared = Arena(claims)
+        self._words = self._shared.lease(worker * mmap.PAGESIZE, mmap.PAGESIZE).data.cast("q")
         self._claim = self._words[:_ASLEEP]
 
     def take(self) -> Entry | None:

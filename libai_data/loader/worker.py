@@ -76,10 +76,10 @@ class WorkerHandles:
 
     number: int
     workers: int
-    claims: tuple[int, int]  # where the arena has the memory of the task queue
     channel: int
     tasks: int
     done: int
+    claims: int
     arena: int
     parent_pipe: int
 
@@ -119,7 +119,7 @@ def work(handles: WorkerHandles, payload: Payload) -> None:
     """Run tasks until the trainer's process closes the channel."""
     channel = Channel(socket.socket(fileno=handles.channel))
     arena = Arena(handles.arena)
-    tasks = WorkerTasks(handles.number, handles.tasks, handles.done, arena.lease(*handles.claims).data)
+    tasks = WorkerTasks(handles.number, handles.tasks, handles.done, handles.claims)
     runner = payload.runner(SlotList(arena))
     set_worker_info(WorkerInfo(handles.number, handles.workers, payload.seed, payload.dataset))
     try:

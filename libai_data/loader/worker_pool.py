@@ -57,7 +57,6 @@ class WorkerPool:
         handles = WorkerHandles(
             number,
             self._task_queue.workers,
-            self._task_queue.memory,
             theirs.fileno(),
             *self._task_queue.descriptors,
             self._arena.descriptor,

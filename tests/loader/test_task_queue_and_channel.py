@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from libai_data.loader import task_queue as queue_module
-from libai_data.loader.arena import Arena
 from libai_data.loader.stage_times import StageTimes
 from libai_data.loader.task_queue import Entry, TaskQueue, WorkerTasks
 from libai_data.mesh.peers.channel import Channel
@@ -31,21 +30,17 @@ class Queue(TaskQueue):
     """A task queue with the workers' side of it."""
 
     def __init__(self, workers: int) -> None:
-        self.arena = Arena()
-        super().__init__(workers, self.arena)
-        self.of = [self.as_worker(worker, self.arena) for worker in range(workers)]
+        super().__init__(workers)
+        self.of = [self.as_worker(worker) for worker in range(workers)]
 
-    def as_worker(self, worker: int, arena: Arena) -> WorkerTasks:
-        return WorkerTasks(worker, *self.descriptors, arena.lease(*self.memory).data)
+    def as_worker(self, worker: int) -> WorkerTasks:
+        tasks, done, claims = self.descriptors
+        return WorkerTasks(worker, tasks, done, os.dup(claims))
 
     def taken_by(self, worker: int) -> int | None:
         """The number with which the task was put that a worker takes."""
         taken = self.of[worker].take()
         return None if taken is None else taken.offset
-
-    def close(self) -> None:
-        super().close()
-        self.arena.close()
 
 
 @pytest.fixture()
@@ -181,7 +176,7 @@ def test_processes_that_are_killed_at_any_moment_lose_no_task_but_the_one_they_c
         pid = os.fork()
         if pid == 0:
             # As a worker, it maps the memory anew; in a fork, the maps of the parent are private.
-            tasks = task_queue.as_worker(worker, Arena(task_queue.arena.descriptor))
+            tasks = task_queue.as_worker(worker)
             while True:
                 found = tasks.take()
                 if found is not None:
