@@ -199,6 +199,17 @@ def test_interrupted_waits_leave_no_memory_behind(arguments: dict[str, Any]) -> 
         assert max(slots) <= slots[0] + 2 and max(lengths) <= 2 * lengths[0] + 2
 
 
+def test_memory_that_ranks_share_does_not_grow_when_workers_end() -> None:
+    with loading(Numbers(), num_workers=2, start_method="fork") as loader:
+        arena = loader.shared_arena()
+        sizes = []
+        for _ in range(3):
+            next(iter(loader))
+            loader._end_workers()
+            sizes.append(os.fstat(arena.descriptor).st_size)
+        assert len(set(sizes)) == 1
+
+
 def children() -> set[int]:
     """Processes that this one started and has not waited for."""
     subprocess._cleanup()  # type: ignore[attr-defined]
