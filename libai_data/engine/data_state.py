@@ -197,7 +197,7 @@ class PlainState:
         with suppress(TypeError, ValueError):
             if json.loads(json.dumps(state)) == state:
                 return state
-        return {_ENCODED: encoded(state)}
+        return {_ENCODED: encoded(state, with_tensors=True)}
 
     def check(self, name: str) -> None:
         """Raise TypeError, with this name of the object, if no checkpoint can store its state."""

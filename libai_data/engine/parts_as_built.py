@@ -67,11 +67,14 @@ class PartsAsBuilt:
             for name, part in _parts_of(thing)
             if is_unsaved(part)
         ]
+        savers = [type(hook).__name__ for hook in hooks if has_state(hook) and not _is_own(hook)]
         if found:
-            logger.warning(
-                "The checkpoints do not hold %s, so a resume makes new ones. Add modules to the trainer's model and "
+            logger.log(
+                logging.INFO if savers else logging.WARNING,
+                "The checkpoints do not hold %s%s, so a resume makes new ones. Add modules to the trainer's model and "
                 "parameters to its optimizer, or register a hook whose state_dict and load_state_dict save them.",
                 ", ".join(dict.fromkeys(found)),
+                f" (unless the state of {' or '.join(savers)} does)" if savers else "",
             )
 
 
@@ -90,3 +93,7 @@ def _has_been_read(loader: Any) -> bool:
     # Not `loader.state_dict()`: with lanes, the ranks exchange their places there, and not all ranks may be here.
     with_state = loader if isinstance(loader, IterableLoader) else attribute_of(loader, "stream")
     return with_state is not None and with_state.state_dict()["position"] > 0
+
+
+def _is_own(hook: HookBase) -> bool:
+    return type(hook).__module__.startswith("libai_data.")

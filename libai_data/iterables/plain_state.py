@@ -14,16 +14,21 @@ from typing import Any
 import numpy as np
 
 from libai_data.errors import CheckpointError, error_text
+from libai_data.mesh.arrays import is_flow_tensor
 
 _TAG = "__kind__"
 
 
-def encoded(state: Any) -> str:
+def encoded(state: Any, with_tensors: bool = False) -> str:
     """A state as JSON text; a CheckpointError names a value of another type and its place.
 
     It may have numbers, strings, bytes, None, numpy arrays and scalars, torch tensors; lists, tuples, sets and dicts.
+
+    Args:
+        with_tensors: whether it may have tensors of OneFlow. If these are global, this function and `decoded` are
+            collective.
     """
-    return json.dumps(_packed(state, "state"))
+    return json.dumps(_packed(state, "state", with_tensors))
 
 
 def decoded(text: str) -> Any:
@@ -41,18 +46,21 @@ def saved_in(text: str) -> Iterator[Any]:
         raise CheckpointError(f"a saved state cannot be read: {error_text(error)} in {text:.200}") from error
 
 
-def _packed(value: Any, where: str) -> Any:
+def _packed(value: Any, where: str, with_tensors: bool) -> Any:
+    def packed(item: Any, place: str = "") -> Any:
+        return _packed(item, where + place, with_tensors)
+
     if value is None or type(value) in (bool, int, float, str):
         return value
     if type(value) is list:
-        return [_packed(item, f"{where}[{place}]") for place, item in enumerate(value)]
+        return [packed(item, f"[{place}]") for place, item in enumerate(value)]
     if type(value) is dict and all(type(key) is str for key in value) and _TAG not in value:
-        return {key: _packed(item, f"{where}[{key!r}]") for key, item in value.items()}
+        return {key: packed(item, f"[{key!r}]") for key, item in value.items()}
     if isinstance(value, dict):
-        items = [[_packed(key, where), _packed(item, f"{where}[{key!r}]")] for key, item in value.items()]
+        items = [[packed(key), packed(item, f"[{key!r}]")] for key, item in value.items()]
         return {_TAG: "dict", "items": items}
     if isinstance(value, (tuple, set, frozenset)):
-        items = [_packed(item, where) for item in value]
+        items = list(map(packed, value))
         if isinstance(value, tuple):
             return {_TAG: "tuple", "items": items}
         return {_TAG: "set", "items": sorted(items, key=json.dumps)}  # as in every process, whatever its hash seed
@@ -64,6 +72,10 @@ def _packed(value: Any, where: str) -> Any:
     if type(value).__module__ == "torch" and type(value).__name__ == "Tensor":
         with suppress(TypeError):  # numpy has no sparse arrays, and not all dtypes.
             return _packed_array(value.detach().cpu().numpy(), "torch")
+    if with_tensors and is_flow_tensor(value):
+        with suppress(TypeError, ValueError):
+            name = str(value.dtype).rpartition(".")[2]  # numpy lacks bfloat16
+            return {**_packed_array(value.numpy(), "oneflow"), "of": name, "is_global": value.is_global}
     raise CheckpointError(
         f"{where} is of type {type(value).__module__}.{type(value).__qualname__}, which a checkpoint cannot "
         "store, since it has no pickles. Return numbers, strings, bytes, arrays, and lists and dicts of these"
@@ -95,6 +107,11 @@ def _unpacked(value: Any) -> Any:
     if kind == "bytes":
         return content
     array = np.frombuffer(content, np.dtype(value["dtype"])).reshape(value["shape"]).copy()
+    if kind == "oneflow":
+        import oneflow as flow
+
+        tensor = flow.tensor(array, dtype=getattr(flow, value["of"]))
+        return tensor.to_global(flow.placement.all("cpu"), flow.sbp.broadcast) if value["is_global"] else tensor
     if kind == "torch":
         import torch
 

@@ -18,7 +18,7 @@ from libai_data.mesh import set_mesh
 from tests.engine.data_runs import metric
 from tests.engine.test_default_trainer import built
 from tests.engine.test_odd_parts import BATCH
-from tests.engine.tiny import TinyDataset, assert_equal_weights, tiny_config, weights
+from tests.engine.tiny import TinyDataset, TinyModel, assert_equal_weights, on_one_rank, tiny_config, weights
 from tests.properties import slowly
 
 
@@ -386,15 +386,17 @@ class SavesItsAverage(Averages):
         pass
 
 
-@pytest.mark.parametrize("graph", [False, True])
-def test_further_parts_that_no_checkpoint_holds_are_warned_of(tmp_path: Path, graph: bool) -> None:
-    hooks = [Averages(), SavesItsAverage()]
+@pytest.mark.parametrize("graph, saves", [(False, False), (False, True), (True, False)])
+def test_further_parts_that_no_checkpoint_holds_are_named(tmp_path: Path, graph: bool, saves: bool) -> None:
+    hooks = [Averages(), SavesItsAverage()] if saves else [Averages()]
     built(tiny_config(str(tmp_path), graph=graph, train_iter=3), *hooks, kind=WithMore).train()
     log = (tmp_path / "log.txt").read_text()
     assert log.count("The checkpoints do not hold") == 1
     names = "trainer.critics['first'] (Linear), trainer.second_optimizer (SGD), trainer.unlabelled (BatchLoader), "
-    names += "trainer.web (IterableLoader), "
-    assert f"{names}Averages.average (Linear), so a resume makes new ones" in log
+    names += "trainer.web (IterableLoader), Averages.average (Linear)"
+    names += " (unless the state of SavesItsAverage does)" * saves
+    level = "INFO" if saves else "WARNING"
+    assert f"{level} libai_data.engine.parts_as_built: The checkpoints do not hold {names}, so a resume makes" in log
 
 
 @pytest.mark.parametrize("graph", [False, True])
@@ -423,3 +425,48 @@ def test_a_part_that_is_replaced_after_the_trainer_was_made_is_refused(tmp_path:
     setattr(trainer, name, part)
     trainer.train(max_iter=4)
     assert trainer.iter == 4
+
+
+class TrainsACritic(DefaultTrainer):
+    """Trains a second model with a second optimizer, whose states a hook saves."""
+
+    inputs: dict[str, Any]
+
+    def __init__(self, cfg: Any) -> None:
+        super().__init__(cfg)
+        flow.manual_seed(self.start_iter)
+        self.critic = on_one_rank(TinyModel())
+        self.critic_optimizer = flow.optim.Adam(self.critic.parameters(), lr=0.1)
+        self.register_hooks([SavesTheCritic()])
+
+    @classmethod
+    def get_batch(cls, data: Any, *others: Any) -> dict[str, Any]:
+        cls.inputs = super().get_batch(data, *others)
+        return cls.inputs
+
+    def run_step(self) -> None:
+        super().run_step()
+        self.critic(**self.inputs)["loss"].backward()
+        self.critic_optimizer.step()
+        self.critic_optimizer.zero_grad()
+
+
+class SavesTheCritic(HookBase):
+    def state_dict(self) -> dict[str, Any]:
+        parts = {"model": self.trainer.critic, "optimizer": self.trainer.critic_optimizer}
+        return {"local": flow.ones(2), **{name: part.state_dict() for name, part in parts.items()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.trainer.critic.load_state_dict(state["model"])
+        self.trainer.critic_optimizer.load_state_dict(state["optimizer"])
+        assert not state["local"].is_global and state["local"].numpy().tolist() == [1, 1]
+
+
+def test_a_hook_saves_a_second_model_and_optimizer(tmp_path: Path) -> None:
+    whole = built(tiny_config(str(tmp_path / "whole"), train_iter=8), kind=TrainsACritic)
+    whole.train()
+    for steps in (5, 8):
+        set_mesh(None)
+        trainer = built(tiny_config(str(tmp_path), train_iter=steps, resume=steps > 5), kind=TrainsACritic)
+        trainer.train()
+    assert_equal_weights(trainer.critic, weights(whole.critic))
