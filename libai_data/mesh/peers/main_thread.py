@@ -135,12 +135,11 @@ def first_caller(stack: bytes, code: Sequence[tuple[int, int, str]]) -> str:
     """
     has_passed_c = False
     for (address,) in struct.iter_unpack("@N", stack[: len(stack) // _BYTES_OF_ADDRESS * _BYTES_OF_ADDRESS]):
-        if address & 0xFFFFFFFF < _LEAST_LOW_HALF:
-            continue
         owner = next((owner for first, end, owner in code if first <= address < end), "")
+        is_stale = owner == _ONEFLOW and address & 0xFFFFFFFF < _LEAST_LOW_HALF
         if owner == _C:
             has_passed_c = True
-        elif owner and has_passed_c:
+        elif owner and has_passed_c and not is_stale:
             return owner
     return ""
 

@@ -30,6 +30,15 @@ def test_stale_words_of_the_stack_are_no_callers(words: tuple[int, ...], expecte
     assert first_caller(struct.pack(f"@{len(words)}N", *words) + b"\0", CODE) == expected
 
 
+@pytest.mark.parametrize("moved", [C, PYTHON])
+def test_callers_are_found_wherever_the_system_has_put_the_libraries(moved: int) -> None:
+    places = {first: 0x7FCB00800000 if first == moved else first for first in SIZES}
+    code = [(places[first], places[first] + size, owner) for first, (owner, size) in SIZES.items()]
+    words = (places[C] + 0xAED90, ONEFLOW + 0x2000000, places[PYTHON] + 1)
+    assert first_caller(struct.pack("@3N", *words), code) == "OneFlow"
+    assert first_caller(struct.pack("@2N", words[0], words[2]), code) == "Python"
+
+
 def test_a_main_thread_that_waits_for_a_lock_of_python_does_not_wait_in_oneflow() -> None:
     flow.ones(1).numpy()
     main, found = MainThread(has_gpus=False), []
