@@ -177,20 +177,24 @@ class WorkersCopy:
 
     def __init__(self, *things: Any) -> None:
         self._things = things
-        self._attributes = attributes_of(*things)
         self._next_look = 0.0
+        self._attributes = self._look()
+
+    def _look(self) -> list[Any]:
+        begin = time.monotonic()
+        found = attributes_of(*self._things)
+        self._next_look = begin + (time.monotonic() - begin) / _SHARE_OF_LOOKS
+        return found
 
     def is_current(self) -> bool:
         """Whether the things have the attributes that the workers got."""
-        return are_same(attributes_of(*self._things), self._attributes)
+        return are_same(self._look(), self._attributes)
 
     def warn_if_changed(self, position: int) -> int:
         """Warn once if numbers or texts have changed; returns the position in the stream to look again at."""
-        begin = time.monotonic()
-        if begin < self._next_look:
+        if time.monotonic() < self._next_look:
             return position + _SAMPLES_BETWEEN_LOOKS
-        now, before = _numbers_in(attributes_of(*self._things)), _numbers_in(self._attributes)
-        self._next_look = begin + (time.monotonic() - begin) / _SHARE_OF_LOOKS
+        now, before = _numbers_in(self._look()), _numbers_in(self._attributes)
         for one, other in zip_longest(now, before, fillvalue=("", None)):
             if not are_same([*one], [*other]):
                 warn_once(
