@@ -230,10 +230,9 @@ class DefaultTrainer(RunsStages, TrainerBase):
 
     def after_step(self) -> None:
         self.checkpointer.last_step, self._trainer.inputs.taken = self.iter, 0
-        if self.iter == self.start_iter:
+        if self.iter == self.start_iter or self.ends_period(self.cfg.train.log_period):
             self._parts.warn_of_unsaved(self._hooks)
-        if not self._has_warned and (self.iter == self.start_iter or self.ends_period(self.cfg.train.log_period)):
-            self._has_warned = warn_of_other_reads(self._data_state.loader, self.iter + 1)
+            self._has_warned = self._has_warned or warn_of_other_reads(self._data_state.loader, self.iter + 1)
         super().after_step()
 
     def build_hooks(self) -> list[HookBase | None]:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import weakref
+from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
+
+import numpy as np
 
 from libai_data.data.attributes import attribute_of
 from libai_data.engine.data_state import has_state
@@ -13,6 +18,7 @@ from libai_data.engine.train_loop import HookBase
 from libai_data.errors import ConfigError
 from libai_data.iterables.iterable_loader import IterableLoader
 from libai_data.iterables.kinds import is_own_loader
+from libai_data.mesh.arrays import is_flow_tensor
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +29,8 @@ _METHODS = {
     "train_loader": "build_train_loader",
     "graph_train": "build_graph",
 }
+_OF_TRAINERS = {f"trainer.{name}" for name in ("iter", "start_iter", "max_iter", "ended_at")}
+_NUMBERS = (bool, int, float, str, np.generic, type(None))
 
 
 class PartsAsBuilt:
@@ -31,6 +39,8 @@ class PartsAsBuilt:
     def __init__(self, trainer: Any) -> None:
         self._trainer = weakref.proxy(trainer)
         self._built = {name: getattr(trainer, name) for name in _METHODS}
+        self._contents: dict[str, str] | None = None
+        self._named = set(_OF_TRAINERS)
 
     def check(self) -> None:
         """Raise ConfigError if the trainer has another part now, which it would not use."""
@@ -42,10 +52,16 @@ class PartsAsBuilt:
                 )
 
     def warn_of_unsaved(self, hooks: list[HookBase]) -> None:
-        """Warn of models, optimizers and loaders, of the trainer and its hooks, that a resume would make anew.
+        """Warn once of all that a resume would make anew, of the trainer, the model, and hooks without a state.
 
-        A hook with a state saves its own parts.
+        After the first step, these are models, optimizers and loaders; later, attributes whose content has changed
+        since the last call of this method. The checkpoints hold the numbers and texts of the model's modules.
         """
+        if self._contents is None:
+            self._warn_of_unsaved_parts(hooks)
+        self._warn_of_changed(hooks)
+
+    def _warn_of_unsaved_parts(self, hooks: list[HookBase]) -> None:
         import oneflow as flow
 
         weights = {id(weight) for weight in self._built["model"].parameters()}
@@ -59,11 +75,9 @@ class PartsAsBuilt:
             # A loader from which the training has not read, such as that of an evaluation, begins anew anyway.
             return is_own_loader(part) and id(part) not in known and _has_been_read(part)
 
-        owners: list[tuple[str, Any]] = [("trainer", self._trainer)]
-        owners += [(type(hook).__name__, hook) for hook in hooks if not has_state(hook)]
         found = [
             f"{owner}.{name} ({type(part).__name__})"
-            for owner, thing in owners
+            for owner, thing in self._owners(hooks)
             for name, part in _parts_of(thing)
             if is_unsaved(part)
         ]
@@ -77,6 +91,31 @@ class PartsAsBuilt:
                 f" (unless the state of {' or '.join(savers)} does)" if savers else "",
             )
 
+    def _warn_of_changed(self, hooks: list[HookBase]) -> None:
+        parts = self._built["model"].named_modules()
+        contents = {
+            f"{owner}.{name}": _digest(value)
+            for owner, thing in (*self._owners(hooks), *((f"model.{name}".rstrip("."), part) for name, part in parts))
+            for name, value in vars(thing).items()
+            if not name.startswith("_") and not (owner.startswith("model") and isinstance(value, _NUMBERS))
+        }
+        before = self._contents or {}
+        new = [name for name in contents if before.get(name, contents[name]) != contents[name]]
+        new = [name for name in new if name not in self._named]
+        self._contents = contents
+        self._named.update(new)
+        if new:
+            logger.warning(
+                "The training changes %s, which the checkpoints do not hold, so a resume begins with other values. "
+                "Give hooks a state_dict and load_state_dict, and register tensors of the model as buffers. Values "
+                "that each step makes anew need neither.",
+                ", ".join(new),
+            )
+
+    def _owners(self, hooks: list[HookBase]) -> list[tuple[str, Any]]:
+        """What may have attributes of a user's code that no checkpoint holds, each with its name."""
+        return [("trainer", self._trainer), *((type(hook).__name__, hook) for hook in hooks if not has_state(hook))]
+
 
 def _parts_of(owner: Any) -> Iterator[tuple[str, Any]]:
     """The attributes of an object, and the items of those that are lists, tuples or dicts."""
@@ -87,6 +126,29 @@ def _parts_of(owner: Any) -> Iterator[tuple[str, Any]]:
             yield from ((f"{name}[{key!r}]", item) for key, item in value.items())
         else:
             yield name, value
+
+
+def _digest(value: Any) -> str:
+    """A digest of numbers, texts, arrays and tensors, and of lists and dicts of these; other objects are equal."""
+    digest = hashlib.blake2b()
+
+    def add(part: Any) -> None:
+        digest.update(f"{type(part).__name__} ".encode())
+        if isinstance(part, dict):
+            add(list(part.items()))
+        elif isinstance(part, (list, tuple, set, frozenset, deque)):
+            for each in part:
+                add(each)
+        elif is_flow_tensor(part):
+            with suppress(TypeError, RuntimeError):  # numpy has no bfloat16.
+                add((part.to_local() if part.is_global else part).detach().numpy())
+        elif isinstance(part, np.ndarray):
+            digest.update(part.tobytes())
+        elif isinstance(part, (*_NUMBERS, bytes)):
+            digest.update(repr(part).encode(errors="surrogatepass"))
+
+    add(value)
+    return digest.hexdigest()
 
 
 def _has_been_read(loader: Any) -> bool:

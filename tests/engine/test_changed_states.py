@@ -116,18 +116,20 @@ class Anneals(TinyModel):
         return {"loss": super().forward(points, labels)["loss"] * self.calls}
 
 
-def test_numbers_and_frozen_weights_that_a_training_changes_in_the_model_are_restored(tmp_path: Path) -> None:
+def test_numbers_modes_and_frozen_weights_that_a_training_changes_in_the_model_are_restored(tmp_path: Path) -> None:
     model = on_one_rank(Anneals(period=5))
     optimizer = flow.optim.SGD(model.parameters(), lr=0.01)
     checkpointer = Checkpointer(model, str(tmp_path), optimizer=optimizer)
     train(model, optimizer)
     model.second.bias.requires_grad_(False)
+    model.first.eval()
     checkpointer.save("a", iteration=1)
     train(model, optimizer)
     other = on_one_rank(Anneals(period=7))  # as the config of the resume says
     resumed = flow.optim.SGD(other.parameters(), lr=0.01)
     Checkpointer(other, str(tmp_path), optimizer=resumed).load(str(tmp_path / "a"))
     assert (other.calls, other.best, other.first.phase, other.cache) == (2, np.float32(0.5), "call 2", {})
+    assert [part.training for part in (other, other.first, other.second)] == [True, False, True]
     train(other, resumed)
     assert (other.calls, other.period) == (4, 7)
     assert_equal_weights(other, weights(model))

@@ -399,10 +399,67 @@ def test_further_parts_that_no_checkpoint_holds_are_named(tmp_path: Path, graph:
     assert f"{level} libai_data.engine.parts_as_built: The checkpoints do not hold {names}, so a resume makes" in log
 
 
+class Remembers(TinyModel):
+    """Keeps tensors of its last steps as plain attributes, and a cache."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memories: list[Any] = []
+        self.calls = 0
+
+    def forward(self, points: Any, labels: Any = None) -> dict[str, Any]:
+        self.calls += 1
+        self.first.memory, self.cache = points, np.arange(4)
+        self.memories = [points, *self.memories[:1]]
+        return super().forward(points, labels)
+
+
+class Counts(HookBase):
+    """Has numbers and tensors that its steps change, and others."""
+
+    def __init__(self) -> None:
+        self.steps, self.limit, self.seen = 0, 7, {"losses": [0.0]}
+        self.average = flow.zeros(2)
+
+    def after_step(self) -> None:
+        self.steps += 1
+        self.seen["losses"].append(1.0)
+        self.average += 1
+
+
+class SavesItsCounts(Counts, SavesItsAverage):
+    def before_train(self) -> None:
+        pass
+
+
+class CountsItself(DefaultTrainer):
+    calls = 0
+
+    @classmethod
+    def build_model(cls, cfg: Any) -> Any:
+        return on_one_rank(Remembers())
+
+    def run_step(self) -> None:
+        self.calls += 1
+        super().run_step()
+
+
+def test_what_the_steps_change_and_no_checkpoint_holds_is_named_once(tmp_path: Path) -> None:
+    cfg = tiny_config(str(tmp_path), train_iter=5, log_period=1, checkpointer={"period": 2})
+    built(cfg, Counts(), SavesItsCounts(), kind=CountsItself).train()
+    log = (tmp_path / "log.txt").read_text()
+    assert log.count("The training changes") == 1
+    names = "trainer.calls, Counts.steps, Counts.seen, Counts.average, model.memories, model.first.memory"
+    assert f"WARNING libai_data.engine.parts_as_built: The training changes {names}, which the checkpoints do" in log
+
+
 @pytest.mark.parametrize("graph", [False, True])
 def test_a_training_without_further_parts_is_not_warned_of_any(tmp_path: Path, graph: bool) -> None:
-    built(tiny_config(str(tmp_path), graph=graph, train_iter=3)).train()
-    assert "The checkpoints do not hold" not in (tmp_path / "log.txt").read_text()
+    trainer = built(tiny_config(str(tmp_path), graph=graph, train_iter=6, log_period=1))
+    trainer.train(max_iter=3)
+    trainer.train()
+    log = (tmp_path / "log.txt").read_text()
+    assert "The checkpoints do not hold" not in log and "The training changes" not in log
 
 
 @pytest.mark.parametrize(

@@ -122,11 +122,12 @@ def changed_in_optimizer(model: Any, optimizer: Any) -> ChangedAttributes:
 
 
 def changed_in_model(model: Any) -> ChangedAttributes:
-    """What a training has changed in the modules of a model, as numbers and texts, and which weights it trains."""
+    """What a training has changed in the modules of a model: numbers, texts, own modes, and which weights it trains."""
 
     def attributes() -> dict[str, dict[str, Any]]:
         parts = {name: vars(part) for name, part in model.named_modules()}
-        return {**parts, **{name: _IsTrained(weight) for name, weight in model.named_parameters()}}
+        modes = {f"mode of {name}": _OwnMode(part, model) for name, part in model.named_modules() if name}
+        return {**parts, **modes, **{name: _IsTrained(weight) for name, weight in model.named_parameters()}}
 
     kinds = (int, float, str, np.generic, type(None))
     return ChangedAttributes(type(model).__name__, attributes, ("training",), kinds)
@@ -141,3 +142,14 @@ class _IsTrained(dict[str, Any]):
 
     def __setitem__(self, name: str, value: Any) -> None:
         self._parameter.requires_grad = value
+
+
+class _OwnMode(dict[str, Any]):
+    """Whether a module has another mode (`train()`, `eval()`) than the whole model, as a frozen BatchNorm has."""
+
+    def __init__(self, part: Any, model: Any) -> None:
+        super().__init__(is_other=part.training != model.training)
+        self._part, self._model = part, model
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._part.training = self._model.training != value
