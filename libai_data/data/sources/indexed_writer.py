@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 from array import array
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -49,7 +50,8 @@ class IndexedWriter:
         self._limits = np.iinfo(self.dtype)
         self._sizes = array("i")
         self._documents = array("q", [0])
-        self._unfinished = [Path(f"{self.prefix}{ending}.{os.getpid()}.unfinished") for ending in (".bin", ".idx")]
+        name = secrets.token_hex(4)
+        self._unfinished = [Path(f"{self.prefix}{ending}.{name}.unfinished") for ending in (".bin", ".idx")]
         try:
             self._unfinished[0].parent.mkdir(parents=True, exist_ok=True)
             self._file: BinaryIO | None = self._unfinished[0].open("wb")

@@ -165,6 +165,17 @@ def test_a_document_that_is_refused_leaves_nothing_in_the_next_one(tmp_path: Pat
     assert [source.document(number).tolist() for number in range(source.num_documents)] == [[1, 2], [5]]
 
 
+def test_two_writers_of_one_prefix_do_not_write_into_each_others_files(tmp_path: Path) -> None:
+    first, second = IndexedWriter(tmp_path / "a"), IndexedWriter(tmp_path / "a")
+    first.add_document([[1, 2, 3]])
+    second.add_document([[7, 8]])
+    first.close()
+    assert read(IndexedSource(tmp_path / "a")) == [[[1, 2, 3]]]
+    second.close()
+    assert read(IndexedSource(tmp_path / "a")) == [[[7, 8]]]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.bin", "a.idx"]
+
+
 def test_shards_of_another_dtype_are_not_merged(tmp_path: Path) -> None:
     write(tmp_path / "a", [[[1]]], np.uint16)
     write(tmp_path / "b", [[[1]]], np.int32)
