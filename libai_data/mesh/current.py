@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from libai_data.errors import ConfigError, MeshError
+from libai_data.errors.argument_rules import whole
 from libai_data.mesh.parallel_mesh import DEVICE_TYPE, ParallelMesh, refuse
 
 # Functions import `mesh.peers` when they need it, because a worker process that only reads samples does not.
@@ -261,7 +262,11 @@ def broadcast_py_object(obj: Any, src: int = 0) -> Any:
 
     Returns:
         The object of rank `src`; the sender gets a copy too, so that no rank shares state with its own argument.
+
+    Raises:
+        MeshError: The job has no rank `src`.
     """
+    refuse(whole(0, get_world_size() - 1), "src", src)
     sent = pickle.dumps(obj) if get_rank() == src else None
     if get_world_size() > 1:
         import oneflow as flow

@@ -302,6 +302,9 @@ def test_a_tensor_and_an_object_on_one_rank_are_placed_and_broadcast(no_mesh: No
     received = broadcast_py_object(sent)
     assert received == sent
     assert received["a"] is not sent["a"]
+    for src in (1, -1, None):
+        with pytest.raises(MeshError, match=f"src is {src}; it must be an int, 0 to 0"):
+            broadcast_py_object(sent, src=src)  # type: ignore[arg-type]
 
 
 def libais(**sizes: Any) -> SimpleNamespace:
