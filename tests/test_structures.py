@@ -299,6 +299,9 @@ def test_an_instance_changes_like_a_dict_and_keeps_layouts() -> None:
             missing()
     assert Instance(pop=3).pop == 3
     instance.x = last
+    with pytest.raises(SchemaError, match="field 'x': the value holds NoneType"):
+        instance["x"] = None
+    assert instance.x is last
     copied = instance.copy()
     copied.update({"x": np.zeros(2), "y": 4}, z=5)
     copied.update([("w", 6)])

@@ -197,7 +197,10 @@ class Instance:
         name = self._name_of(place)
         old = self._fields.get(name)
         if isinstance(old, DistTensorData) and not isinstance(value, DistTensorData):
-            value = old.with_tensor(value)
+            try:
+                value = old.with_tensor(value)
+            except SchemaError as error:
+                raise SchemaError(f"field '{name}': {error}") from error
         self.set(name, value)
 
     def __delitem__(self, name: str | int) -> None:
