@@ -30,7 +30,7 @@ def job_key(environment: Mapping[str, str] = os.environ) -> str:
 
 def job_id(environment: Mapping[str, str] = os.environ) -> str:
     """A name of this job that does not reveal its secret."""
-    return proof(job_key(environment), "id")[:12]
+    return proof(job_key(environment), "id", environment.get("WORLD_SIZE", ""))[:12]
 
 
 def proof(key: str, *said: object) -> str:

@@ -150,8 +150,7 @@ def _ending_after(seconds: float, message: str, port: int | None = None) -> Iter
             os.close(end_write)
             # The pipe is readable after the end of the block, and after the end of the parent.
             if not _is_readable(end_read, seconds, answers) and os.getppid() == parent:
-                if select.select([], [2], [], _SECONDS_TO_WRITE)[1]:  # A stopped terminal (Ctrl-S) is not writable.
-                    os.write(2, message.encode())
+                _write_to_stderr(message)
                 os.kill(parent, signal.SIGKILL)
         finally:
             os._exit(0)
@@ -177,8 +176,13 @@ def _is_readable(end_read: int, seconds: float, answers: Rank0Answers | None) ->
             return True
         if ready and answers is not None:
             with suppress(OSError):  # The sender cannot be reached.
-                answers.answer_one()
+                _write_to_stderr(answers.answer_one())
     return False
+
+
+def _write_to_stderr(text: str) -> None:
+    if text and select.select([], [2], [], _SECONDS_TO_WRITE)[1]:  # A stopped terminal (Ctrl-S) is not writable.
+        os.write(2, text.encode())
 
 
 def _in_forked_child() -> None:

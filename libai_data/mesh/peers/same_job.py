@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from libai_data.errors import ConfigError, MeshError, numbers_in_words
-from libai_data.launch.job_environment import SECRET_VARIABLE, job_id, machine
+from libai_data.launch.job_environment import SECRET_VARIABLE, job_id, machine, proof
 from libai_data.launch.parent_pipe import keep_from_forks
 from libai_data.launch.ports import bound, check_host, is_listened_on, is_this_machine, process_with_port
 from libai_data.launch.same_interpreter import arguments
@@ -50,6 +50,9 @@ class Rank0Answers:
     """Answers for rank 0 until this object is closed. If another program has the UDP port, there are no answers."""
 
     def __init__(self, port: int, has_joined: bool) -> None:
+        self._world_size = os.environ.get("WORLD_SIZE", "")
+        self._machine_of: dict[str, str] = {}
+        self._reported: set[str] = set()
         self._answer = json.dumps({"job": job_id(), "has_joined": has_joined}).encode()
         self._socket: socket.socket | None = None
         with suppress(OSError):
@@ -59,12 +62,34 @@ class Rank0Answers:
         """The descriptor at which questions arrive, if there is one."""
         return [] if self._socket is None else [self._socket.fileno()]
 
-    def answer_one(self) -> None:
-        """Wait for a question and answer it."""
-        if self._socket is not None:
-            question, sender = self._socket.recvfrom(_LONGEST)
-            if question == _QUESTION:
-                self._socket.sendto(self._answer, sender)
+    def answer_one(self) -> str:
+        """Wait for a question and answer it; returns what to report of the rank that asked, "" if nothing is wrong."""
+        if self._socket is None:
+            return ""
+        question, sender = self._socket.recvfrom(_LONGEST)
+        if not question.startswith(_QUESTION):
+            return ""
+        self._socket.sendto(self._answer, sender)
+        return self._problem(question[len(_QUESTION) :].decode(errors="replace").split(), sender[0])
+
+    def _problem(self, told: Sequence[str], host: str) -> str:
+        """The problem of a rank that asked, if its launcher was started with other numbers than that of rank 0."""
+        if len(told) != 3:
+            return ""
+        world_size, rank, where = told
+        has = ""
+        if world_size != self._world_size:
+            has = f"WORLD_SIZE {world_size} instead of {self._world_size}"
+        elif self._machine_of.setdefault(rank, where) != where:
+            has = f"RANK {rank}, as a rank of another machine has"
+        if not has or has in self._reported:
+            return ""
+        self._reported.add(has)
+        return (
+            f"rank 0 waits for its ranks. A rank of {host.replace('::ffff:', '')} that asks to join has {has}. If it "
+            "belongs to this job, start the launchers of all machines again, with equal --nnodes and "
+            "--nproc_per_node, and each with its own --node_rank\n"
+        )
 
     def close(self) -> None:
         """Answer no more."""
@@ -83,12 +108,18 @@ class Rank0Answers:
                 self.answer_one()
 
 
+def question_of(rank: int) -> bytes:
+    """What a rank sends to ask rank 0 for its job."""
+    where = proof(machine(), "machine")[:12]
+    return f"{_QUESTION.decode()} {os.environ.get('WORLD_SIZE')} {rank} {where}".encode()
+
+
 def refuse_rank0_of_another_job(rank: int, port: int) -> None:
     """Raise ConfigError if rank 0 of another job has the port, or a rank 0 that has met all its ranks."""
     host = os.environ.get("MASTER_ADDR", "")
     check_host("MASTER_ADDR", host)
     deadline = time.monotonic() + _SECONDS_FOR_PREDECESSOR
-    while (answer := _ask(host, port)) is not None:
+    while (answer := _ask(host, port, question_of(rank))) is not None:
         if rank > 0 and answer["job"] == job_id() and not answer["has_joined"]:
             return
         if time.monotonic() > deadline:
@@ -102,7 +133,7 @@ def refuse_rank0_of_another_job(rank: int, port: int) -> None:
         time.sleep(_SECONDS_BETWEEN_TRIES)
 
 
-def _ask(host: str, port: int) -> dict[str, Any] | None:
+def _ask(host: str, port: int, question: bytes) -> dict[str, Any] | None:
     """The answer of rank 0; None if there is no answer."""
     with suppress(OSError):
         found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM) if host else []
@@ -110,16 +141,16 @@ def _ask(host: str, port: int) -> dict[str, Any] | None:
             with socket.socket(family, socket.SOCK_DGRAM) as client:
                 client.settimeout(_SECONDS_TO_ANSWER)
                 client.connect(address)
-                answer = _answer_to(client)
+                answer = _answer_to(client, question)
                 if answer is not None:
                     return answer
     return None
 
 
-def _answer_to(client: socket.socket) -> dict[str, Any] | None:
+def _answer_to(client: socket.socket, question: bytes) -> dict[str, Any] | None:
     for _ in range(_TRIES):
         try:
-            client.send(_QUESTION)
+            client.send(question)
             answer = json.loads(client.recv(_LONGEST))
         except socket.timeout:
             continue

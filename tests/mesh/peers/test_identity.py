@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import socket
 
 import pytest
 
 from libai_data.launch.job_environment import SECRET_VARIABLE, job_id
-from libai_data.mesh.peers.same_job import check_same_job
+from libai_data.launch.launcher import free_port
+from libai_data.mesh.peers import same_job
+from libai_data.mesh.peers.same_job import Rank0Answers, check_same_job
 
 BY_HAND = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "12345", "WORLD_SIZE": "4"}
 
@@ -25,11 +28,39 @@ def test_jobs_that_differ_in_anything_have_other_names(other: dict[str, str]) ->
     assert job_id(other) != job_id(BY_HAND)
 
 
+def test_jobs_of_one_secret_and_different_sizes_have_other_names() -> None:
+    assert job_id({SECRET_VARIABLE: "x", "WORLD_SIZE": "4"}) != job_id({SECRET_VARIABLE: "x", "WORLD_SIZE": "6"})
+
+
 def test_ranks_of_a_job_agree_whatever_is_their_own_and_give_no_secret_away() -> None:
     for job in (BY_HAND, {**BY_HAND, SECRET_VARIABLE: "x"}):
         # Each of several launchers names its run by itself.
         assert len({job_id({**job, "RANK": rank, "LIBAI_DATA_JOB": f"run {rank}"}) for rank in "0123"}) == 1
     assert "hidden" not in job_id({**BY_HAND, SECRET_VARIABLE: "hidden"})
+
+
+def test_rank_0_reports_once_that_another_machine_has_other_numbers_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    port = free_port()
+    answers = Rank0Answers(port, has_joined=False)
+
+    def reported(world_size: str, rank: int, machine: str) -> str:
+        monkeypatch.setenv("WORLD_SIZE", world_size)
+        monkeypatch.setattr(same_job, "machine", lambda: machine)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
+            client.sendto(same_job.question_of(rank), ("127.0.0.1", port))
+            found = answers.answer_one()
+            assert b"has_joined" in client.recv(1024)
+        return found
+
+    asks = "rank 0 waits for its ranks. A rank of 127.0.0.1 that asks to join has"
+    try:
+        assert reported("4", 1, "first") == reported("4", 2, "second") == reported("4", 2, "second") == ""
+        assert reported("4", 1, "second").startswith(f"{asks} RANK 1, as a rank of another machine has. If it belongs")
+        assert reported("6", 4, "second").startswith(f"{asks} WORLD_SIZE 6 instead of 4. If it belongs to this job")
+        assert reported("6", 5, "second") == reported("4", 1, "second") == ""
+    finally:
+        answers.close()
 
 
 def test_a_rank_that_runs_another_program_than_rank_0_is_named_unless_a_secret_shows_its_job(
