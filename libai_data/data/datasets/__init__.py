@@ -7,25 +7,32 @@ from typing import TYPE_CHECKING
 from libai_data import lazy_names
 
 if TYPE_CHECKING:
-    from libai_data.data.datasets.bert import BertDataset, RobertaDataset
-    from libai_data.data.datasets.blend import Blend, BlendedDataset
-    from libai_data.data.datasets.chat import ChatDataset, PreferenceDataset
-    from libai_data.data.datasets.combine import ConcatDataset, RandomPart, Subset, random_split
-    from libai_data.data.datasets.gpt import GPTDataset
-    from libai_data.data.datasets.image_datasets import (
-        CIFAR10Dataset,
-        CIFAR100Dataset,
-        FashionMNISTDataset,
-        ImageFolderDataset,
-        ImageNetDataset,
-        MNISTDataset,
-    )
-    from libai_data.data.datasets.labelled_images import LabelledImages
-    from libai_data.data.datasets.mapped import Map, RandomMap
-    from libai_data.data.datasets.one_round import OneRound
-    from libai_data.data.datasets.packing import PackedDataset, cu_seqlens
-    from libai_data.data.datasets.stream_transform import FilteredDataset, StreamTransform
-    from libai_data.data.datasets.t5 import T5Dataset
+    from libai_data.data.datasets.bert import BertDataset as BertDataset
+    from libai_data.data.datasets.bert import RobertaDataset as RobertaDataset
+    from libai_data.data.datasets.blend import Blend as Blend
+    from libai_data.data.datasets.blend import BlendedDataset as BlendedDataset
+    from libai_data.data.datasets.chat import ChatDataset as ChatDataset
+    from libai_data.data.datasets.chat import PreferenceDataset as PreferenceDataset
+    from libai_data.data.datasets.combine import ConcatDataset as ConcatDataset
+    from libai_data.data.datasets.combine import RandomPart as RandomPart
+    from libai_data.data.datasets.combine import Subset as Subset
+    from libai_data.data.datasets.combine import random_split as random_split
+    from libai_data.data.datasets.gpt import GPTDataset as GPTDataset
+    from libai_data.data.datasets.image_datasets import CIFAR10Dataset as CIFAR10Dataset
+    from libai_data.data.datasets.image_datasets import CIFAR100Dataset as CIFAR100Dataset
+    from libai_data.data.datasets.image_datasets import FashionMNISTDataset as FashionMNISTDataset
+    from libai_data.data.datasets.image_datasets import ImageFolderDataset as ImageFolderDataset
+    from libai_data.data.datasets.image_datasets import ImageNetDataset as ImageNetDataset
+    from libai_data.data.datasets.image_datasets import MNISTDataset as MNISTDataset
+    from libai_data.data.datasets.labelled_images import LabelledImages as LabelledImages
+    from libai_data.data.datasets.mapped import Map as Map
+    from libai_data.data.datasets.mapped import RandomMap as RandomMap
+    from libai_data.data.datasets.one_round import OneRound as OneRound
+    from libai_data.data.datasets.packing import PackedDataset as PackedDataset
+    from libai_data.data.datasets.packing import cu_seqlens as cu_seqlens
+    from libai_data.data.datasets.stream_transform import FilteredDataset as FilteredDataset
+    from libai_data.data.datasets.stream_transform import StreamTransform as StreamTransform
+    from libai_data.data.datasets.t5 import T5Dataset as T5Dataset
 
 _MODULES = {
     name: f"libai_data.data.datasets.{module}"
@@ -47,32 +54,4 @@ _MODULES = {
     for name in names.split()
 }
 
-__all__ = [
-    "BertDataset",
-    "RobertaDataset",
-    "Blend",
-    "BlendedDataset",
-    "ChatDataset",
-    "PreferenceDataset",
-    "ConcatDataset",
-    "RandomPart",
-    "Subset",
-    "random_split",
-    "GPTDataset",
-    "CIFAR100Dataset",
-    "CIFAR10Dataset",
-    "FashionMNISTDataset",
-    "ImageFolderDataset",
-    "ImageNetDataset",
-    "MNISTDataset",
-    "LabelledImages",
-    "Map",
-    "RandomMap",
-    "OneRound",
-    "PackedDataset",
-    "cu_seqlens",
-    "FilteredDataset",
-    "StreamTransform",
-    "T5Dataset",
-]
 __getattr__, __dir__ = lazy_names(__name__, _MODULES)

@@ -7,16 +7,24 @@ from typing import TYPE_CHECKING
 from libai_data import lazy_names
 
 if TYPE_CHECKING:
-    from libai_data.data.transforms.batch import BatchTransform
-    from libai_data.data.transforms.colour import ColorJitter, RandomErasing
-    from libai_data.data.transforms.decode import EncodedImage, decode_image
-    from libai_data.data.transforms.fill_in_the_middle import FillInTheMiddle
-    from libai_data.data.transforms.foreign import Albumentations, Seeded
-    from libai_data.data.transforms.geometry import CenterCrop, RandomFlip, RandomResizedCrop, Resize
-    from libai_data.data.transforms.image import ImageToFloat
-    from libai_data.data.transforms.mixup import Mixup
-    from libai_data.data.transforms.pipeline import Compose, RandomTransform, pixels_of
-    from libai_data.data.transforms.rand_augment import RandAugment
+    from libai_data.data.transforms.batch import BatchTransform as BatchTransform
+    from libai_data.data.transforms.colour import ColorJitter as ColorJitter
+    from libai_data.data.transforms.colour import RandomErasing as RandomErasing
+    from libai_data.data.transforms.decode import EncodedImage as EncodedImage
+    from libai_data.data.transforms.decode import decode_image as decode_image
+    from libai_data.data.transforms.fill_in_the_middle import FillInTheMiddle as FillInTheMiddle
+    from libai_data.data.transforms.foreign import Albumentations as Albumentations
+    from libai_data.data.transforms.foreign import Seeded as Seeded
+    from libai_data.data.transforms.geometry import CenterCrop as CenterCrop
+    from libai_data.data.transforms.geometry import RandomFlip as RandomFlip
+    from libai_data.data.transforms.geometry import RandomResizedCrop as RandomResizedCrop
+    from libai_data.data.transforms.geometry import Resize as Resize
+    from libai_data.data.transforms.image import ImageToFloat as ImageToFloat
+    from libai_data.data.transforms.mixup import Mixup as Mixup
+    from libai_data.data.transforms.pipeline import Compose as Compose
+    from libai_data.data.transforms.pipeline import RandomTransform as RandomTransform
+    from libai_data.data.transforms.pipeline import pixels_of as pixels_of
+    from libai_data.data.transforms.rand_augment import RandAugment as RandAugment
 
 _MODULES = {
     name: f"libai_data.data.transforms.{module}"
@@ -35,24 +43,4 @@ _MODULES = {
     for name in names.split()
 }
 
-__all__ = [
-    "BatchTransform",
-    "ColorJitter",
-    "RandomErasing",
-    "EncodedImage",
-    "decode_image",
-    "FillInTheMiddle",
-    "Albumentations",
-    "Seeded",
-    "CenterCrop",
-    "RandomFlip",
-    "RandomResizedCrop",
-    "Resize",
-    "ImageToFloat",
-    "Mixup",
-    "Compose",
-    "RandomTransform",
-    "pixels_of",
-    "RandAugment",
-]
 __getattr__, __dir__ = lazy_names(__name__, _MODULES)
