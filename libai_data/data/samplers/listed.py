@@ -60,7 +60,6 @@ class ListedBatches(EpochPositions):
         self._rounds_ended = 0
         self._all_ended = False
         """Whether all rounds before the restored one ended, so that the replay may run each to its end."""
-        self._lists = 0
         self._iterator: Iterator[Sequence[int]] | None = None
         self._digests: OrderedDict[int, str] = OrderedDict()
         self._expected = ""
@@ -145,17 +144,13 @@ class ListedBatches(EpochPositions):
                 raise self._raised(error, lists, epoch) from error
             lists += 1
             yield indices
-        if not lists and self._lists:
-            raise ConfigError(
-                f"epoch {epoch} has no list of indices, but another epoch had {self._lists}: "
-                f"{iterable_once(self._batches)}"
-            )
+        if not lists and self._rounds_ended:
+            raise ConfigError(iterable_once(self._batches))
         if not lists:
             raise ConfigError(
                 f"the {self._argument} ({self._name}) yields no list of indices; the dataset may be smaller than one "
                 "batch, with drop_last=True"
             )
-        self._lists = lists
         self._rounds_ended += 1
 
     def _raised(self, error: Exception, lists: int, epoch: int) -> SampleError:
