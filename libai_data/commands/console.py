@@ -26,10 +26,16 @@ def config_parser(command: str, description: str | None, asks_ranks: bool = Fals
     return arguments
 
 
-def print_lines(command: str, lines: Callable[[], Iterable[str]], also_told: tuple[type[Exception], ...] = ()) -> int:
+def print_lines(
+    command: str,
+    lines: Callable[[], Iterable[str]],
+    also_told: tuple[type[Exception], ...] = (),
+    of_arguments: type[Exception] | tuple[()] = (),
+) -> int:
     """Print the lines of a command; returns the exit code: 1 after an error, which is printed as a line on stderr.
 
-    This applies to `DataPipelineError`, OSError and the classes of `also_told`; other errors are raised.
+    This applies to `DataPipelineError`, OSError and the classes of `also_told`; other errors are raised. After an error
+    of the class `of_arguments`, the exit code is 2.
     """
     told: tuple[type[Exception], ...] = (DataPipelineError, OSError) + also_told
     try:
@@ -39,7 +45,7 @@ def print_lines(command: str, lines: Callable[[], Iterable[str]], also_told: tup
         raise  # `commands.main` decides whether the broken pipe is the output.
     except told as error:
         print(f"libai-data {command}: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, of_arguments) else 1
     return 0
 
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import closing
 from pathlib import Path
 
+from libai_data.commands.console import print_lines
 from libai_data.data.progress_bar import progress_bar
 from libai_data.data.text.files import FORMATS
 from libai_data.data.text.parts import DOCUMENTS, LINE, Cutting
 from libai_data.data.text.preprocessing import CLUSTERS, Preprocessed, preprocess
 from libai_data.data.text.shards import ShardReport, Task
 from libai_data.data.text.tokenizer import TokenizerFiles
-from libai_data.errors import ConfigError, DataPipelineError
+from libai_data.errors import ConfigError
 from libai_data.errors.argument_rules import PATH, check, whole
 
 TOKENIZER_NAMES = ("BertTokenizer", "GPT2Tokenizer", "RobertaTokenizer", "T5Tokenizer")
@@ -120,8 +121,8 @@ class _Bar:
 def main(argv: Sequence[str] | None = None) -> int:
     """Preprocess a corpus; returns the exit code: 1 if that failed, 2 if the arguments do not fit."""
     asked = parser().parse_args(argv)
-    bar = _Bar(asked.log_interval)
-    try:
+
+    def lines() -> Iterable[str]:
         given = {"--log-interval": asked.log_interval, "--output-prefix": asked.output_prefix}
         check({"--log-interval": whole(1), "--output-prefix": PATH}, **given)
         if asked.keep_newlines and not asked.split_sentences:
@@ -136,23 +137,20 @@ def main(argv: Sequence[str] | None = None) -> int:
             asked.eod_token,
             asked.bos_token,
         )
-        result = preprocess(
-            asked.input,
-            asked.output_prefix,
-            task,
-            cutting=Cutting(format=asked.format),
-            workers=asked.workers,
-            cluster=asked.cluster,
-            refuse_bad=asked.refuse_bad_lines,
-            progress=bar,
-        )
-    except (DataPipelineError, OSError) as error:
-        bar.close()
-        print(f"libai-data preprocess: {error}", file=sys.stderr)
-        return 2 if isinstance(error, ConfigError) else 1
-    bar.close()
-    print("\n".join(_summary(result)))
-    return 0
+        with closing(_Bar(asked.log_interval)) as bar:
+            result = preprocess(
+                asked.input,
+                asked.output_prefix,
+                task,
+                cutting=Cutting(format=asked.format),
+                workers=asked.workers,
+                cluster=asked.cluster,
+                refuse_bad=asked.refuse_bad_lines,
+                progress=bar,
+            )
+        return _summary(result)
+
+    return print_lines("preprocess", lines, of_arguments=ConfigError)
 
 
 def _summary(result: Preprocessed) -> list[str]:

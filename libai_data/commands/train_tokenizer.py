@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import signal
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from libai_data.commands.console import print_lines
 from libai_data.commands.preprocess import add_input_arguments
 from libai_data.data.text.parts import Cutting
 from libai_data.data.text.tokenizer_training import BPE, MODELS, Training, train_tokenizer
@@ -29,16 +29,16 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Train a tokenizer; returns the exit code: 1 if that failed, 2 if the arguments do not fit."""
     asked = parser().parse_args(argv)
-    # Python's handler of Ctrl-C would run only after the training, which is compiled code. Nothing is written before.
-    interrupted = signal.signal(signal.SIGINT, signal.SIG_DFL)
-    try:
+
+    def lines() -> Iterator[str]:
         training = Training(asked.model, asked.vocab_size, asked.min_frequency, asked.do_lower_case, asked.extra_ids)
         cutting = Cutting(asked.documents, asked.format)
         size = train_tokenizer(asked.input, asked.output, training, keys=asked.json_keys, cutting=cutting)
-    except (DataPipelineError, OSError) as error:
-        print(f"libai-data train-tokenizer: {error}", file=sys.stderr)
-        return 2 if isinstance(error, DataPipelineError) else 1
+        yield f"{size} tokens in {asked.output}"
+
+    # Python's handler of Ctrl-C would run only after the training, which is compiled code. Nothing is written before.
+    interrupted = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        return print_lines("train-tokenizer", lines, of_arguments=DataPipelineError)
     finally:
         signal.signal(signal.SIGINT, interrupted)
-    print(f"{size} tokens in {asked.output}")
-    return 0
