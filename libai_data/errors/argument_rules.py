@@ -148,6 +148,16 @@ def check(rules: Mapping[str, Rule], /, **values: Any) -> None:
             raise ConfigError(rules[name].problem(name, value))
 
 
+def check_methods(name: str, value: Any, base: str, *methods: str) -> None:
+    """Refuse a class, and an object that lacks one of these methods, which objects of `base` have."""
+    if isinstance(value, type):
+        raise ConfigError(f"{name} is the class {value.__name__}; create one: {value.__name__}(...) is an object of it")
+    kind = type(value).__name__
+    for method in methods:
+        if not callable(getattr(value, method, None)):
+            raise ConfigError(f"{name} is a {kind}, which has no method {method}; derive it from {base}")
+
+
 def refuse_unknown(whose: str, options: Collection[str], *takers: Callable[..., Any], given: Collection[str]) -> None:
     """Refuse options that are no parameter of any of `takers`, or that are `given` already."""
     if not options:

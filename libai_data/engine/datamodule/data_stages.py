@@ -18,7 +18,7 @@ from libai_data.delivery.read_plan import ReadPlan
 from libai_data.delivery.shared_loader import SharedLoader
 from libai_data.engine.built_parts import is_batch
 from libai_data.errors import CheckpointError, ConfigError, PeerError, error_text, refusing_exit
-from libai_data.errors.argument_rules import BATCH_SIZE, TEXT, check, list_of, one_of, or_none
+from libai_data.errors.argument_rules import BATCH_SIZE, TEXT, check, check_methods, list_of, one_of, or_none
 from libai_data.errors.saved_state import Keys, check_state
 from libai_data.iterables.combined import CombinedLoader
 from libai_data.iterables.from_iterable import from_iterable
@@ -68,14 +68,8 @@ class DataStages:
         argument_names: Sequence[str] | None = None,
     ) -> None:
         check(_RULES, **locals())
-        if isinstance(datamodule, type):
-            raise ConfigError(f"datamodule is the class {datamodule.__name__}; pass an object of it")
-        for method in ("prepare_data", "setup", "teardown", "train_dataloader"):
-            if not callable(getattr(datamodule, method, None)):
-                raise ConfigError(
-                    f"datamodule is a {type(datamodule).__name__}, which has no {method}; derive it from "
-                    "libai_data.DataModule"
-                )
+        methods = "prepare_data", "setup", "teardown", "train_dataloader"
+        check_methods("datamodule", datamodule, "libai_data.DataModule", *methods)
         self.datamodule = datamodule
         self._sizes = {"train": train_batch_size}
         self._test_batch_size = test_batch_size

@@ -7,7 +7,8 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from libai_data.errors import ConfigError, SchemaError, error_text
+from libai_data.errors import SchemaError, error_text
+from libai_data.errors.argument_rules import check_methods
 from libai_data.mesh.arrays import is_flow_tensor
 from libai_data.mesh.current import check_can_be_sent, is_main_process
 
@@ -157,14 +158,8 @@ def evaluated(evaluator: DatasetEvaluator) -> Mapping[str, Any]:
 
 def check_evaluator(evaluator: Any) -> None:
     """Raise ConfigError if an object lacks a method of `DatasetEvaluator`."""
-    if isinstance(evaluator, type):
-        raise ConfigError(f"the evaluator is the class {evaluator.__name__}; create one: {evaluator.__name__}(...)")
-    for method in ("reset", "prepare", "process", "evaluate"):
-        if not callable(getattr(evaluator, method, None)):
-            raise ConfigError(
-                f"the evaluator is a {type(evaluator).__name__}, which has no method {method}; derive it from "
-                "libai_data.engine.evaluation.DatasetEvaluator"
-            )
+    base = "libai_data.engine.evaluation.DatasetEvaluator"
+    check_methods("the evaluator", evaluator, base, "reset", "prepare", "process", "evaluate")
 
 
 def print_csv_format(results: Mapping[str, Any], name: str = "test") -> None:
