@@ -24,7 +24,7 @@ def try_lock(lock: int) -> bool:
     """Acquire a lock, unless another process has it; return whether it was acquired."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except (BlockingIOError, PermissionError):  # The latter on some network file systems.
         return False
     return True
 

@@ -5,8 +5,6 @@ Rank 0 locks `run.json` in the folder, which names the job. The lock ends with r
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
 import logging
 import os
@@ -22,6 +20,7 @@ from typing import Any, NamedTuple
 
 from libai_data.config import LazyConfig
 from libai_data.config.yaml_format import to_yaml
+from libai_data.data.failure_notes import try_lock
 from libai_data.engine.checkpoint.directory import LAST, MANIFEST, is_remainder
 from libai_data.engine.checkpoint.folder import STATE
 from libai_data.errors import ConfigError
@@ -174,28 +173,21 @@ def _lock(folder: Path, job: str) -> dict[str, Any]:
         return _read(_locked[key])
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     start = time.monotonic()
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except OSError as error:
+    try:
+        while not try_lock(descriptor):
             before = _read(descriptor)
             is_same_job = bool(job) and before.get("job") == job
-            seconds = _SECONDS_TO_END_OF_SAME_JOB if is_same_job else _SECONDS_TO_END
-            if error.errno not in (errno.EAGAIN, errno.EACCES):
-                logger.warning(
-                    "%s cannot be locked (%s): a second training in this folder would not be detected.", path, error
-                )
-                break
-            if time.monotonic() - start > seconds:
+            if time.monotonic() - start > (_SECONDS_TO_END_OF_SAME_JOB if is_same_job else _SECONDS_TO_END):
                 os.close(descriptor)
                 host, process = before.get("process", ("another machine", "?"))
                 raise ConfigError(
                     f"train.output_dir {folder} belongs to a training that is still running on {host} (process "
                     f"{process}, since {before.get('since', '?')}); wait until it has ended, or give another "
                     "train.output_dir"
-                ) from error
+                )
             time.sleep(0.05)
+    except OSError as error:
+        logger.warning("%s cannot be locked (%s): a second training in this folder would not be detected.", path, error)
     if not _taken_before:
         os.register_at_fork(after_in_child=_unlock_in_child)
     _locked[key] = descriptor
