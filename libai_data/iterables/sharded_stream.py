@@ -19,6 +19,7 @@ from typing import Any, Callable, NamedTuple
 from libai_data.data.items import ReuseCheck, fields_in
 from libai_data.data.random.generator_states import watched
 from libai_data.data.random.hashing import combine64
+from libai_data.data.random.kept_objects import random_hashes_of, warn_of_random_hashes
 from libai_data.data.random.sample_random import become_worker_process
 from libai_data.data.shard_work.process_pool import Work
 from libai_data.errors import ConfigError, SchemaError, error_text
@@ -238,6 +239,8 @@ class ShardedSource(WrappedSource):
         if self._lanes is None:
             name = self.name  # The lambda must not keep the source alive: its finalizer ends the processes.
             work = Work(reader, lambda part: f"shard {part.shard} of {name}") if reader.is_process else None
+            if work is not None:
+                warn_of_random_hashes(name, random_hashes_of(self._thing))
             lanes = min(sharding.num_workers, sharding.shards)
             self._lanes = ShardLanes(work, reader, lanes, self.name)
         parts = self._lanes.begin(partial(Part, epoch), places)

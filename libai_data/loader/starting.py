@@ -25,10 +25,10 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Callable, NoReturn
 
-from libai_data.data.random.kept_objects import warn_of_sets_of_text
+from libai_data.data.random.kept_objects import random_hashes_of, warn_of_random_hashes
 from libai_data.errors import ConfigError, error_text, numbers_in_words
 from libai_data.launch.parent_pipe import OwnDescriptors
-from libai_data.launch.same_interpreter import arguments, environment, has_random_hashes, import_paths, interpreter
+from libai_data.launch.same_interpreter import arguments, environment, import_paths, interpreter
 from libai_data.launch.signals import signals_blocked
 from libai_data.loader.shipping import Shipment, ship
 from libai_data.loader.worker import JOB_VARIABLES, STDERR, Payload, WorkerHandles, prepare_process, work
@@ -57,7 +57,8 @@ class WorkerStarter:
 
     Args:
         start_method: "spawn", "fork", or "auto": spawn if the dataset can be pickled here and unpickled in the worker,
-            and has few Python objects, because each program copies them; otherwise fork.
+            has few Python objects, because each program copies them, and uses no hashes that another program has not;
+            otherwise fork.
     """
 
     def __init__(self, payload: Payload, start_method: str) -> None:
@@ -70,6 +71,11 @@ class WorkerStarter:
             self._ship()
 
     def _ship(self) -> None:
+        hashes = random_hashes_of(self.payload.dataset)
+        if hashes and self.fork_instead(
+            f"{self.dataset_name} may use hashes of texts ({hashes}), and only forks have the hash seed of this process"
+        ):
+            return
         try:
             interpreter()  # raises without a program to start
             self._shipment = ship(self.payload, self._check_size)
@@ -82,9 +88,7 @@ class WorkerStarter:
                     f"{reason}. Open files, connections and locks in the first __getitem__ instead of __init__, or use "
                     "start_method='fork', worker_type='thread' or num_workers=0"
                 ) from error
-        else:
-            if has_random_hashes():
-                warn_of_sets_of_text(self.payload.dataset)
+        warn_of_random_hashes(self.dataset_name, hashes)
 
     def _check_size(self, pickled_bytes: int) -> None:
         if self._method == "auto" and pickled_bytes > _PICKLED_BYTES_WORTH_A_FORK:

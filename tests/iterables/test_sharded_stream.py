@@ -19,11 +19,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from libai_data import DataLoader, get_worker_info
+from libai_data.data.random.global_generators import warn_once
 from libai_data.errors import CheckpointError, ConfigError, PassError, SampleError
 from libai_data.iterables import from_iterable, prefetcher, sharded_stream, shuffle_buffer
 from libai_data.iterables.interleaved import ShardPlace, open_at
 from libai_data.iterables.iterable_source import Source
 from libai_data.iterables.shard_lanes import ShardLanes
+from libai_data.launch.same_interpreter import has_random_hashes
 from libai_data.loader.same_dataset import are_same
 from tests.deadline import stretched, wait_until
 from tests.iterables.rows import (
@@ -436,10 +438,14 @@ def test_rows_of_classes_of_functions_and_views_come_from_processes_as_they_are(
     assert [type(batch["pair"]) for batch in batches] == [rows.pair] * 4
 
 
-def test_the_processes_that_read_a_stream_order_sets_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_processes_that_read_a_stream_order_sets_alike(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    warn_once.cache_clear()
     loader = from_iterable(of_a_set, 4, num_shards=3, num_workers=3)
     assert sorted(number for batch in loader.numpy() for number in batch["y"].tolist()) == list(range(100))
+    assert ("of_a_set may use hashes of texts (of_a_set())" in caplog.text) == has_random_hashes()
 
 
 def test_close_ends_the_threads_of_shards_that_are_being_opened(monkeypatch: pytest.MonkeyPatch) -> None:

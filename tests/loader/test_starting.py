@@ -119,8 +119,62 @@ def test_sets_of_texts_are_named_if_workers_have_another_hash_seed(seed: str | N
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONHASHSEED"}
     variables.update({} if seed is None else {"PYTHONHASHSEED": seed})
     run = run_to_end([sys.executable, "-c", program], 100, env=variables, check=True)
-    told = "Numbers keeps a set of texts (dataset.names['inner']). Python chose the hash seed of this process at random"
+    told = (
+        "Numbers may use hashes of texts (dataset.names['inner']). Python chose the hash seed of this process at random"
+    )
     assert run.stderr.count(told) == is_told
+
+
+HASHING = """
+import logging
+import numpy as np
+from libai_data import DataLoader
+from libai_data.data.datasets import Map
+
+def number_of(text):
+    return hash(text) % 100_000
+
+class Base:
+    def __len__(self):
+        return 4
+
+class Calls(Base):
+    def __getitem__(self, index):
+        return {"x": number_of(f"sample {index}")}
+
+class Orders(Base):
+    def __getitem__(self, index):
+        return {"x": [int(text) for text in {str(each) for each in range(9)}]}
+
+class Keeps(Base):
+    names = property(lambda self: self.kept)
+    def __init__(self):
+        self.kept = {"1", "2", "3", "4", "5"}
+    def __getitem__(self, index):
+        return {"x": [int(text) for text in self.names]}
+
+class Plain(Base):
+    def __init__(self):
+        self.hash = hash("text")
+    def __getitem__(self, index):
+        return {"x": index in {1, 2}}
+
+if __name__ == "__main__":
+    logging.basicConfig(level="INFO")
+    for dataset in Calls(), Orders(), Keeps(), Map(Plain(), lambda sample: {"x": hash("text")}), Plain():
+        read = [[batch["x"].numpy().tolist() for batch in DataLoader(dataset, num_workers=n)] for n in (0, 1)]
+        print(type(dataset).__name__, read[0] == read[1])
+"""
+
+
+def test_workers_share_the_hash_seed_that_python_chose_if_a_dataset_uses_hashes(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(HASHING)
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONHASHSEED"}
+    run = run_to_end([sys.executable, str(tmp_path / "program.py")], 100, env=variables, check=True)
+    assert run.stdout.split() == ["Calls", "True", "Orders", "True", "Keeps", "True", "Map", "True", "Plain", "True"]
+    found = ["Calls.__getitem__()", "Orders.__getitem__()", "dataset.kept", "<lambda>()"]
+    assert [f"may use hashes of texts ({each})" in run.stderr for each in found] == [True] * 4
+    assert "Workers are forked instead" in run.stderr and "Plain may use" not in run.stderr
 
 
 @pytest.mark.parametrize(

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import dis
+import os
 import random
 import sys
+import sysconfig
 from collections import deque
 from collections.abc import Iterator
 from itertools import islice
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
 
 from libai_data.data.nesting import TEXT
 from libai_data.data.random.global_generators import HOW_TO_DRAW, warn_once
+from libai_data.launch.same_interpreter import has_random_hashes
 
 _MOST_OBJECTS = 1000
 _MOST_ITEMS = 20
+_HASHING = {"hash", "set", "frozenset"}
+_MAKES_SET = {"BUILD_SET", "SET_ADD"}
+_NOT_READING = {"__init__", "__hash__", "__eq__", "__repr__"}
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+_LIBRARIES = *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")), _PACKAGE + os.sep
 
 
 def _kept_objects(dataset: Any) -> Iterator[tuple[str, Any]]:
@@ -60,19 +69,56 @@ def warn_of_own_generators(dataset: Any) -> None:
         )
 
 
-def warn_of_sets_of_text(dataset: Any) -> None:
-    """Warn once about the sets of texts that a dataset keeps, for processes whose hash seeds differ."""
-    kept = [
-        name
-        for name, thing in _kept_objects(dataset)
-        if isinstance(thing, (set, frozenset)) and len(thing) > 1
-        if any(isinstance(item, TEXT) for item in islice(thing, _MOST_ITEMS))
-    ]
-    if kept:
+def random_hashes_of(dataset: Any) -> str:
+    """What of a dataset may depend on the hash seed of this process, if Python chose the seed at random; or "".
+
+    These are sets of texts, and code of users that makes sets or calls `hash`.
+    """
+    if not has_random_hashes():
+        return ""
+    found: list[str] = []
+    known: set[FunctionType] = set()
+    for name, thing in _kept_objects(dataset):
+        is_set = isinstance(thing, (set, frozenset)) and len(thing) > 1
+        if is_set and any(isinstance(item, TEXT) for item in islice(thing, _MOST_ITEMS)):
+            found.append(name)
+        for function in [thing] if isinstance(thing, FunctionType) else _methods_of(type(thing)):
+            if _hashes(function, known):
+                found.append(f"{function.__qualname__}()")
+    return ", ".join(found[:3])
+
+
+def warn_of_random_hashes(name: str, hashes: str) -> None:
+    """Warn once that other programs read a dataset of this name, if `random_hashes_of` has found something."""
+    if hashes:
         warn_once(
-            "%s keeps a set of texts (%s). Python chose the hash seed of this process at random, so the set has "
-            "another order in the worker programs, and in each run. If samples depend on the order, sort the set, or "
-            "start Python with PYTHONHASHSEED=0",
-            type(dataset).__name__,
-            ", ".join(kept[:3]),
+            "%s may use hashes of texts (%s). Python chose the hash seed of this process at random, so in the worker "
+            "programs, and in each run, hash() has another value and sets have another order. If samples depend on "
+            "them, sort the sets, replace hash by zlib.crc32, or start Python with PYTHONHASHSEED=0",
+            name,
+            hashes,
         )
+
+
+def _methods_of(kind: type) -> list[FunctionType]:
+    """The methods of a class that may run when samples are read."""
+    members = [(name, value) for each in kind.__mro__ for name, value in vars(each).items() if name not in _NOT_READING]
+    functions = [getattr(value, "__func__", getattr(value, "fget", value)) for _, value in members]
+    return [each for each in functions if isinstance(each, FunctionType)]
+
+
+def _hashes(function: FunctionType, known: set[FunctionType]) -> bool:
+    """Whether a user's function, or a user's function of its module that it calls, makes sets or calls `hash`."""
+    if function in known or len(known) > _MOST_OBJECTS or function.__code__.co_filename.startswith(_LIBRARIES):
+        return False
+    known.add(function)
+    codes = [function.__code__]
+    for code in codes:
+        codes += [each for each in code.co_consts if isinstance(each, CodeType)]
+        for each in dis.get_instructions(code):
+            if each.opname in _MAKES_SET or (each.opname == "LOAD_GLOBAL" and each.argval in _HASHING):
+                return True
+            called = function.__globals__.get(each.argval) if each.opname == "LOAD_GLOBAL" else None
+            if isinstance(called, FunctionType) and _hashes(called, known):
+                return True
+    return False
