@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
+from contextlib import suppress
 from typing import NamedTuple
 
 from libai_data.errors import error_text
+
+logger = logging.getLogger(__name__)
 
 _LONGEST_REASON = 4096
 
@@ -29,8 +33,18 @@ def try_lock(lock: int) -> bool:
     return True
 
 
+def lock(descriptor: int, doing: str) -> Failures:
+    """Acquire a lock, and wait for it if another process is `doing` the work; returns what was noted meanwhile."""
+    before = failures_noted(descriptor)
+    if not try_lock(descriptor):
+        logger.info("Waiting for another process, which is %s.", doing)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    now = failures_noted(descriptor)
+    return Failures(now.times - before.times, now.reason, now.times_not_kept - before.times_not_kept)
+
+
 def failures_noted(descriptor: int) -> Failures:
-    """Read the notes in a lock file. More failures after waiting for the lock mean that its holder has failed."""
+    """Read the notes in a lock file."""
     try:
         return Failures(*json.loads(os.pread(descriptor, 1 << 16, 0)))
     except (ValueError, TypeError):
@@ -38,9 +52,10 @@ def failures_noted(descriptor: int) -> Failures:
 
 
 def note_failure(descriptor: int, error: Exception) -> None:
-    """Note that the work has failed, with the reason; see `write_notes`."""
+    """Note that the work has failed, with the reason, if the disk has room for it; see `write_notes`."""
     found = failures_noted(descriptor)
-    write_notes(descriptor, found._replace(times=found.times + 1, reason=error_text(error)[:_LONGEST_REASON]))
+    with suppress(OSError):
+        write_notes(descriptor, found._replace(times=found.times + 1, reason=error_text(error)[:_LONGEST_REASON]))
 
 
 def write_notes(descriptor: int, failures: Failures) -> None:

@@ -14,7 +14,7 @@ from typing import Callable
 import numpy as np
 
 from libai_data.atomic_files import written_whole
-from libai_data.data.failure_notes import failures_noted, note_failure, try_lock, write_notes
+from libai_data.data.failure_notes import failures_noted, lock, note_failure, write_notes
 from libai_data.data.files.file_map import FileMap, npy_array
 from libai_data.data.random.global_generators import warn_once
 from libai_data.errors import ConfigError, PeerError
@@ -59,22 +59,19 @@ def cached_arrays(
     except OSError as error:
         return _in_memory(build(), folder, error)
     try:
-        before = failures_noted(descriptor)
         try:
-            if not try_lock(descriptor):
-                logger.info("Waiting for another process, which is building the index %s.", path)
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            noted = lock(descriptor, f"building the index {path}")
         except OSError as error:  # A file system without locks.
             return _in_memory(build(), folder, error)
         found = _load(path)
         if found is None or not is_current(found):
-            failures = failures_noted(descriptor)
-            if failures.times > before.times:
-                raise PeerError(f"the process that was building the index {path} has failed: {failures.reason}")
+            if noted.times:
+                raise PeerError(f"the process that was building the index {path} has failed: {noted.reason}")
             try:
-                if failures.times_not_kept > before.times_not_kept:
+                if noted.times_not_kept:
                     raise OSError(errno.ENOSPC, "another process could not")
-                write_notes(descriptor, failures)  # So there is room for a note even if the disk is full later.
+                # So there is room for a note even if the disk is full later.
+                write_notes(descriptor, failures_noted(descriptor))
             except OSError as error:
                 fcntl.flock(descriptor, fcntl.LOCK_UN)  # So that the processes do not build one after the other.
                 return _in_memory(build(), folder, error)
@@ -88,8 +85,7 @@ def _build(path: Path, build: Callable[[], Sequence[np.ndarray]], descriptor: in
     try:
         arrays = build()
     except Exception as error:
-        with suppress(OSError):
-            note_failure(descriptor, error)
+        note_failure(descriptor, error)
         raise
     # All processes use one name: only the holder of the lock writes, and overwrites the file of a process that died.
     try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import logging
 import os
 import re
 import struct
@@ -23,10 +22,8 @@ from pathlib import Path
 from typing import Callable
 
 from libai_data.atomic_files import written_whole
-from libai_data.data.failure_notes import Failures, failures_noted, note_failure, try_lock
+from libai_data.data.failure_notes import Failures, lock, note_failure, try_lock
 from libai_data.errors import ConfigError, StorageError
-
-logger = logging.getLogger(__name__)
 
 _ENDINGS = (".part", ".room", ".lock")
 _NAME = re.compile(r"(?P<key>[0-9a-f]{24})(?:\.(?:lock|part|room)|-.*)")
@@ -93,20 +90,16 @@ class LocalCache:
                 folder again and again.
         """
         copy = self.directory / f"{key}-{name}"
-        first: Failures | None = None
         deletions = 0
         while True:
             try:
-                with self._open_lock(f"{key}.lock") as lock:
-                    first = first or failures_noted(lock)
-                    if not try_lock(lock):
-                        logger.info("Waiting for another process, which is fetching %s.", copy.name)
-                        fcntl.flock(lock, fcntl.LOCK_EX)
-                    if not _is_at(lock, self.directory / f"{key}.lock"):
+                with self._open_lock(f"{key}.lock") as descriptor:
+                    noted = lock(descriptor, f"fetching {copy.name}")
+                    if not _is_at(descriptor, self.directory / f"{key}.lock"):
                         continue  # The copy and its lock were removed meanwhile.
                     if not _is_whole(copy, size):
-                        self._make(key, copy, size, make, lock, first)
-                    os.utime(lock)
+                        self._make(key, copy, size, make, descriptor, noted)
+                    os.utime(descriptor)
                     return copy, use(self.directory, key)
             except FileNotFoundError as error:
                 # Another process may make the copy now, so this process must wait for the new lock.
@@ -123,10 +116,9 @@ class LocalCache:
             os.utime(self.directory / f"{key}.lock", ns=(when, when))
 
     def _make(
-        self, key: str, copy: Path, size: int | None, make: Callable[[Path], None], lock: int, first: Failures
+        self, key: str, copy: Path, size: int | None, make: Callable[[Path], None], descriptor: int, noted: Failures
     ) -> None:
-        noted = failures_noted(lock)
-        if noted.times > first.times:
+        if noted.times:
             raise StorageError(f"the process that was fetching {copy.name} has failed: {noted.reason}")
         try:
             with written_whole(copy, self.directory / f"{key}.part") as part:
@@ -137,8 +129,7 @@ class LocalCache:
         except FileNotFoundError:  # The caller tries again.
             raise
         except Exception as error:
-            with contextlib.suppress(OSError):  # The disk is full; then `error` already says so.
-                note_failure(lock, error)
+            note_failure(descriptor, error)
             raise
         finally:
             (self.directory / f"{key}.room").unlink(missing_ok=True)
