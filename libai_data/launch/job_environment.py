@@ -22,6 +22,9 @@ SECRET_VARIABLE = "LIBAI_DATA_JOB_SECRET"
 start ranks in another way, set the same random words on all machines."""
 
 
+SECONDS_TO_JOIN_VARIABLE = "LIBAI_DATA_SECONDS_TO_JOIN"
+
+
 def job_key(environment: Mapping[str, str] = os.environ) -> str:
     """The key of this job, which differs from other jobs' keys: the job's secret, or else the address of rank 0."""
     names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
@@ -73,6 +76,11 @@ def mistyped_variables(environment: Mapping[str, str] = os.environ) -> list[str]
         for name, hint in found.items()
         if hint and name[len(_PREFIX) :] not in VARIABLES
     ]
+
+
+def seconds_to_join() -> float:
+    """How many seconds ranks wait for each other to start: LIBAI_DATA_SECONDS_TO_JOIN, by default 600."""
+    return seconds_from_environment(SECONDS_TO_JOIN_VARIABLE, 600.0)
 
 
 def seconds_from_environment(variable: str, default: float) -> float:

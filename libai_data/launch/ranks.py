@@ -21,7 +21,7 @@ from libai_data.errors import ConfigError, numbers_in_words
 from libai_data.errors.working_directory import working_directory
 from libai_data.launch.cuda_libraries import library_path_for_ranks
 from libai_data.launch.exit_codes import STOPPED, as_exit_code, described, distance_from_cause
-from libai_data.launch.job_environment import SECRET_VARIABLE, seconds_from_environment
+from libai_data.launch.job_environment import SECONDS_TO_JOIN_VARIABLE, SECRET_VARIABLE, seconds_to_join
 from libai_data.launch.joining_pipe import GRACE_SECONDS, JoiningRanks
 from libai_data.launch.output import OutputPipes, last_lines, quoted, say
 from libai_data.launch.parent_pipe import die_with_main_thread
@@ -39,7 +39,6 @@ LISTEN_SECONDS = 10.0
 # still longer than a rank needs to write a checkpoint or to sum up a large evaluation alone.
 ONEFLOW_TIMEOUT_SECONDS = 1800
 POLL_SECONDS = 0.02
-SECONDS_TO_JOIN = "LIBAI_DATA_SECONDS_TO_JOIN"
 # The launcher reports an ended rank after this time: other ranks may wait for it, or may finish without it.
 SECONDS_UNTIL_TOLD = 10.0
 STOPPING_THE_OTHERS = "stopping the others"
@@ -207,7 +206,7 @@ class Ranks:
     def _wait_for_rank_0(self) -> None:
         """Wait until rank 0 listens. On rank 0's node a time-out is no error: the script may import OneFlow late."""
         args = self._args
-        seconds = seconds_from_environment(SECONDS_TO_JOIN, 600.0) if args.node_rank else LISTEN_SECONDS
+        seconds = seconds_to_join() if args.node_rank else LISTEN_SECONDS
         where = (args.master_addr or "127.0.0.1", args.master_port)
         deadline = time.monotonic() + seconds
         problem: OSError | None = None
@@ -299,7 +298,7 @@ class Ranks:
         say(
             f"local rank {numbers_in_words(waiting)} waits in 'import oneflow' for ranks of the other "
             f"{args.nnodes - 1} machine(s){have_come}. Each machine needs a launcher that runs, with the same "
-            f"--master_addr and --master_port; {SECONDS_TO_JOIN} sets how long to wait"
+            f"--master_addr and --master_port; {SECONDS_TO_JOIN_VARIABLE} sets how long to wait"
         )
 
     def _prepare(self) -> None:

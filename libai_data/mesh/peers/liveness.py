@@ -23,7 +23,7 @@ from functools import partial
 from typing import Any, Callable, NoReturn
 
 from libai_data.errors import ConfigError, MeshError
-from libai_data.launch.job_environment import rank_numbers, seconds_from_environment
+from libai_data.launch.job_environment import SECONDS_TO_JOIN_VARIABLE, rank_numbers, seconds_to_join
 from libai_data.launch.joining_pipe import FAILED, JOINED, WAITS, tell_launcher
 from libai_data.launch.ports import reserve_port
 from libai_data.mesh.peers.batch_notes import BatchPlace
@@ -35,8 +35,6 @@ from libai_data.mesh.peers.watchdog import SECONDS_FOR_THE_CAUSE, Liveness, end_
 
 # Loading this module connects to the other ranks.
 _JOINS = "oneflow._oneflow_internal"
-SECONDS_TO_JOIN_VARIABLE = "LIBAI_DATA_SECONDS_TO_JOIN"
-_SECONDS_TO_JOIN = 600.0
 _SECONDS_TO_WRITE = 1.0
 _NO_RANK = (
     "this process was forked from a process that had imported OneFlow, so it cannot be a rank; start it by the "
@@ -127,11 +125,6 @@ def _reporting_to_launcher() -> Iterator[None]:
         state = JOINED
     finally:
         tell_launcher(state)
-
-
-def seconds_to_join() -> float:
-    """How many seconds ranks wait for each other to start: LIBAI_DATA_SECONDS_TO_JOIN, by default 600."""
-    return seconds_from_environment(SECONDS_TO_JOIN_VARIABLE, _SECONDS_TO_JOIN)
 
 
 @contextmanager

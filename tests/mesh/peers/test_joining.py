@@ -13,11 +13,10 @@ from typing import Callable
 import pytest
 
 from libai_data.errors import ConfigError, MeshError
-from libai_data.launch.job_environment import SECRET_VARIABLE
+from libai_data.launch.job_environment import SECONDS_TO_JOIN_VARIABLE, SECRET_VARIABLE, seconds_to_join
 from libai_data.launch.launcher import free_port
 from libai_data.launch.ports import listen, reserve_port
 from libai_data.mesh.peers import liveness
-from libai_data.mesh.peers.liveness import SECONDS_TO_JOIN_VARIABLE, seconds_to_join
 from libai_data.mesh.peers.node_link import SECONDS_TO_MEET_VARIABLE, seconds_to_meet
 from tests.deadline import printed_by, run_to_end
 from tests.distributed.namespaces import Node, two_nodes, why_not

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from libai_data.launch.job_environment import SECONDS_TO_JOIN_VARIABLE
 from libai_data.launch.ports import free_port
-from libai_data.mesh.peers.liveness import SECONDS_TO_JOIN_VARIABLE
 from tests.distributed.processes import ranks_environment
 from tests.properties import slowly
 
