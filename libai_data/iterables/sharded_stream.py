@@ -11,7 +11,7 @@ import pickle
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
 from typing import Any, Callable, NamedTuple
@@ -68,6 +68,10 @@ class Sharding:
     def shards(self) -> int:
         return self.num_shards or 1
 
+    @property
+    def by_processes(self) -> bool:
+        return self.num_workers > 0 and self.worker_type == "process"
+
     def words(self) -> dict[str, int] | None:
         """The parameters that decide the rows, for the state; None if only the source decides them."""
         if self.shards == 1 and not self.shuffle_buffer:
@@ -87,26 +91,17 @@ class Part(NamedTuple):
 class ShardReader:
     """Reads parts of shards. Each process has a copy, which keeps its shards open.
 
-    If `asks` is True, the source calls `get_worker_info` to find its shard.
+    `pickled` has the source and `worker_init_fn`. If `asks` is True, the source calls `get_worker_info` to find its
+    shard.
     """
 
-    def __init__(
-        self,
-        pickled: bytes,
-        num_shards: int,
-        seed: int,
-        is_process: bool,
-        asks: bool,
-        batches: bool | None,
-        skips: bool = False,
-    ) -> None:
-        self._pickled, self._num_shards, self._seed = pickled, num_shards, seed
-        self.is_process, self._asks, self._batches, self._skips = is_process, asks, batches, skips
+    def __init__(self, pickled: bytes, sharding: Sharding, asks: bool, batches: bool | None) -> None:
+        self._pickled, self._sharding, self._asks, self._batches = pickled, sharding, asks, batches
         self._open: dict[int, tuple[tuple[int, int], Iterator[Any], SaveState | None, Any]] = {}
 
     def __call__(self, part: Part) -> tuple[list[Any], bool, str | None]:
         """The rows of a part, whether the shard has ended, and the state after the part if the source has one."""
-        generators = watched() if self.is_process and part.shard == part.place.taken == 0 else None
+        generators = watched() if self._sharding.by_processes and part.shard == part.place.taken == 0 else None
         marks = generators and generators.marks()
         next_start, iterator, save, thing = self._open.pop(part.shard, (None, iter(()), None, None))
         if next_start != (part.epoch, part.place.taken):
@@ -132,25 +127,26 @@ class ShardReader:
 
     def _opened(self, part: Part) -> tuple[Any, Iterator[Any], SaveState | None]:
         """Open a shard where the part begins."""
-        if self.is_process:
+        if self._sharding.by_processes:
             become_worker_process()
             forget_job()
         thing, init = pickle.loads(self._pickled)
         with self._as_worker(part.shard, thing):
             if init is not None:
                 init(part.shard)
-            source = source_of(thing, self._batches, self._skips)
-            return thing, *open_at(source, part.epoch, part.shard, self._num_shards, part.place)
+            source = source_of(thing, self._batches, self._sharding.skips)
+            return thing, *open_at(source, part.epoch, part.shard, self._sharding.shards, part.place)
 
     @contextmanager
     def _as_worker(self, shard: int, thing: Any) -> Iterator[None]:
         """Let `get_worker_info`, of this package and of PyTorch, return the shard."""
-        if not (self._asks or self.is_process):
+        is_process = self._sharding.by_processes
+        if not (self._asks or is_process):
             yield
             return
         # A process has only one worker info, so threads that read for several loaders read one at a time.
-        info = WorkerInfo(shard, self._num_shards, self._seed, thing)
-        with nullcontext() if self.is_process else _worker_info_lock, being_worker(info):
+        info = WorkerInfo(shard, self._sharding.shards, self._sharding.seed, thing)
+        with nullcontext() if is_process else _worker_info_lock, being_worker(info):
             yield
 
 
@@ -177,7 +173,7 @@ class ShardedSource(WrappedSource):
             )
         if sharding == Sharding(None, sharding.shuffle_buffer, sharding.seed, skips=sharding.skips):
             return
-        by_threads = sharding.num_workers and sharding.worker_type == "thread"
+        by_threads = sharding.num_workers and not sharding.by_processes
         if by_threads and sharding.shards > 1 and not self._takes_shard:
             raise ConfigError(
                 f"worker_type='thread': {self.name} must call get_worker_info to find its shard, but get_worker_info "
@@ -197,9 +193,7 @@ class ShardedSource(WrappedSource):
                 f"{self.name} cannot be sent to the workers that read its shards: {error_text(error)}. Pass a function "
                 "that opens what cannot be pickled, or remove num_workers and num_shards"
             ) from error
-        is_process = bool(sharding.num_workers) and sharding.worker_type != "thread"
-        asks = not self._takes_shard
-        return ShardReader(pickled, sharding.shards, sharding.seed, is_process, asks, self._batches, sharding.skips)
+        return ShardReader(pickled, replace(sharding, worker_init_fn=None), not self._takes_shard, self._batches)
 
     def rounds_to_replay(self, epoch: int) -> int:
         """0 if shards are opened again in each epoch."""
@@ -238,7 +232,7 @@ class ShardedSource(WrappedSource):
             return [_read_in_turn(reader, epoch, shard, place) for shard, place in enumerate(places)]
         if self._lanes is None:
             name = self.name  # The lambda must not keep the source alive: its finalizer ends the processes.
-            work = Work(reader, lambda part: f"shard {part.shard} of {name}") if reader.is_process else None
+            work = Work(reader, lambda part: f"shard {part.shard} of {name}") if sharding.by_processes else None
             if work is not None:
                 warn_of_random_hashes(name, random_hashes_of(self._thing))
             lanes = min(sharding.num_workers, sharding.shards)
