@@ -11,13 +11,13 @@ import queue
 import socket
 import threading
 from collections import deque
-from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Callable
+from typing import Any
 
 import numpy as np
 
 from libai_data.delivery.feeds import MOST_UNTAKEN, Feed, NodeBatch, in_one_line
+from libai_data.delivery.read_plan import ReadPlan
 from libai_data.errors import PeerError
 from libai_data.loader.arena import Arena
 from libai_data.loader.schema import Layout
@@ -40,24 +40,13 @@ class NetworkPublisher:
 
     Args:
         ahead: number of batches that may wait to be sent.
-        is_sent: whether the bytes of a field with this placement_idx are sent; otherwise, only shape and dtype are.
     """
 
-    def __init__(
-        self,
-        link: socket.socket,
-        node: int,
-        shards: Sequence[int],
-        data_parallel_size: int,
-        ahead: int,
-        is_sent: Callable[[int], bool] = lambda placement_idx: True,
-    ) -> None:
+    def __init__(self, link: socket.socket, node: int, plan: ReadPlan, ahead: int) -> None:
         self._link = link
         self._node = node
-        self._shards = shards
-        self._data_parallel_size = data_parallel_size
+        self._plan, self._shards = plan, plan.shards_of_node(node)
         self._ahead = ahead
-        self._is_sent = is_sent
         self._generation = 0
         # Protects what the two threads share, and notifies them of changes.
         self._changed = threading.Condition()
@@ -78,11 +67,11 @@ class NetworkPublisher:
         fields: list[Any] = []
         buffers: list[memoryview] = []
         for name, array in batch.arrays.items():
-            rows = len(array) // self._data_parallel_size
+            rows = len(array) // self._plan.mesh.data_parallel_size
             pieces = [array[shard * rows : (shard + 1) * rows] for shard in self._shards]
             layout = batch.layouts[name]
             shape = [rows * len(pieces), *array.shape[1:]]
-            is_sent = self._is_sent(layout.placement_idx)
+            is_sent = self._plan.is_sent_to(self._node, layout.placement_idx)
             fields.append([name, array.dtype.str, shape, list(layout.sbp_list), layout.placement_idx, is_sent])
             if is_sent:
                 buffers += [

@@ -191,15 +191,7 @@ class SharedLoader(ResumableLoader):
         if network is not None:
             links = accept_leaders(network, range(1, mesh.num_nodes), secret)
             self._publishers += [
-                NetworkPublisher(
-                    link,
-                    other,
-                    plan.shards_of_node(other),
-                    mesh.data_parallel_size,
-                    _SENT_AHEAD,
-                    partial(plan.is_sent_to, other),
-                )
-                for other, link in sorted(links.items())
+                NetworkPublisher(link, other, plan, _SENT_AHEAD) for other, link in sorted(links.items())
             ]
         return feed
 

@@ -7,6 +7,7 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any, Callable
 
 import numpy as np
@@ -61,7 +62,12 @@ class Link:
         self.rank0_end = accept_leaders(listener, [1], SECRET)[1]
         meeting.join()
         self.node_end = ends[0]
-        self.publisher = NetworkPublisher(self.rank0_end, 1, (1, 3), SHARDS, ahead, is_sent)
+        plan: Any = SimpleNamespace(
+            mesh=SimpleNamespace(data_parallel_size=SHARDS),
+            shards_of_node=lambda node: (1, 3),
+            is_sent_to=lambda node, placement_idx: is_sent(placement_idx),
+        )
+        self.publisher = NetworkPublisher(self.rank0_end, 1, plan, ahead)
         self.arena = Arena()
         self.feed = NetworkFeed(self.node_end, self.arena, ahead)
         self.begin()
