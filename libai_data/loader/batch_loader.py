@@ -29,7 +29,7 @@ from libai_data.loader.arena import Arena, PrivateArena
 from libai_data.loader.assembly import assemble
 from libai_data.loader.batch_reader import BatchReader, ReadyBatch, info_of
 from libai_data.loader.collate import Collator, trivial_batch_collator
-from libai_data.loader.executor import Executor, InProcessExecutor
+from libai_data.loader.executor import Executor, InProcessExecutor, Payload, TaskRunner
 from libai_data.loader.failures import ErrorPolicy, FailureLog
 from libai_data.loader.iteration import LOADER_CLOSED, Iteration, Pass, refuse_in_fork
 from libai_data.loader.named_samples import NamedSamples
@@ -44,7 +44,6 @@ from libai_data.loader.stage_times import LoaderTimes, StageTimes, summary
 from libai_data.loader.starting import WorkerStarter
 from libai_data.loader.streaming import fetch_ahead, report_reached, streamed_shards
 from libai_data.loader.threads import ThreadExecutor
-from libai_data.loader.worker import Payload
 from libai_data.mesh.current import get_data_parallel_size, get_mesh
 from libai_data.structures import Agreement, Instance, new_origin, new_rows
 
@@ -335,7 +334,7 @@ class BatchLoader(ResumableLoader):
 
     def _executor(self, slot_list: SlotList) -> Executor:
         payload = self._payload
-        make_runner = partial(payload.runner, slot_list)
+        make_runner = partial(TaskRunner, payload, slot_list)
         if not self.num_workers:
             return InProcessExecutor(make_runner(), self._stage_times)
         if self._worker_type == "thread":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
@@ -20,13 +20,14 @@ from libai_data.data.transforms.timing import transform_time
 from libai_data.errors import SampleError, comes_from_signal_handler, error_text, failed_reading, indices_in_words
 from libai_data.loader.collate import Collator, is_own
 from libai_data.loader.default_collate import default_collate
-from libai_data.loader.failures import SkippedSample
+from libai_data.loader.failures import ErrorPolicy, SkippedSample
 from libai_data.loader.reading import SampleReader
 from libai_data.loader.row_writer import Rows
 from libai_data.loader.sample_form import SampleForm
 from libai_data.loader.schema import Layout, SampleSchema, array_of, layout_of
 from libai_data.loader.slots import ArraySpec, Slot, SlotList
 from libai_data.loader.stage_times import NO_TIMES, StageTimes
+from libai_data.loader.threaded_reader import ThreadedReader
 
 _MOST_TASKS_REMEMBERED = 256
 _DRAWS_OF_BATCHES = 1
@@ -105,31 +106,38 @@ class Executor:
         """End the threads or processes that read."""
 
 
-class TaskRunner:
-    """Runs tasks; each thread that reads has its own runner.
+@dataclass(frozen=True)
+class Payload:
+    """What a worker needs of its loader."""
 
-    Args:
-        collator: makes a batch of a list of samples; None to read directly into slots, if samples contain no text.
-    """
+    dataset: Any
+    collator: Collator | None  # makes a batch of a list of samples; None reads directly into slots, without text
+    seed: int
+    policy: ErrorPolicy
+    batch_transform: BatchTransform | None = None
+    names: tuple[str, ...] | None = None
+    init: Callable[[int], Any] | None = None
+    threads: int = 1
+    reads_first_twice: bool = False
+    reads_once: bool = False
+
+
+class TaskRunner:
+    """Runs tasks; each thread that reads has its own runner."""
 
     is_trainers = False
     """Whether the trainer's own thread runs the tasks."""
 
-    def __init__(
-        self,
-        reader: SampleReader,
-        collator: Collator | None,
-        slot_list: SlotList,
-        batch_transform: BatchTransform | None = None,
-        names: Sequence[str] | None = None,
-    ) -> None:
-        self.reader = reader
-        self._batch_transform = batch_transform
+    def __init__(self, payload: Payload, slot_list: SlotList) -> None:
+        common = payload.dataset, payload.seed, payload.policy, payload.names
+        self.reader = ThreadedReader(*common, payload.threads) if payload.threads > 1 else SampleReader(*common)
+        self.reader.reads_first_twice, self.reader.reads_once = payload.reads_first_twice, payload.reads_once
+        self._batch_transform = payload.batch_transform
         self._schema: SampleSchema | None = None
-        self._collator = collator
-        self._names = names
+        self._collator = collator = payload.collator
+        self._names = payload.names
         self._name = "" if collator is None else f"collate_fn {getattr(collator, '__name__', type(collator).__name__)}"
-        self.batch_draws = GlobalDraws(self._name or type(batch_transform).__name__)
+        self.batch_draws = GlobalDraws(self._name or type(self._batch_transform).__name__)
         self._slot_list = slot_list
         self._rows_of: dict[tuple[int, ...], Rows] = {}
 

@@ -6,11 +6,10 @@ from functools import reduce
 
 from libai_data.data.transforms.batch import rows_together
 from libai_data.errors import SampleError, indices_in_words
-from libai_data.loader.executor import Task, TaskResult
+from libai_data.loader.executor import Payload, Task, TaskResult
 from libai_data.loader.reading import row_slices
 from libai_data.loader.schema import first_error
 from libai_data.loader.stage_times import StageTimes
-from libai_data.loader.worker import Payload
 
 DEATHS_ALLOWED = 3
 """How often workers may die over the same samples before the samples fail."""

@@ -30,8 +30,9 @@ from libai_data.errors import ConfigError, error_text, numbers_in_words
 from libai_data.launch.parent_pipe import OwnDescriptors
 from libai_data.launch.same_interpreter import arguments, environment, import_paths, interpreter
 from libai_data.launch.signals import signals_blocked
+from libai_data.loader.executor import Payload
 from libai_data.loader.shipping import Shipment, ship
-from libai_data.loader.worker import JOB_VARIABLES, STDERR, Payload, WorkerHandles, prepare_process, work
+from libai_data.loader.worker import JOB_VARIABLES, STDERR, WorkerHandles, prepare_process, work
 
 logger = logging.getLogger(__name__)
 

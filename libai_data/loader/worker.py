@@ -13,26 +13,21 @@ import time
 import traceback
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Callable
+from typing import Any
 
 import numpy as np
 
 from libai_data.data.fork_lock import end_if_fork_of
 from libai_data.data.random.sample_random import become_worker_process
-from libai_data.data.transforms.batch import BatchTransform
 from libai_data.errors import DataPipelineError, SchemaError, error_text
 from libai_data.launch.parent_pipe import die_with_parent
 from libai_data.loader.arena import Arena
-from libai_data.loader.collate import Collator
-from libai_data.loader.executor import Collated, Task, TaskResult, TaskRunner, wants_to_end
-from libai_data.loader.failures import ErrorPolicy
-from libai_data.loader.reading import SampleReader
+from libai_data.loader.executor import Collated, Payload, Task, TaskResult, TaskRunner, wants_to_end
 from libai_data.loader.sample_form import SampleForm
 from libai_data.loader.schema import SchemaMismatch, array_of, layout_of
 from libai_data.loader.shipping import unship
 from libai_data.loader.slots import Slot, SlotList, bytes_of, lay_out, views
 from libai_data.loader.task_queue import Entry, WorkerTasks
-from libai_data.loader.threaded_reader import ThreadedReader
 from libai_data.loader.worker_info import WorkerInfo, set_worker_info
 from libai_data.mesh.peers.channel import Channel
 from libai_data.structures import DistTensorData
@@ -45,29 +40,6 @@ STDERR = 2
 """The descriptor of standard error, whatever `sys.stderr` is."""
 
 _MOST_SLOTS_REMEMBERED = 64
-
-
-@dataclass(frozen=True)
-class Payload:
-    """What a worker needs of its loader."""
-
-    dataset: Any
-    collator: Collator | None
-    seed: int
-    policy: ErrorPolicy
-    batch_transform: BatchTransform | None = None
-    names: tuple[str, ...] | None = None
-    init: Callable[[int], Any] | None = None
-    threads: int = 1
-    reads_first_twice: bool = False
-    reads_once: bool = False
-
-    def runner(self, slot_list: SlotList) -> TaskRunner:
-        """Make the runner of tasks for one process or thread."""
-        common = self.dataset, self.seed, self.policy, self.names
-        reader = ThreadedReader(*common, self.threads) if self.threads > 1 else SampleReader(*common)
-        reader.reads_first_twice, reader.reads_once = self.reads_first_twice, self.reads_once
-        return TaskRunner(reader, self.collator, slot_list, self.batch_transform, self.names)
 
 
 @dataclass(frozen=True)
@@ -120,7 +92,7 @@ def work(handles: WorkerHandles, payload: Payload) -> None:
     channel = Channel(socket.socket(fileno=handles.channel))
     arena = Arena(handles.arena)
     tasks = WorkerTasks(handles.number, handles.tasks, handles.done, handles.claims)
-    runner = payload.runner(SlotList(arena))
+    runner = TaskRunner(payload, SlotList(arena))
     set_worker_info(WorkerInfo(handles.number, handles.workers, payload.seed, payload.dataset))
     try:
         if payload.init is not None:

@@ -30,10 +30,10 @@ from libai_data import DataLoader, from_iterable
 from libai_data.data.datasets.combine import Subset
 from libai_data.errors import ConfigError, DataPipelineError, SampleError, StorageError
 from libai_data.launch import parent_pipe
+from libai_data.loader.executor import Payload
 from libai_data.loader.failures import ErrorPolicy
 from libai_data.loader.shipping import ship, unship
 from libai_data.loader.starting import WorkerStarter
-from libai_data.loader.worker import Payload
 from tests.deadline import run_to_end, stretched, wait_until
 from tests.loader.odd_datasets import ByDescriptor, ByPipe, four_numbers
 from tests.loader.sample_datasets import (
