@@ -36,8 +36,7 @@ class DescribedSource(ShardedSource):
 
     _format: str
     """A name of `shard_index.DESCRIBED`."""
-    _decoder_of: Callable[[str, str], Decode]
-    """Returns the decoder for an encoding; the second argument names the column in errors."""
+    _shard_class: type[SampleShard]
 
     def __init__(
         self,
@@ -60,20 +59,17 @@ class DescribedSource(ShardedSource):
         super().__init__(files, shards, [columns and list(columns), described_columns])
 
     def _shard(self, file: MappedFile, described: DescribedShard, columns: Sequence[str] | None) -> Shard:
-        return SampleShard(file, described, columns, self._decoder_of)
+        return self._shard_class(file, described, columns)
 
 
 class SampleShard:
-    """The samples of a shard that its index describes; `columns` and `decoder_of` are as for `DescribedSource`."""
+    """The samples of a shard that its index describes; `columns` are as for `DescribedSource`."""
 
-    def __init__(
-        self,
-        file: MappedFile,
-        described: DescribedShard,
-        columns: Sequence[str] | None,
-        decoder_of: Callable[[str, str], Decode],
-    ) -> None:
-        self._file, self._decoder_of = file, decoder_of
+    _decoder_of: Callable[[str, str], Decode]
+    """Returns the decoder for an encoding; the second argument names the column in errors."""
+
+    def __init__(self, file: MappedFile, described: DescribedShard, columns: Sequence[str] | None) -> None:
+        self._file = file
         self._count, self._columns = described.samples, described.columns
         self._chosen = set(chosen_columns([column.name for column in self._columns], columns, file.source))
         self._head = 4 * sum(column.size == 0 for column in self._columns)

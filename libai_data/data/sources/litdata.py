@@ -52,17 +52,18 @@ class LitDataSource(DescribedSource):
     """
 
     _format = "litdata"
-    _decoder_of = staticmethod(decoder_of)
     _kept: LastUsed | None = None
 
     def _shard(self, file: MappedFile, described: DescribedShard, columns: Sequence[str] | None) -> Chunk:
         self._kept = self._kept or LastUsed(_CACHE_BYTES)
-        return _CHUNKS[described.compressed](self._kept, file, described, columns, self._decoder_of)
+        return _CHUNKS[described.compressed](self._kept, file, described, columns)
 
 
 class Chunk(SampleShard):
     """The samples of a chunk: plain samples, or the rows of an Arrow table at the end of the chunk. `kept` is the cache
     of the last decompressed or decoded batches of samples."""
+
+    _decoder_of = staticmethod(decoder_of)
 
     def __init__(self, kept: LastUsed, *args: Any) -> None:
         super().__init__(*args)

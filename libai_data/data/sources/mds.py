@@ -11,7 +11,7 @@ from decimal import Decimal
 import numpy as np
 
 from libai_data.data.json_text import parsed_json
-from libai_data.data.sources.described_source import Decode, DescribedSource
+from libai_data.data.sources.described_source import Decode, DescribedSource, SampleShard
 from libai_data.errors import FormatError, nearest
 
 _NUMBERS = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
@@ -103,6 +103,10 @@ _DECODERS: dict[str, Decode] = {
 }
 
 
+class _MDSShard(SampleShard):
+    _decoder_of = staticmethod(decoder_of)
+
+
 class MDSSource(DescribedSource):
     """The samples of MDS shards: dicts with a value for each column.
 
@@ -122,4 +126,4 @@ class MDSSource(DescribedSource):
     """
 
     _format = "mds"
-    _decoder_of = staticmethod(decoder_of)
+    _shard_class = _MDSShard
