@@ -192,22 +192,8 @@ class RobertaDataset(BertDataset):
         whole_words: bool = True,
         cache_dir: str | Path | None = None,
     ) -> None:
-        super().__init__(
-            name,
-            tokenizer,
-            indexed_dataset,
-            data_prefix,
-            max_num_samples,
-            mask_lm_prob,
-            max_seq_length,
-            short_seq_prob,
-            seed,
-            binary_head=False,
-            masking_style=masking_style,
-            max_ngrams=max_ngrams,
-            whole_words=whole_words,
-            cache_dir=cache_dir,
-        )
+        given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        super().__init__(**given, binary_head=False)
 
     def __getitem__(self, index: int) -> Instance:
         fields = super().__getitem__(index).get_fields()
