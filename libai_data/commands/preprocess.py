@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Sequence
-from contextlib import closing
 from pathlib import Path
 
 from libai_data.commands.console import print_lines
@@ -98,26 +97,6 @@ def tokenizer_files(asked: argparse.Namespace) -> TokenizerFiles:
     )
 
 
-class _Bar:
-    """The progress bar, in bytes of input; it is updated every `interval` documents."""
-
-    def __init__(self, interval: int) -> None:
-        self._bar = progress_bar(unit="B", unit_scale=True, unit_divisor=1024)
-        self._interval, self._documents, self._bad, self._shown = interval, 0, 0, 0
-
-    def __call__(self, done: int, total: int, report: ShardReport) -> None:
-        self._documents += report.documents
-        self._bad += len(report.bad)
-        self._bar.total = total
-        if self._documents - self._shown >= self._interval or done >= total:
-            self._shown = self._documents
-            self._bar.set_postfix_str(f"{self._documents} documents, {self._bad} bad lines", refresh=False)
-            self._bar.update(done - self._bar.n)
-
-    def close(self) -> None:
-        self._bar.close()
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Preprocess a corpus; returns the exit code: 1 if that failed, 2 if the arguments do not fit."""
     asked = parser().parse_args(argv)
@@ -137,7 +116,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             asked.eod_token,
             asked.bos_token,
         )
-        with closing(_Bar(asked.log_interval)) as bar:
+        with progress_bar(unit="B", unit_scale=True, unit_divisor=1024) as bar:
+            documents = bad = shown = 0
+
+            def report_progress(done: int, total: int, report: ShardReport) -> None:
+                nonlocal documents, bad, shown
+                documents, bad, bar.total = documents + report.documents, bad + len(report.bad), total
+                if documents - shown >= asked.log_interval or done >= total:
+                    shown = documents
+                    bar.set_postfix_str(f"{documents} documents, {bad} bad lines", refresh=False)
+                    bar.update(done - bar.n)
+
             result = preprocess(
                 asked.input,
                 asked.output_prefix,
@@ -146,7 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 workers=asked.workers,
                 cluster=asked.cluster,
                 refuse_bad=asked.refuse_bad_lines,
-                progress=bar,
+                progress=report_progress,
             )
         return _summary(result)
 
