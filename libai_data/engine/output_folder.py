@@ -22,10 +22,10 @@ from libai_data.config import LazyConfig
 from libai_data.config.yaml_format import to_yaml
 from libai_data.data.failure_notes import try_lock
 from libai_data.engine.checkpoint.directory import LAST, MANIFEST, is_remainder
-from libai_data.engine.checkpoint.folder import STATE
+from libai_data.engine.checkpoint.folder import STATE, of_rank0
 from libai_data.errors import ConfigError
 from libai_data.launch.restarts import JOB_VARIABLE, RESTARTED_VARIABLE
-from libai_data.mesh.current import broadcast_py_object, is_main_process
+from libai_data.mesh.current import is_main_process
 
 logger = logging.getLogger(__name__)
 
@@ -78,20 +78,18 @@ def take_output_folder(
         is_trial: delete the results in the folder; for `--fast-dev-run`.
         last_use: `Taken.use` when this trainer has trained here last; "" if it has not.
     """
-    found: tuple[str, Any] = ("", None)
-    if is_main_process():
+
+    def take() -> Taken:
         try:
-            found = ("", tuple(_take(Path(folder), resume, weights, is_trial, last_use)))
-        except ConfigError as error:
-            found = (str(error), None)
-        except FileExistsError:
-            found = (f"train.output_dir {folder} is a file, or a link to nothing; give the path of a folder", None)
+            return _take(Path(folder), resume, weights, is_trial, last_use)
+        except FileExistsError as error:
+            what = "is a file, or a link to nothing; give the path of a folder"
+            raise ConfigError(f"train.output_dir {folder} {what}") from error
         except OSError as error:
-            found = (f"train.output_dir {folder} cannot be written: {error}", None)
-    problem, taken = broadcast_py_object(found)
-    if problem:
-        raise ConfigError(problem)
-    return Taken(*taken)
+            raise ConfigError(f"train.output_dir {folder} cannot be written: {error}") from error
+
+    taken: Taken = of_rank0(take, ConfigError)
+    return taken
 
 
 def release_output_folder(folder: str) -> None:

@@ -54,7 +54,7 @@ class CheckpointFolder:
     def recover(self) -> None:
         """Clean up after a run that was killed while it wrote. Only the run that owns `save_dir` may call this."""
         if self.save_dir:
-            _of_rank0(partial(_recover, Path(self.save_dir)))
+            of_rank0(partial(_recover, Path(self.save_dir)))
 
     def tag_last_checkpoint(self, name: str) -> None:
         """Make `name` the checkpoint from which a resume continues; an OSError on rank 0 if it cannot be written."""
@@ -79,7 +79,7 @@ class CheckpointFolder:
         This is the checkpoint that `last_checkpoint` names. If it is damaged or missing, this is the newest one before
         it; the log names each damaged checkpoint. If it is of another version of this package: an OtherVersionError.
         """
-        return str(_of_rank0(self._newest_sound) or "")
+        return str(of_rank0(self._newest_sound) or "")
 
     def checkpoint_to_resume(self) -> str:
         """Path of the newest intact checkpoint; raises CheckpointError if there is none."""
@@ -118,12 +118,12 @@ class CheckpointFolder:
             self._verify(directory)
             return read_state(directory)
 
-        state: dict[str, Any] = _of_rank0(verified)
+        state: dict[str, Any] = of_rank0(verified)
         return state
 
     def check(self, directory: Path) -> None:
         """Verify all files of a checkpoint; raises CheckpointError on all ranks if it is not intact."""
-        _of_rank0(lambda: self._verify(directory))
+        of_rank0(lambda: self._verify(directory))
 
     def _newest_sound(self) -> Path | None:
         folder = Path(self.save_dir)
@@ -161,17 +161,17 @@ def _recover(folder: Path) -> None:
     recover(folder)
 
 
-def _of_rank0(read: Callable[[], Any]) -> Any:
-    """What a function returns on rank 0, or its CheckpointError, on all ranks."""
+def of_rank0(do: Callable[[], Any], error_class: type[Exception] = CheckpointError) -> Any:
+    """What a function returns on rank 0, or its error of this class, on all ranks."""
     found, problem = None, ""
     if is_main_process():
         try:
-            found = read()
-        except CheckpointError as error:
+            found = do()
+        except error_class as error:
             problem = str(error)
     found, problem = broadcast_py_object((found, problem))
     if problem:
-        raise CheckpointError(problem)
+        raise error_class(problem)
     return found
 
 
