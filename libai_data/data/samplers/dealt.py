@@ -43,14 +43,10 @@ class DealtIndices(ListedBatches):
         samples: int | None = None,
         together: int = 1,
     ) -> None:
-        super().__init__(_Chunks(sampler, micro_batch_size * data_parallel_size, drop_last, samples), samples)
+        size = self.global_batch_size = micro_batch_size * data_parallel_size
+        super().__init__(_Chunks(sampler, size, drop_last, samples), samples)
         self._name = type(sampler).__name__
-        self._rank, self._size = data_parallel_rank, micro_batch_size * data_parallel_size
-        self._ranks, self._together = data_parallel_size, together
-
-    @property
-    def global_batch_size(self) -> int:
-        return self._size
+        self._rank, self._ranks, self._together = data_parallel_rank, data_parallel_size, together
 
     def _rank_of_lists(self) -> int:
         return 0  # All ranks have the same lists.

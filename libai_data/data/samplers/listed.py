@@ -47,6 +47,8 @@ class ListedBatches(EpochPositions):
     """
 
     endless = False
+    global_batch_size: int | None = None
+    """None: the length of each list decides."""
     _argument = "batch_sampler"
 
     def __init__(self, batches: Iterable[Any], samples: int | None = None) -> None:
@@ -68,11 +70,6 @@ class ListedBatches(EpochPositions):
     def position(self) -> int:
         """Samples of this epoch that all ranks together have used."""
         return self.cursor.position
-
-    @property
-    def global_batch_size(self) -> int | None:
-        """None: the length of each list decides."""
-        return None
 
     def batches(self, position: int) -> Iterator[IndexBatch]:
         """The batches of the cursor's epoch, beginning at `position`, a number of samples of all ranks together. If a

@@ -47,6 +47,8 @@ class InMemorySource(Records):
         SampleError: A record of a dataset cannot be read or pickled; the message has its index.
     """
 
+    _what = "records in memory"
+
     def __init__(self, source: Any, name: str = "") -> None:
         check({"name": TEXT}, name=name)
         refuse_outputs_without_indices(source)
@@ -59,22 +61,13 @@ class InMemorySource(Records):
         own_fingerprint = fingerprint() if callable(fingerprint) else ""
         kind = type(source).__qualname__
         self.identity = key_of(_VERSION, name, kind, len(source), own_fingerprint, identity_within(source))
-        self._source, self._seed = source, int(key_of(name), 16) >> 32
+        self.dataset, self._seed = source, int(key_of(name), 16) >> 32
         self._attach()
-
-    @property
-    def _what(self) -> str:
-        return "records in memory"
-
-    @property
-    def dataset(self) -> Any:
-        """The other source."""
-        return self._source
 
     @property
     def blend(self) -> Any:
         """The blend of the source; None if the source is no blend."""
-        return attribute_of(self._source, "blend")
+        return attribute_of(self.dataset, "blend")
 
     def rows_of(self, number: int, rows: np.ndarray) -> list[Any]:
         places = zip(self._offsets[rows].tolist(), self._offsets[rows + 1].tolist())
@@ -82,32 +75,32 @@ class InMemorySource(Records):
 
     def fingerprint(self) -> dict[str, Any]:
         """Fingerprint of the other source."""
-        return fingerprint_of(self._source)
+        return fingerprint_of(self.dataset)
 
     def _attach(self) -> None:
         self._memory = memory = shared_memory(self.identity, self._fill)
-        self._ends = np.array([len(self._source)])
-        begin = 8 * (len(self._source) + 1)
+        self._ends = np.array([len(self.dataset)])
+        begin = 8 * (len(self.dataset) + 1)
         self._offsets = memory.array[:begin].view(np.int64)
         self._content = memory.array.data[begin:]
 
     def _fill(self, descriptor: int) -> None:
         """Write the end of each record, and the pickled records."""
-        count = len(self._source)
-        ends, draws = np.zeros(count + 1, np.int64), GlobalDraws(type(self._source).__name__)
+        count = len(self.dataset)
+        ends, draws = np.zeros(count + 1, np.int64), GlobalDraws(type(self.dataset).__name__)
         with open(descriptor, "wb", closefd=False) as file:
             file.seek(ends.nbytes)
             for first in range(0, count, _READ_AT_ONCE):
                 records = self._read(range(first, min(first + _READ_AT_ONCE, count)), draws)
                 for number, record in enumerate(records, first):
-                    with _named(self._source, number):
+                    with _named(self.dataset, number):
                         content = pickle.dumps(record, protocol=5)
                     ends[number + 1] = ends[number] + file.write(content)
             file.seek(0)
             file.write(ends.data)
 
     def _read(self, indices: Sequence[int], draws: GlobalDraws) -> list[Any]:
-        source = self._source
+        source = self.dataset
         read_many = batch_method_of(source, "read_many") if isinstance(source, Records) else None
         if read_many is not None:  # The sources of this package draw nothing.
             return list(read_many(indices))
@@ -124,7 +117,7 @@ class InMemorySource(Records):
         return records
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_source": self._source, "_seed": self._seed, "identity": self.identity}
+        return {"dataset": self.dataset, "_seed": self._seed, "identity": self.identity}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
