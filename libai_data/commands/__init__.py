@@ -13,6 +13,7 @@ from typing import NamedTuple
 from libai_data import __version__
 from libai_data.errors import ConfigError, nearest
 from libai_data.errors.working_directory import working_directory
+from libai_data.launch.job_environment import warn_of_mistyped_variables
 
 
 class Command(NamedTuple):
@@ -100,6 +101,7 @@ def _run(name: str, arguments: Sequence[str]) -> int:
     except ConfigError as error:
         print(f"libai-data {name}: {error}", file=sys.stderr)
         return 1
+    warn_of_mistyped_variables()
     # argparse shows this as the program's name.
     sys.argv[0] = f"libai-data {name}"
     result = importlib.import_module(COMMANDS[name].module).main(arguments[1:])

@@ -21,7 +21,7 @@ from libai_data.engine.logging_setup import setup_logger
 from libai_data.engine.output_folder import CONFIG, FAST_DEV_RUN, save_config, take_output_folder, user_resumes
 from libai_data.engine.step_plan import step_plan
 from libai_data.errors import ConfigError
-from libai_data.launch.job_environment import mistyped_variables
+from libai_data.launch.job_environment import warn_of_mistyped_variables
 from libai_data.mesh.current import (
     get_rank,
     get_tensor_parallel_size,
@@ -86,8 +86,9 @@ def default_setup(cfg: Any, args: Any = None) -> None:
     logger.info("Mesh: data %d x tensor %d x pipeline %d, %d rank(s) on %d node(s), %s.", *_described(mesh))
     if mesh.world_size > 1:
         logger.info("All ranks have the same versions and config.")
-    for warning in (*mesh_warnings(mesh), *keys_switched_off(cfg), *mistyped_variables()):
+    for warning in (*mesh_warnings(mesh), *keys_switched_off(cfg)):
         logger.warning(warning)
+    warn_of_mistyped_variables()
     if args is not None:
         logger.info("Command line: %s", args)
     plan = step_plan(cfg)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import os
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 
 from libai_data.errors import ConfigError, nearest
+
+logger = logging.getLogger(__name__)
 
 _PREFIX = "LIBAI_DATA_"
 VARIABLES = (
@@ -81,6 +85,14 @@ def mistyped_variables(environment: Mapping[str, str] = os.environ) -> list[str]
 def seconds_to_join() -> float:
     """How many seconds ranks wait for each other to start: LIBAI_DATA_SECONDS_TO_JOIN, by default 600."""
     return seconds_from_environment(SECONDS_TO_JOIN_VARIABLE, 600.0)
+
+
+@lru_cache(maxsize=1)
+def warn_of_mistyped_variables() -> None:
+    """Log what `mistyped_variables` finds, once in a process, and of several ranks on rank 0 only."""
+    if os.environ.get("RANK") in (None, "0", "-1"):
+        for warning in mistyped_variables():
+            logger.warning(warning)
 
 
 def seconds_from_environment(variable: str, default: float) -> float:

@@ -30,7 +30,7 @@ from libai_data.errors import ConfigError, DataPipelineError, naming_open_files,
 from libai_data.errors.working_directory import working_directory
 from libai_data.launch.exit_codes import STOPPED
 from libai_data.launch.hosts import Hosts, read_hostfile
-from libai_data.launch.job_environment import mistyped_variables
+from libai_data.launch.job_environment import warn_of_mistyped_variables
 from libai_data.launch.output import STDERR, STDOUT, say
 from libai_data.launch.ports import DEFAULT_PORT, FREE_PORTS, check_host, free_port
 from libai_data.launch.ranks import FORWARDED, Ranks
@@ -53,8 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"libai_data.launch: {error}", file=sys.stderr)
         return 1
     args = parse_args(argv)
-    for mistyped in mistyped_variables():
-        say(mistyped)
+    warn_of_mistyped_variables()
     os.environ.setdefault(JOB_VARIABLE, secrets.token_hex(8))
     runner: Runner | None = None
     try:

@@ -13,6 +13,7 @@ from libai_data.data.samplers.batch_runs import Run
 from libai_data.data.samplers.schedule import Ranges, StepSchedule
 from libai_data.data.samplers.walk import UNKNOWN, different_starts
 from libai_data.errors import ConfigError, ContractError, by_rank
+from libai_data.launch.job_environment import warn_of_mistyped_variables
 from libai_data.loader.iteration import Pass
 from libai_data.loader.one_thread import OneThread
 from libai_data.loader.same_dataset import restore_stream
@@ -83,6 +84,7 @@ class OfOneProcess:
 
     def begin_pass(self, as_numpy: bool = False) -> Pass:
         """Make a pass, and begin it, so that the stream's cursor is at its first batch; see `new_pass`."""
+        warn_of_mistyped_variables()
         one_thread = self.one_thread
         one_thread.begin()
         try:
