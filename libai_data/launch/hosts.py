@@ -60,8 +60,9 @@ def read_hostfile(path: str, ranks_per_node: int) -> list[str]:
                 f"{path}, line {number} has {slots[0]}, but --nproc_per_node is {ranks_per_node}: each machine gets "
                 "the same number of ranks"
             )
-        if target in hosts:
-            raise ConfigError(f"{path}, line {number} names {target} again; write one line for each machine")
+        machine = target.rpartition("@")[2]
+        if machine in (host.rpartition("@")[2] for host in hosts):
+            raise ConfigError(f"{path}, line {number} names {machine} again; write one line for each machine")
         hosts.append(target)
     if not hosts:
         raise ConfigError(f"{path} names no machine; write one machine per line")

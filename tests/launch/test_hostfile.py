@@ -30,6 +30,7 @@ def test_machines_come_in_their_order_without_comments_and_empty_lines_and_a_mis
         ("a b c\n", "line 1 is 'a b c'; it must be 'HOST' or 'HOST slots=N'"),
         ("-oProxyCommand=anything\n", "line 1 is '-oProxyCommand=anything'"),
         ("a\n\na\n", "line 3 names a again"),
+        ("a\nme@a\n", "line 2 names a again"),
         ("# none\n", "names no machine"),
     ],
 )
