@@ -112,7 +112,12 @@ def main() -> int:
     stdin = os.dup(0)
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
-    wanted = json.loads(order)
+    try:
+        wanted = json.loads(order)
+    except ValueError:
+        got = order.decode(errors="replace").strip()
+        say(f"got {got!r:.200} instead of its order: the login shell of this machine reads stdin, which it must not")
+        return 1
     os.environ.update(wanted["environment"])
     args = parse_args(wanted["arguments"])
     ranks = Ranks(args, controlled=True)

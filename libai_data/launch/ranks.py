@@ -211,7 +211,9 @@ class Ranks:
         deadline = time.monotonic() + seconds
         problem: OSError | None = None
         while time.monotonic() < deadline:
-            if self.stop_signal or self._failed_elsewhere or any(each.poll() is not None for each in self.processes):
+            # If another machine has left, rank 0 may never listen. Then the ranks start, and find out.
+            has_ended = self.stop_signal or self._failed_elsewhere or self._left_elsewhere
+            if has_ended or any(each.poll() is not None for each in self.processes):
                 return
             try:
                 socket.create_connection(where, timeout=1).close()
