@@ -111,17 +111,6 @@ def test_a_batch_is_the_same_however_one_came_to_it(number: int) -> None:
     assert facts == {(number, number * 12 // 31, number * 12, 12, 12)}
 
 
-def test_the_position_counts_the_batches_that_were_taken() -> None:
-    [sampler] = ranks_of(50, 1, 5)
-    batches = iter(sampler)
-    assert sampler.position == 0
-    next(batches)
-    next(batches)
-    assert sampler.position == sampler.consumed_samples == 10
-    # A new iterator goes on.
-    assert next(iter(sampler)) == stream(50, 15)[10:]
-
-
 def test_a_huge_dataset_gives_its_first_batch_and_any_other_in_under_one_megabyte() -> None:
     tracemalloc.start()
     try:

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libai_data.config import LazyCall
 from libai_data.data.datasets.blend import BlendedDataset
 from libai_data.data.datasets.combine import ConcatDataset, Subset
 from libai_data.data.datasets.mapped import Map
@@ -22,12 +21,11 @@ from libai_data.data.datasets.shard_lengths import shard_lengths_of
 from libai_data.data.datasets.stream_transform import FilteredDataset
 from libai_data.data.random.hashing import combine64, mix64_array
 from libai_data.data.random.permutation import permuted, permuted_each, whole_permutations
-from libai_data.data.samplers import CyclicSampler, Ledger, SingleRoundSampler, StepSchedule, StreamState, lane_visits
+from libai_data.data.samplers import CyclicSampler, Ledger, StepSchedule, StreamState, lane_visits
 from libai_data.data.samplers.cursor import IndexBatch
 from libai_data.data.samplers.lane_order import LaneOrder, lane_of_turn, laned_order
 from libai_data.data.samplers.sampler import StreamSampler
 from libai_data.data.samplers.weighted_order import WeightedOrder
-from libai_data.delivery.build import build_image_train_loader
 from libai_data.errors import CheckpointError, ConfigError
 from tests.properties import examples
 
@@ -127,22 +125,6 @@ def test_the_order_is_what_loops_over_all_samples_say(
             assert used.tolist() == [place for place, other in enumerate(expected) if other == index]
 
 
-@given(some_lengths, st.integers(1, 20), st.integers(1, 30), st.booleans())
-def test_each_epoch_has_each_sample_once_for_any_batch_size(
-    lengths: list[int], lanes: int, batch_size: int, shuffle: bool
-) -> None:
-    dataset = Shards(lengths)
-    sampler = CyclicSampler(dataset, batch_size, shuffle=shuffle, seed=3, lanes=lanes)
-    batches = [batch_at(sampler, position) for position in range(0, 3 * len(dataset) + batch_size, batch_size)]
-    seen = Counter(pair for batch in batches for pair in zip(batch.epochs.tolist(), batch.indices.tolist()))
-    assert all(seen[epoch, index] == 1 for epoch in range(3) for index in range(len(dataset)))
-    rounds = SingleRoundSampler(dataset, batch_size, shuffle=shuffle, seed=3, lanes=lanes)
-    for _ in range(2):
-        batches = list(rounds.batches(rounds.next_pass().position))
-        taken = [index for batch in batches for index in batch.indices[: batch.valid].tolist()]
-        assert sorted(taken) == list(range(len(dataset)))
-
-
 def test_the_order_in_lanes_stays_the_same_in_all_versions() -> None:
     # Whoever changes this answer raises VISITS_VERSION: saved states would continue elsewhere.
     order = order_of(np.full(8 * 513, 3), 8, seed=7)  # each lane has one shard too many for two groups
@@ -210,22 +192,6 @@ def test_the_shards_that_rows_need_are_known_in_advance(
     assert needed <= announced
     if lanes % parts == 0 and batch_size % lanes == 0:
         assert {shard for shard, _ in needed} >= {use.shard for use in uses if use.last <= last}
-
-
-def test_a_lane_reads_at_most_a_block_of_shards_at_a_time() -> None:
-    dataset = Shards(np.full(64, 30))
-    sampler = CyclicSampler(dataset, 8, shuffle=True, seed=5, lanes=8, block=3)
-    shards = np.array([dataset.shard_of(batch_at(sampler, 8 * k).indices) for k in range(len(dataset) // 8)])
-    assert shards.shape == (240, 8), "with a batch of 8, row r is lane r"
-    for lane in range(8):
-        own = shards[:, lane]
-        assert len(set(own.tolist())) == 8
-        for first in range(240):
-            live = set(own[:first].tolist()) & set(own[first:].tolist())
-            assert len(live) <= 3
-    again = np.array([dataset.shard_of(batch_at(sampler, 1920 + 8 * k).indices) for k in range(240)])
-    assert [set(lane) for lane in shards.T.tolist()] == [set(lane) for lane in again.T.tolist()]
-    assert (shards != again).any(), "each epoch visits the shards of a lane in another order"
 
 
 @settings(max_examples=examples(40))
@@ -383,15 +349,3 @@ class OfFive(Shards):
 def test_what_cannot_be_read_in_lanes_is_refused(make: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make()
-
-
-def test_a_config_reads_in_lanes() -> None:
-    dataset = Shards(np.full(16, 10))
-    sampler = LazyCall(CyclicSampler)(shuffle=True, lanes=4, block=2)
-    loader, _, _ = build_image_train_loader(dataset, 8, sampler=sampler, num_workers=0, seed=1)
-    expected = CyclicSampler(dataset, 8, shuffle=True, seed=1, lanes=4, block=2)
-    batches = iter(loader)
-    for step in range(25):
-        got = next(batches)["index"].numpy()
-        np.testing.assert_array_equal(got, batch_at(expected, 8 * step).indices)
-    loader.close()

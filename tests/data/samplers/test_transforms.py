@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from libai_data import DataLoader
-from libai_data.data.datasets import BlendedDataset, ConcatDataset, FilteredDataset, PackedDataset, cu_seqlens
+from libai_data.data.datasets import ConcatDataset, FilteredDataset, PackedDataset, cu_seqlens
 from libai_data.data.random.substitute import substitute_index
 from libai_data.data.samplers import CyclicSampler, LaneOrder, Ledger, Order, SingleRoundSampler, StepSchedule
 from libai_data.errors import CheckpointError, ConfigError, SampleError, SchemaError
@@ -250,21 +250,6 @@ def test_a_filter_takes_what_is_kept_in_the_order_of_the_stream(kept: list[bool]
     resumed.load_state_dict(sampler.state_dict())
     taken += [resumed.dataset[start] for start in next(iter(resumed))]  # type: ignore[index]
     assert [int(sample["x"]) for sample in taken] == wanted[: 2 * cut + 3]
-
-
-def test_a_blend_can_be_packed() -> None:
-    lengths = [[4, 4, 4], [4, 4]]
-    blend = BlendedDataset([Documents(each) for each in lengths], [3, 1])
-    dataset = PackedDataset(blend, 8)
-    sampler = CyclicSampler(dataset, 2, shuffle=True, seed=1)
-    order = CyclicSampler(blend, 2, shuffle=True, seed=1).order
-    places = order.locate(np.arange(8))[1].tolist()
-    found = [segment[:2] for pack in outputs(sampler, 2) for segment in pack[::4]]
-    own = [index if index < 3 else index - 3 for index in places]
-    assert found == [(index, 0) for index in own]
-    with pytest.raises(CheckpointError, match="continues only in the same order"):
-        changed = PackedDataset(BlendedDataset([Documents(each) for each in lengths], [1, 1]), 8)
-        CyclicSampler(changed, 2, shuffle=True, seed=1).load_state_dict(sampler.state_dict(), ["weights"])
 
 
 def test_steps_may_change_their_size_in_the_middle_of_packs() -> None:
