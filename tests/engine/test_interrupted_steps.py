@@ -168,16 +168,22 @@ class StopsInItsEvaluation(DefaultTrainer):
         return super()._evaluate()
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """The folder and the last weights of a training that nothing interrupts."""
+    folder = tmp_path_factory.mktemp("whole")
+    trainer = built(tiny_config(str(folder), log_period=20))
+    trainer.train()
+    set_mesh(None)
+    return folder, weights(trainer.model)
+
+
 @pytest.mark.parametrize(("stops_at", "resumes"), [(4, True), (9, True), (4, False), (11, True), (11, False)])
 def test_a_training_continues_with_the_evaluation_that_was_interrupted(
-    tmp_path: Path, stops_at: int, resumes: bool
+    whole: tuple[Path, dict[str, Any]], tmp_path: Path, stops_at: int, resumes: bool
 ) -> None:
-    StopsInItsEvaluation.stops_at, StopsInItsEvaluation.evaluated = None, []
-    whole = built(tiny_config(str(tmp_path / "whole"), log_period=20), kind=StopsInItsEvaluation)
-    whole.train()
-    set_mesh(None)
     StopsInItsEvaluation.stops_at, StopsInItsEvaluation.evaluated = stops_at, []
-    cfg = tiny_config(str(tmp_path / "parts"), log_period=20)
+    cfg = tiny_config(str(tmp_path), log_period=20)
     parts = built(cfg, kind=StopsInItsEvaluation)
     with pytest.raises(Stopped):
         parts.train()
@@ -189,9 +195,9 @@ def test_a_training_continues_with_the_evaluation_that_was_interrupted(
     parts.train()
     again = {4: [4, 4, 9, 11], 9: [4, 9, 9, 11], 11: [4, 9, 11, 11]}
     assert StopsInItsEvaluation.evaluated == again[stops_at]
-    assert_equal_weights(parts.model, weights(whole.model))
-    assert metric(tmp_path / "parts", "Acc@1") == metric(tmp_path / "whole", "Acc@1")
-    best = [read_state(tmp_path / name / "model_best")["extra"] for name in ("whole", "parts")]
+    assert_equal_weights(parts.model, whole[1])
+    assert metric(tmp_path, "Acc@1") == metric(whole[0], "Acc@1")
+    best = [read_state(folder / "model_best")["extra"] for folder in (whole[0], tmp_path)]
     assert best[0] == best[1]
 
 
