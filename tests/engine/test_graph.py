@@ -339,12 +339,16 @@ def test_a_graph_whose_compilation_has_failed_is_refused_with_the_remedy() -> No
     assert np.isfinite(graphs[1](**inputs_of(TinyModel, 4))["loss"].numpy())
 
 
-def test_a_part_that_is_replaced_after_the_graph_was_built_is_refused() -> None:
+def test_a_part_that_is_replaced_or_added_after_the_graph_was_built_is_refused() -> None:
     model = on_one_rank(TinyModel(ballast=GRAPH_BALLAST))
-    graph = GraphBase(model, is_train=False)
+    replaced, added = (GraphBase(model, is_train=False) for _ in range(2))
+    model.third = flow.nn.Linear(2, 2)
+    with pytest.raises(ConfigError, match=r"model\.third was added after the graph was built"):
+        added(**inputs_of(TinyModel, 4))
+    del model.third
     model.second.weight = flow.nn.Parameter(flow.zeros_like(model.second.weight))
     with pytest.raises(ConfigError, match=r"model\.second\.weight was replaced after the graph was built"):
-        graph(**inputs_of(TinyModel, 4))
+        replaced(**inputs_of(TinyModel, 4))
 
 
 @pytest.mark.parametrize("name", ["second", "second.bias", "ballast"])
@@ -402,14 +406,6 @@ def test_a_graph_keeps_the_tensor_of_a_weight_whose_data_is_assigned() -> None:
     assert (model(**inputs)["prediction_scores"].numpy() != before).any()
 
 
-def test_a_part_that_is_added_after_the_graph_was_built_is_refused() -> None:
-    model = on_one_rank(TinyModel(ballast=GRAPH_BALLAST))
-    graph = GraphBase(model, is_train=False)
-    model.third = flow.nn.Linear(2, 2)
-    with pytest.raises(ConfigError, match=r"model\.third was added after the graph was built"):
-        graph(**inputs_of(TinyModel, 4))
-
-
 def test_a_graph_for_evaluation_follows_the_model_into_training_mode() -> None:
     model = on_one_rank(TinyModel(ballast=GRAPH_BALLAST))
     graph = GraphBase(model, is_train=False)
@@ -419,10 +415,18 @@ def test_a_graph_for_evaluation_follows_the_model_into_training_mode() -> None:
     ]
 
 
-@pytest.mark.parametrize(("value", "what"), [(2.0, "a float"), ([1, 2], "a list"), (np.ones(1), "a ndarray")])
-def test_an_input_that_is_no_tensor_is_refused(value: Any, what: str) -> None:
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (2.0, "a float, but the inputs of a graph are tensors"),
+        ([1, 2], "a list, but the inputs of a graph are tensors"),
+        (np.ones(1), "a ndarray, but the inputs of a graph are tensors"),
+        (["a", "b"], "text, .* Select the other fields"),
+    ],
+)
+def test_an_input_that_is_no_tensor_is_refused(value: Any, message: str) -> None:
     graph = GraphBase(on_one_rank(WithNames(ballast=GRAPH_BALLAST)), is_train=False)
-    with pytest.raises(SchemaError, match=f"'names' is {what}, but the inputs of a graph are tensors"):
+    with pytest.raises(SchemaError, match=f"'names' is {message}"):
         graph(**inputs_of(TinyModel, 2), names=value)
 
 
@@ -440,13 +444,6 @@ def test_forward_hooks_are_refused_in_training_and_called_in_evaluation(register
 class WithNames(TinyModel):
     def forward(self, points: Any, labels: Any = None, names: Any = None) -> Any:
         return TinyModel.forward(self, points, labels)
-
-
-def test_an_input_of_text_is_refused_with_the_remedy() -> None:
-    graph = GraphBase(on_one_rank(WithNames(ballast=GRAPH_BALLAST)), is_train=False)
-    inputs = to_global({"points": np.ones((2, FEATURES), np.float32), "names": ["a", "b"]}, device_type="cpu")
-    with pytest.raises(SchemaError, match=r"'names' is text, .* Select the other fields"):
-        graph(**inputs)
 
 
 def test_inputs_of_many_micro_batches_are_found_again() -> None:
