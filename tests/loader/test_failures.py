@@ -85,12 +85,6 @@ def test_what_a_library_in_rust_raises_is_a_failure_of_the_sample(workers: dict[
         assert indices_of(found) == indices_of(stream(Failing(bad=bad), batches=16, on_error="skip"))
 
 
-@WITHOUT_SPAWN
-def test_a_collator_in_rust_that_fails_names_its_samples(workers: dict[str, Any]) -> None:
-    with pytest.raises(DataPipelineError, match=r"(?s)panicking_collator of samples \[4, 5, 6, 7\]: PanicException"):
-        stream(NumberDicts(), batches=3, collate_fn=panicking_collator, **workers)
-
-
 @EVERYWHERE
 def test_a_first_sample_that_fails_is_told_in_the_same_way(workers: dict[str, Any]) -> None:
     with pytest.raises(SampleError, match=r"sample 0 of Failing: KeyError: 'no picture 0'"):
@@ -111,9 +105,12 @@ def test_after_a_failure_the_loader_can_go_on_from_its_last_batch(workers: dict[
 
 
 @EVERYWHERE
-def test_a_failing_collator_names_its_samples(workers: dict[str, Any]) -> None:
-    with pytest.raises(DataPipelineError, match=r"(?s)failing_collator of samples \[4, 5, 6, 7\]: ZeroDivisionError"):
-        stream(NumberDicts(), batches=3, collate_fn=failing_collator, **workers)
+@pytest.mark.parametrize(
+    ("collate_fn", "error"), [(failing_collator, "ZeroDivisionError"), (panicking_collator, "PanicException")]
+)
+def test_a_failing_collator_names_its_samples(workers: dict[str, Any], collate_fn: Any, error: str) -> None:
+    with pytest.raises(DataPipelineError, match=rf"{collate_fn.__name__} of samples \[4, 5, 6, 7\]: {error}"):
+        stream(NumberDicts(), batches=3, collate_fn=collate_fn, **workers)
 
 
 @WITHOUT_SPAWN

@@ -73,11 +73,12 @@ def test_a_dataset_that_fills_batches_is_asked_once_a_batch() -> None:
     ]
 
 
-def test_a_dataset_that_returns_samples_together_is_asked_so() -> None:
+@pytest.mark.parametrize(("collate_fn", "first"), [(None, [[0], [1, 2, 3]]), (stack_dicts, [[0, 1, 2, 3]])])
+def test_a_dataset_that_returns_samples_together_is_asked_so(collate_fn: Any, first: list[list[int]]) -> None:
     dataset = CountingTogether()
-    with loading(dataset) as loader:
+    with loading(dataset, collate_fn=collate_fn) as loader:
         list(islice(loader, 2))
-    assert dataset.calls == [[0], [1, 2, 3], [4, 5, 6, 7]]
+    assert dataset.calls == [*first, [4, 5, 6, 7]]
 
 
 class OtherDtypes(Numbers):
@@ -100,13 +101,6 @@ def test_samples_that_are_returned_together_are_never_read_by_index(collate_fn: 
         batches = [batch["x"].numpy() for batch in loader]
     assert [batch.dtype for batch in batches] == [np.float32] * 2
     assert batches[0].tolist() + batches[1].tolist()[:1] == [0, 1, 2, 3, 4]
-
-
-def test_a_collator_gets_samples_that_were_read_together() -> None:
-    dataset = CountingTogether()
-    with loading(dataset, collate_fn=stack_dicts) as loader:
-        list(islice(loader, 2))
-    assert dataset.calls == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 def test_each_sample_but_the_first_is_read_exactly_once() -> None:
