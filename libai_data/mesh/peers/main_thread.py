@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 import resource
 import struct
 import sys
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
+from typing import Callable
 
 logger = logging.getLogger(__name__)
 
@@ -20,8 +23,8 @@ and above this multiple of the process's own CPU time."""
 
 _WORDS_WITH_STACK = 9  # of /proc/pid/syscall: a number, six arguments, the stack's address, and the next instruction
 _BYTES_OF_STACK, _BYTES_OF_ADDRESS = 1 << 15, struct.calcsize("@N")
-_LEAST_LOW_HALF = 1 << 24
-"""Stale words of the stack, whose low half a small number has replaced, can be within OneFlow's 2 GB of code."""
+_LONGEST_CALL = 7
+_OPCODE_LENGTHS = 2, 3, 4, 6, 7  # of a call to an address in a register or in memory
 
 _C, _ONEFLOW, _PYTHON = "C library", "OneFlow", "Python"
 
@@ -117,31 +120,43 @@ class MainThread:
             if len(words) < _WORDS_WITH_STACK:
                 return False
             with open("/proc/self/mem", "rb", buffering=0) as memory:
-                memory.seek(int(words[-2], 16))
-                stack = memory.read(_BYTES_OF_STACK)
+                stack = os.pread(memory.fileno(), _BYTES_OF_STACK, int(words[-2], 16))
+                read = partial(os.pread, memory.fileno(), _LONGEST_CALL)
+                return first_caller(stack, _native_code(), read) == _ONEFLOW
         except OSError:
             return False
-        return first_caller(stack, _native_code()) == _ONEFLOW
 
 
-def first_caller(stack: bytes, code: Sequence[tuple[int, int, str]]) -> str:
+def first_caller(stack: bytes, code: Sequence[tuple[int, int, str]], read: Callable[[int], bytes]) -> str:
     """Who has called the function of the C library that waits, by the addresses to which functions return; or "".
 
-    Words before the first address in the C library are those of its innermost function, and may be stale.
+    Words before the first address in the C library are those of its innermost function, and may be stale. So may words
+    to which no function returns: the low half of an address is a small number that was written there.
 
     Args:
         stack: from the innermost function on.
         code: first address, end, and owner of native code.
+        read: returns the `_LONGEST_CALL` bytes of the code from an address on.
     """
     has_passed_c = False
     for (address,) in struct.iter_unpack("@N", stack[: len(stack) // _BYTES_OF_ADDRESS * _BYTES_OF_ADDRESS]):
         owner = next((owner for first, end, owner in code if first <= address < end), "")
-        is_stale = owner == _ONEFLOW and address & 0xFFFFFFFF < _LEAST_LOW_HALF
         if owner == _C:
             has_passed_c = True
-        elif owner and has_passed_c and not is_stale:
+        elif owner and has_passed_c and ends_with_call(read(address - _LONGEST_CALL)):
             return owner
     return ""
+
+
+def ends_with_call(code: bytes) -> bool:
+    """Whether machine code of x86-64, of `_LONGEST_CALL` bytes, ends with a call; True on other machines.
+
+    Opcodes E8 (with an offset of 4 bytes) and FF /2: Intel's Software Developer's Manual, volume 2, CALL.
+    """
+    if platform.machine() != "x86_64":
+        return True
+    by_address = (code[-length:] for length in _OPCODE_LENGTHS)
+    return code[-5] == 0xE8 or any(call[0] == 0xFF and call[1] >> 3 & 7 == 2 for call in by_address)
 
 
 def _native_code() -> list[tuple[int, int, str]]:

@@ -9,34 +9,59 @@ import time
 import oneflow as flow
 import pytest
 
-from libai_data.mesh.peers.main_thread import MainThread, first_caller
+from libai_data.mesh.peers.main_thread import MainThread, ends_with_call, first_caller
 
 C, ONEFLOW, PYTHON = 0x7F3CD6000000, 0x7F3BDC200000, 0x7F3CD6400000
 SIZES = {C: ("C library", 2 << 20), ONEFLOW: ("OneFlow", 2 << 30), PYTHON: ("Python", 2 << 20)}
 CODE = [(first, first + size, owner) for first, (owner, size) in SIZES.items()]
 # As found below a lock of Python: half of the second word is FUTEX_WAIT_BITSET.
+# The code before each even address is a call here.
 STALE = (ONEFLOW + 0x1000000, 0x7F3C00000189, 0x0, C + 0xAED90, 0x7F3C00000001)
+
+
+def before(address: int) -> bytes:
+    """The code from an address on."""
+    return bytes.fromhex("90 90 e8 80 25 f0 ff") if address % 2 else b"\x90" * 7
 
 
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ((*STALE, PYTHON + 1, ONEFLOW + 0x1000000), "Python"),
-        ((*STALE, ONEFLOW + 0x2000000, PYTHON + 1), "OneFlow"),
+        ((*STALE, PYTHON + 2, ONEFLOW + 0x1000000), "Python"),
+        ((*STALE, ONEFLOW + 0x2000000, PYTHON + 2), "OneFlow"),
         (STALE, ""),
     ],
 )
 def test_stale_words_of_the_stack_are_no_callers(words: tuple[int, ...], expected: str) -> None:
-    assert first_caller(struct.pack(f"@{len(words)}N", *words) + b"\0", CODE) == expected
+    assert first_caller(struct.pack(f"@{len(words)}N", *words) + b"\0", CODE, before) == expected
 
 
-@pytest.mark.parametrize("moved", [C, PYTHON])
+@pytest.mark.parametrize("moved", list(SIZES))
 def test_callers_are_found_wherever_the_system_has_put_the_libraries(moved: int) -> None:
     places = {first: 0x7FCB00800000 if first == moved else first for first in SIZES}
     code = [(places[first], places[first] + size, owner) for first, (owner, size) in SIZES.items()]
-    words = (places[C] + 0xAED90, ONEFLOW + 0x2000000, places[PYTHON] + 1)
-    assert first_caller(struct.pack("@3N", *words), code) == "OneFlow"
-    assert first_caller(struct.pack("@2N", words[0], words[2]), code) == "Python"
+    words = (places[C] + 0xAED90, places[ONEFLOW] + 0x2000, places[PYTHON] + 2)
+    assert first_caller(struct.pack("@3N", *words), code, before) == "OneFlow"
+    assert first_caller(struct.pack("@2N", words[0], words[2]), code, before) == "Python"
+
+
+@pytest.mark.parametrize(
+    ("code", "is_call"),
+    [
+        ("90 90 e8 80 25 f0 ff", True),  # call offset
+        ("90 90 90 90 90 ff d0", True),  # call rax
+        ("90 90 90 90 ff 50 10", True),  # call [rax + 16]
+        ("90 90 90 ff 54 24 08", True),  # call [rsp + 8]
+        ("90 ff 15 00 10 00 00", True),  # call [rip + 4096]
+        ("ff 94 24 00 10 00 00", True),  # call [rsp + 4096]
+        ("90 ff 25 00 10 00 00", False),  # jmp [rip + 4096]
+        ("90 90 90 90 90 ff e0", False),  # jmp rax
+        ("90 90 e9 80 25 f0 00", False),  # jmp offset
+        ("e8 80 25 f0 00 90 90", False),  # call offset; nop; nop
+    ],
+)
+def test_functions_return_to_where_a_call_ends(code: str, is_call: bool) -> None:
+    assert ends_with_call(bytes.fromhex(code)) == is_call
 
 
 def test_a_main_thread_that_waits_for_a_lock_of_python_does_not_wait_in_oneflow() -> None:
