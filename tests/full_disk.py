@@ -32,6 +32,11 @@ def resize(folder: Path, kilobytes: int) -> None:
     _mount("-o", f"remount,size={kilobytes}k", "tmpfs", str(folder))
 
 
+def forbid_writing(folder: Path) -> None:
+    """Make a small disk read-only."""
+    _mount("-o", "remount,ro", "tmpfs", str(folder))
+
+
 def fill(folder: Path) -> Path:
     """Take what room there is; returns the file to remove, to give it back."""
     ballast = folder / "ballast"

@@ -21,6 +21,7 @@ from libai_data.engine.writers import JSONWriter, TensorboardXWriter
 from libai_data.errors import ConfigError
 from libai_data.launch.launcher import parse_args
 from libai_data.loader.failures import ErrorPolicy
+from tests import full_disk
 from tools import benchmark, prepare_digits, prepare_stdlib
 
 NOTHING: Any = None
@@ -93,6 +94,14 @@ def test_a_command_refuses_a_folder_in_place_of_a_file_to_write(
     with pytest.raises(SystemExit):
         COMMANDS[name](str(tmp_path))
     assert "must be a path of a file on this machine (no folder" in capsys.readouterr().err
+
+
+def test_a_tokenizer_that_cannot_be_written_is_refused_before_it_is_trained(tmp_path: Path) -> None:
+    with full_disk.small_disk(tmp_path / "disk", 100) as disk:
+        full_disk.forbid_writing(disk)
+        for path in (disk / "t.json", disk / "new" / "folder" / "t.json"):
+            with pytest.raises(ConfigError, match=f"output is {path}, but nothing can be written in {disk}; give"):
+                train_tokenizer(["none.jsonl"], str(path), Training())
 
 
 @pytest.mark.parametrize("path", ["a:b/c", "./~/x", "/tmp/x~", "über"])

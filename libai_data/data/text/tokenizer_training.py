@@ -92,12 +92,15 @@ def train_tokenizer(
 
     Raises:
         ConfigError: There is no input or no document; an argument has another type; a key is given twice; or the output
-            is an input, or no path of a file on this machine.
+            is an input, no path of a file on this machine, or in a folder that may not be written to.
     """
     check(_GIVEN, output=output, training=training, cutting=cutting)
     cutting = cutting or Cutting()
     check_keys(keys)
     path = Path(output)
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    if not os.access(folder, os.W_OK):
+        raise ConfigError(f"output is {path}, but nothing can be written in {folder}; give another path")
     files = find_inputs(inputs, cutting.format, [path])
     if os.path.realpath(path) in map(os.path.realpath, files):
         raise ConfigError(f"output is {path}, which is an input too, and would be overwritten; give another path")
