@@ -40,6 +40,7 @@ _POLL_SECONDS = 0.02
 _QUESTION = b"libai_data: which job?"
 _LONGEST = 1024
 _TRIES = 3
+_MOST_REPORTS = 10  # strangers may ask, too
 _SECONDS_TO_ANSWER = 0.3
 _SECONDS_BETWEEN_TRIES = 0.1
 # A rank of the previous job may take 4.3 s to end (`watchdog`), while the next job already starts.
@@ -74,7 +75,7 @@ class Rank0Answers:
 
     def _problem(self, told: Sequence[str], host: str) -> str:
         """The problem of a rank that asked, if its launcher was started with other numbers than that of rank 0."""
-        if len(told) != 3:
+        if len(told) != 3 or not "".join(told[:2]).isdecimal():
             return ""
         world_size, rank, where = told
         has = ""
@@ -82,7 +83,7 @@ class Rank0Answers:
             has = f"WORLD_SIZE {world_size} instead of {self._world_size}"
         elif self._machine_of.setdefault(rank, where) != where:
             has = f"RANK {rank}, as a rank of another machine has"
-        if not has or has in self._reported:
+        if not has or has in self._reported or len(self._reported) == _MOST_REPORTS:
             return ""
         self._reported.add(has)
         return (

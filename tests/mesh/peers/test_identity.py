@@ -44,11 +44,11 @@ def test_rank_0_reports_once_that_another_machine_has_other_numbers_of_ranks(mon
     port = free_port()
     answers = Rank0Answers(port, has_joined=False)
 
-    def reported(world_size: str, rank: int, machine: str) -> str:
+    def reported(world_size: str, rank: int, machine: str, more: bytes = b"") -> str:
         monkeypatch.setenv("WORLD_SIZE", world_size)
         monkeypatch.setattr(same_job, "machine", lambda: machine)
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
-            client.sendto(same_job.question_of(rank), ("127.0.0.1", port))
+            client.sendto(same_job.question_of(rank) + more, ("127.0.0.1", port))
             found = answers.answer_one()
             assert b"has_joined" in client.recv(1024)
         return found
@@ -59,6 +59,9 @@ def test_rank_0_reports_once_that_another_machine_has_other_numbers_of_ranks(mon
         assert reported("4", 1, "second").startswith(f"{asks} RANK 1, as a rank of another machine has. If it belongs")
         assert reported("6", 4, "second").startswith(f"{asks} WORLD_SIZE 6 instead of 4. If it belongs to this job")
         assert reported("6", 5, "second") == reported("4", 1, "second") == ""
+        # As from strangers.
+        assert reported("\033[2J", 5, "second") == reported("7", 5, "second", b" ?") == ""
+        assert sum(bool(reported(str(world_size), 5, "second")) for world_size in range(8, 40)) == 8
     finally:
         answers.close()
 
