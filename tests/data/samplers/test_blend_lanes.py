@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from itertools import takewhile
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +17,7 @@ from libai_data.data.datasets import Blend, BlendedDataset
 from libai_data.data.datasets.blend import proportions
 from libai_data.data.random.hashing import combine64, mix64_array
 from libai_data.data.samplers import CyclicSampler, LaneOrder, StreamState
-from libai_data.data.samplers.blend_order import LanedBlendOrder
+from libai_data.data.samplers.blend_order import BlendOrder, LanedBlendOrder
 from libai_data.data.samplers.blend_turns import phases_of, turns_of
 from libai_data.data.samplers.lane_order import lane_of_turn
 from tests.data.samplers.test_lane_order import Shards
@@ -60,6 +62,23 @@ def turns_in_loops(order: LanedBlendOrder, length: int) -> list[tuple[int, int, 
         turns.append((dataset, residue, taken[dataset, residue]))
         taken[dataset, residue] += 1
     return turns
+
+
+@pytest.mark.parametrize(
+    ("lanes", "digest"),
+    [
+        (None, "1d4acb5c41bb02fcbaed4b6a6d3aba33dba928ef8d4b720175a95ee13687a239"),
+        (8, "3800daa46cb5eb215859a49fa95ee1d382d4a1c24ad3f246d3cacad70f961828"),
+    ],
+)
+def test_the_order_of_a_blend_stays_the_same_in_all_versions(lanes: int | None, digest: str) -> None:
+    # Whoever changes this answer raises ORDER_VERSION and VISITS_VERSION: saved states would continue elsewhere.
+    blend = Blend((24, 12, 30), ((0, (3, 3, 1)), (100, (5, 2, 2))), (), (None, None, 40))
+    order = BlendOrder(66, 7, True, blend=blend)
+    if lanes:
+        order = LanedBlendOrder(66, 7, True, 0, lanes, 2, "", np.full(22, 3), blend)
+    found = hashlib.sha256(np.stack(order.locate(np.arange(LENGTH))).astype("<i8").tobytes())
+    assert found.hexdigest() == digest
 
 
 @given(laned_blends(), st.data())
