@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,6 +49,42 @@ class Stateful:
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         self.row, self.epoch = state["row"], state["epoch"]
+
+
+class Placed:
+    """Yields samples of the listed numbers, from the place of its state on."""
+
+    def __init__(self, listed: Iterable[int]) -> None:
+        self.listed, self.place = list(listed), 0
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.place < len(self.listed):
+            self.place += 1
+            yield self.item(self.listed[self.place - 1])
+
+    def item(self, number: int) -> Any:
+        return sample(number)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.place = state["place"]
+
+
+class Listed(Placed):
+    """Begins each epoch anew, also after a break."""
+
+    def set_epoch(self, epoch: int) -> None:
+        self.place = 0
+
+
+class Rewinding(Placed):
+    """Stands at the first row again at the end of an epoch."""
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from super().__iter__()
+        self.place = 0
 
 
 def dealt(epoch: int, shard: int, num_shards: int) -> Iterator[Any]:

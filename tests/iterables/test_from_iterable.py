@@ -47,7 +47,7 @@ from libai_data.mesh.current import set_mesh
 from libai_data.mesh.parallel_mesh import ParallelMesh
 from libai_data.structures import DistTensorData, Instance, batch_info
 from tests.deadline import stretched, wait_until
-from tests.iterables.rows import flat, numbers, resumed, rows_of, sample, taken
+from tests.iterables.rows import Listed, flat, numbers, resumed, rows_of, sample, taken
 from tests.loader.sample_datasets import Speechless
 from tests.loader.streams import loader_threads
 from tests.properties import examples, slowly
@@ -500,45 +500,6 @@ class KnowsItsEpoch:
         return ({"x": 100 * self.epoch + number} for number in range(24))
 
 
-class KnowsItsPlace(KnowsItsEpoch):
-    """Continues where its state says, and tells the place of its newest iterator."""
-
-    place = 0
-
-    def __iter__(self) -> Iterator[dict[str, int]]:
-        while self.place < 24:
-            self.place += 1
-            yield {"x": self.place - 1}
-        self.place = 0
-
-    def state_dict(self) -> dict[str, int]:
-        return {"place": self.place}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.place = state["place"]
-
-
-class Listed:
-    """Yields samples of the listed numbers, from the place of its state on."""
-
-    def __init__(self, listed: Any) -> None:
-        self.listed, self.place = list(listed), 0
-
-    def set_epoch(self, epoch: int) -> None:
-        self.place = 0
-
-    def __iter__(self) -> Iterator[Any]:
-        while self.place < len(self.listed):
-            self.place += 1
-            yield sample(self.listed[self.place - 1])
-
-    def state_dict(self) -> dict[str, int]:
-        return {"place": self.place}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.place = state["place"]
-
-
 class Measured(Listed):
     """Also has a length."""
 
@@ -713,7 +674,9 @@ class NamesFile(HasFile):
 OF_ONE_FILE: list[Callable[[], Any]] = [lambda: of_a_global_file, lambda: of_an_outer_file, HasFile, NamesFile]
 
 
-@pytest.mark.parametrize("source", [KnowsItsEpoch, KnowsItsPlace, partial(map, sample, range(24)), *OF_ONE_FILE])
+@pytest.mark.parametrize(
+    "source", [KnowsItsEpoch, partial(Listed, range(24)), partial(map, sample, range(24)), *OF_ONE_FILE]
+)
 def test_what_one_loader_reads_at_a_time_is_not_read_by_two(source: Any) -> None:
     shared = source()
     loaders = [from_iterable(shared, 2, prefetch=1) for _ in range(2)]
@@ -740,7 +703,7 @@ def test_two_loaders_may_write_to_one_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "source", [KnowsItsEpoch(), KnowsItsPlace(), [{"x": 1}] * 6, *(make() for make in OF_ONE_FILE)]
+    "source", [KnowsItsEpoch(), Listed(range(24)), [{"x": 1}] * 6, *(make() for make in OF_ONE_FILE)]
 )
 def test_what_one_loader_reads_at_a_time_is_read_by_two_in_turn(source: Any) -> None:
     next(iter(from_iterable(source, 2, prefetch=1)))

@@ -19,32 +19,21 @@ from libai_data.data.datasets import OneRound, PackedDataset
 from libai_data.errors import ConfigError, SampleError
 from libai_data.iterables import FilteredStream, MappedStream, PackedStream
 from libai_data.structures import Instance
+from tests.iterables.rows import Listed, Rewinding
 from tests.properties import examples
 
 LENGTHS = st.lists(st.integers(0, 20), min_size=1, max_size=30)
 PACKING = st.sampled_from([{"cut": True}, *({"cut": False, "window": window} for window in (0, 1, 5, 16, 256))])
 
 
-class Documents:
-    """A stream of documents of these lengths, that can tell and load its state."""
+class Documents(Listed):
+    """A stream of documents of these lengths, which counts what it reads."""
 
-    def __init__(self, lengths: list[int]) -> None:
-        self.lengths, self.next, self.reads = lengths, 0, 0
+    reads = 0
 
-    def set_epoch(self, epoch: int) -> None:
-        self.next = 0
-
-    def __iter__(self) -> Iterator[Any]:
-        while self.next < len(self.lengths):
-            self.next += 1
-            self.reads += 1
-            yield document(self.lengths[self.next - 1], self.next)
-
-    def state_dict(self) -> Any:
-        return {"next": self.next}
-
-    def load_state_dict(self, state: Any) -> None:
-        self.next = state["next"]
+    def item(self, number: int) -> Any:
+        self.reads += 1
+        return document(number, self.place)
 
 
 def document(length: int, number: int) -> Any:
@@ -96,7 +85,7 @@ def test_every_cut_continues_exactly_from_the_state_of_the_stream(
         assert found + [content(batch) for batch in islice(resumed.numpy(), 5)] == expected
 
 
-class BeginsAnew(Documents):
+class BeginsAnew(Rewinding):
     """Documents whose state at the end of an epoch is that of its beginning."""
 
     epoch = 0
@@ -104,10 +93,8 @@ class BeginsAnew(Documents):
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
 
-    def __iter__(self) -> Iterator[Any]:
-        for sample in super().__iter__():
-            yield {"tokens": sample["tokens"] + 1000 * self.epoch}
-        self.next = 0
+    def item(self, number: int) -> Any:
+        return {"tokens": np.arange(number) + 100 * self.place + 1000 * self.epoch}
 
 
 @pytest.mark.parametrize("ends", ["cycle", "short"])

@@ -29,6 +29,7 @@ from libai_data.launch.same_interpreter import has_random_hashes
 from libai_data.loader.same_dataset import are_same
 from tests.deadline import stretched, wait_until
 from tests.iterables.rows import (
+    Rewinding,
     Scaled,
     Stateful,
     ViewsAndLocals,
@@ -179,27 +180,8 @@ def test_the_draws_of_a_shuffle_buffer_stay_the_same_in_all_versions() -> None:
     assert list(islice(rows, 15)) == [3, 5, 1, 6, 4, 7, 0, 8, 11, 2, 12, 14, 16, 10, 17]
 
 
-class EndsItsEpochs:
-    """Keeps its place; the next epoch begins if this one was read to its end."""
-
-    def __init__(self) -> None:
-        self.row = 0
-
-    def __iter__(self) -> Iterator[Any]:
-        while self.row < 6:
-            self.row += 1
-            yield sample(self.row)
-        self.row = 0
-
-    def state_dict(self) -> dict[str, int]:
-        return {"row": self.row}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.row = state["row"]
-
-
 def test_epochs_follow_a_resume_at_which_the_shuffle_buffer_holds_the_rest_of_the_epoch() -> None:
-    saved, again = (from_iterable(EndsItsEpochs(), 2, shuffle_buffer=5) for _ in range(2))
+    saved, again = (from_iterable(Rewinding(range(1, 7)), 2, shuffle_buffer=5) for _ in range(2))
     begun = rows(saved, 1)
     again.load_state_dict(saved.state_dict())
     saved.close()
