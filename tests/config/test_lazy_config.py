@@ -4,7 +4,7 @@ import builtins
 import itertools
 import pathlib
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Callable
 
 import pytest
@@ -161,19 +161,12 @@ def test_threads_load_at_the_same_time(write: Write) -> None:
     for number in range(4):
         write(f"f{number}/base.py", f"train = dict(number={number})\n")
         files.append(write(f"f{number}/c.py", "from .base import train\nimport json\n"))
-    wrong = []
 
-    def load(number: int) -> None:
-        for _ in range(20):
-            if LazyConfig.load(files[number]).train.number != number:
-                wrong.append(number)
+    def loaded(file: str) -> set[int]:
+        return {LazyConfig.load(file).train.number for _ in range(20)}
 
-    threads = [threading.Thread(target=load, args=(n,)) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(loaded, files)) == [{0}, {1}, {2}, {3}]
 
 
 def test_dataclasses_and_classes_may_be_defined_in_a_config(write: Write) -> None:

@@ -7,6 +7,7 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any, Callable
 
@@ -51,17 +52,20 @@ def batch(number: int, length: int = 5, **fields: np.ndarray) -> NodeBatch:
     return NodeBatch(BatchInfo(number, 0, 12 * number, 12, 12, (number, 1)), None, arrays, layouts, None, (0, 0), ())
 
 
+def meet(strangers: Callable[[int], None] = lambda port: None) -> tuple[socket.socket, socket.socket]:
+    """Rank 0's end and node 1's of a connection that they make after strangers have come to rank 0's port."""
+    listener, port = open_network_link()
+    strangers(port)
+    with ThreadPoolExecutor(1) as threads:
+        coming = threads.submit(connect_to_rank0, "127.0.0.1", port, 1, SECRET)
+        return accept_leaders(listener, [1], SECRET)[1], coming.result()
+
+
 class Link:
     """Rank 0's end and that of node 1, which has shards 1 and 3, over TCP."""
 
     def __init__(self, ahead: int = 2, is_sent: Callable[[int], bool] = lambda placement_idx: True) -> None:
-        listener, port = open_network_link()
-        ends: list[socket.socket] = []
-        meeting = threading.Thread(target=lambda: ends.append(connect_to_rank0("127.0.0.1", port, 1, SECRET)))
-        meeting.start()
-        self.rank0_end = accept_leaders(listener, [1], SECRET)[1]
-        meeting.join()
-        self.node_end = ends[0]
+        self.rank0_end, self.node_end = meet()
         plan: Any = SimpleNamespace(
             mesh=SimpleNamespace(data_parallel_size=SHARDS),
             shards_of_node=lambda node: (1, 3),
@@ -308,20 +312,11 @@ def test_closing_waits_for_no_batch_that_nobody_will_take() -> None:
 
 
 def test_a_feed_that_another_thread_closes_waits_no_longer(link: Link) -> None:
-    errors: list[BaseException] = []
-
-    def wait() -> None:
-        try:
-            link.feed.next()
-        except PeerError as error:
-            errors.append(error)
-
-    waiting = threading.Thread(target=wait)
-    waiting.start()
-    wait_until(lambda: bool(link.feed._received.not_empty._waiters), "thread that waits")  # type: ignore[attr-defined]
-    link.feed.close()
-    assert ends_within(10, waiting)
-    assert "this rank has closed the connection" in str(errors[0])
+    with ThreadPoolExecutor(1) as threads, pytest.raises(PeerError, match="this rank has closed the connection"):
+        waiting = threads.submit(link.feed.next)
+        wait_until(lambda: bool(link.feed._received.not_empty._waiters), "thread that waits")  # type: ignore[attr-defined]
+        link.feed.close()
+        waiting.result(10)
 
 
 def test_a_feed_that_the_garbage_collector_closes_in_its_own_thread_ends(link: Link) -> None:
@@ -361,17 +356,6 @@ def test_no_thread_outlives_its_link() -> None:
     assert not left & {"send to node 1", "receive from rank 0"}
 
 
-def meet(nodes: list[int], strangers: Any) -> tuple[dict[int, socket.socket], socket.socket]:
-    listener, port = open_network_link()
-    strangers(port)
-    ends: list[socket.socket] = []
-    meeting = threading.Thread(target=lambda: ends.append(connect_to_rank0("127.0.0.1", port, 1, SECRET)))
-    meeting.start()
-    links = accept_leaders(listener, nodes, SECRET)
-    meeting.join()
-    return links, ends[0]
-
-
 def test_strangers_at_the_door_are_turned_away_and_keep_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     held: list[socket.socket] = []
 
@@ -387,10 +371,10 @@ def test_strangers_at_the_door_are_turned_away_and_keep_nobody_waiting(monkeypat
 
     # Who waits for a stranger waits longer than for the node, and names it as missing.
     monkeypatch.setattr(network_link, "_SECONDS_TO_INTRODUCE_ONESELF", 1000.0)
-    links, end = meet([1], strangers)
-    send_head(links[1], {"hello": 1})
-    assert receive_head(end) == {"hello": 1}
-    for each in [*held, *links.values(), end]:
+    ours, theirs = meet(strangers)
+    send_head(ours, {"hello": 1})
+    assert receive_head(theirs) == {"hello": 1}
+    for each in [*held, ours, theirs]:
         each.close()
 
 
@@ -435,7 +419,6 @@ def test_a_node_that_never_comes_and_an_unreachable_rank_0_are_named(monkeypatch
     listener, _ = open_network_link()
     with pytest.raises(PeerError, match=r"nodes \[1, 2\] did not connect to rank 0 within 0.3 s"):
         accept_leaders(listener, [1, 2], SECRET)
-    monkeypatch.setenv(SECONDS_TO_MEET_VARIABLE, "0.3")
     listener, port = open_network_link()
     listener.close()
     with pytest.raises(PeerError, match=rf"node 1 cannot reach rank 0 at 127.0.0.1, port {port}"):

@@ -6,7 +6,7 @@ import os
 import secrets
 import select
 import socket
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -29,18 +29,10 @@ def name() -> str:
 
 def meet(name: str, ranks: list[int]) -> dict[int, dict[int, Channel]]:
     listener = open_node_link(name)
-    ends: dict[int, Channel] = {}
-
-    def come(rank: int) -> None:
-        ends[rank] = connect_to_leader(name, rank, leader=4)
-
-    coming = [threading.Thread(target=come, args=(rank,)) for rank in ranks]
-    for thread in coming:
-        thread.start()
-    channels = accept_followers(listener, ranks)
-    for thread in coming:
-        thread.join()
-    return {0: channels, 1: ends}
+    with ThreadPoolExecutor(len(ranks)) as threads:
+        coming = {rank: threads.submit(connect_to_leader, name, rank, leader=4) for rank in ranks}
+        channels = accept_followers(listener, ranks)
+        return {0: channels, 1: {rank: each.result() for rank, each in coming.items()}}
 
 
 def test_each_rank_is_known_by_its_number(name: str) -> None:
