@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import struct
-import threading
-import time
 
-import oneflow as flow
 import pytest
 
-from libai_data.mesh.peers.main_thread import MainThread, ends_with_call, first_caller
+from libai_data.mesh.peers.main_thread import ends_with_call, first_caller
 
 C, ONEFLOW, PYTHON = 0x7F3CD6000000, 0x7F3BDC200000, 0x7F3CD6400000
 SIZES = {C: ("C library", 2 << 20), ONEFLOW: ("OneFlow", 2 << 30), PYTHON: ("Python", 2 << 20)}
@@ -62,19 +59,3 @@ def test_callers_are_found_wherever_the_system_has_put_the_libraries(moved: int)
 )
 def test_functions_return_to_where_a_call_ends(code: str, is_call: bool) -> None:
     assert ends_with_call(bytes.fromhex(code)) == is_call
-
-
-def test_a_main_thread_that_waits_for_a_lock_of_python_does_not_wait_in_oneflow() -> None:
-    flow.ones(1).numpy()
-    main, found = MainThread(has_gpus=False), []
-
-    def look() -> None:
-        for _ in range(3):
-            main.seconds_to_wait(has_left=False)
-            found.append(main.is_in_oneflow)
-            time.sleep(0.05)
-
-    looking = threading.Thread(target=look)
-    looking.start()
-    looking.join()
-    assert found == [False] * 3
