@@ -102,8 +102,9 @@ def warn_of_random_hashes(name: str, hashes: str) -> None:
 
 def _methods_of(kind: type) -> list[FunctionType]:
     """The methods of a class that may run when samples are read."""
-    members = [(name, value) for each in kind.__mro__ for name, value in vars(each).items() if name not in _NOT_READING]
-    functions = [getattr(value, "__func__", getattr(value, "fget", value)) for _, value in members]
+    members = [value for each in kind.__mro__ for name, value in vars(each).items() if name not in _NOT_READING]
+    functions = [value.fget if isinstance(value, property) else value for value in members]
+    functions = [each.__func__ if isinstance(each, (classmethod, staticmethod)) else each for each in functions]
     return [each for each in functions if isinstance(each, FunctionType)]
 
 
