@@ -72,7 +72,7 @@ class WorkerStarter:
             self._ship()
 
     def _ship(self) -> None:
-        hashes = random_hashes_of(self.payload.dataset)
+        hashes = random_hashes_of(self.payload.dataset) or random_hashes_of(self.payload.collator)
         if hashes and self.fork_instead(
             f"{self.dataset_name} may use hashes of texts ({hashes}), and only forks have the hash seed of this process"
         ):

@@ -127,9 +127,16 @@ def test_sets_of_texts_are_named_if_workers_have_another_hash_seed(seed: str | N
 
 HASHING = """
 import logging
+from functools import partial
 import numpy as np
 from libai_data import DataLoader
 from libai_data.data.datasets import Map
+
+def hashed(scale, sample):
+    return {"x": hash("text") // scale}
+
+def collate(samples):
+    return {"x": np.full(len(samples), hash("text") % 100)}
 
 def number_of(text):
     return hash(text) % 100_000
@@ -161,9 +168,12 @@ class Plain(Base):
 
 if __name__ == "__main__":
     logging.basicConfig(level="INFO")
-    for dataset in Calls(), Orders(), Keeps(), Map(Plain(), lambda sample: {"x": hash("text")}), Plain():
-        read = [[batch["x"].numpy().tolist() for batch in DataLoader(dataset, num_workers=n)] for n in (0, 1)]
-        print(type(dataset).__name__, read[0] == read[1])
+    cases = {name: (globals()[name](), None) for name in ("Calls", "Orders", "Keeps", "Plain")}
+    cases.update(mapped=(Map(Plain(), partial(hashed, 2)), None), collated=(Map(Plain(), dict), collate))
+    for name, (dataset, collate_fn) in cases.items():
+        loaders = (DataLoader(dataset, num_workers=workers, collate_fn=collate_fn) for workers in (0, 1))
+        first, second = ([batch["x"].numpy().tolist() for batch in loader] for loader in loaders)
+        print(name, first == second)
 """
 
 
@@ -171,9 +181,10 @@ def test_workers_share_the_hash_seed_that_python_chose_if_a_dataset_uses_hashes(
     (tmp_path / "program.py").write_text(HASHING)
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONHASHSEED"}
     run = run_to_end([sys.executable, str(tmp_path / "program.py")], 100, env=variables, check=True)
-    assert run.stdout.split() == ["Calls", "True", "Orders", "True", "Keeps", "True", "Map", "True", "Plain", "True"]
-    found = ["Calls.__getitem__()", "Orders.__getitem__()", "dataset.kept", "<lambda>()"]
-    assert [f"may use hashes of texts ({each})" in run.stderr for each in found] == [True] * 4
+    names = ["Calls", "Orders", "Keeps", "Plain", "mapped", "collated"]
+    assert run.stdout.splitlines() == [f"{name} True" for name in names]
+    found = ["Calls.__getitem__()", "Orders.__getitem__()", "dataset.kept", "hashed()", "collate()"]
+    assert [each for each in found if f"may use hashes of texts ({each})" not in run.stderr] == []
     assert "Workers are forked instead" in run.stderr and "Plain may use" not in run.stderr
 
 

@@ -9,8 +9,9 @@ import sys
 import sysconfig
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -82,7 +83,9 @@ def random_hashes_of(dataset: Any) -> str:
         is_set = isinstance(thing, (set, frozenset)) and len(thing) > 1
         if is_set and any(isinstance(item, TEXT) for item in islice(thing, _MOST_ITEMS)):
             found.append(name)
-        for function in [thing] if isinstance(thing, FunctionType) else _methods_of(type(thing)):
+        called = thing.func if isinstance(thing, partial) else thing
+        called = called.__func__ if isinstance(called, MethodType) else called
+        for function in [called] if isinstance(called, FunctionType) else _methods_of(type(called)):
             if _hashes(function, known):
                 found.append(f"{function.__qualname__}()")
     return ", ".join(found[:3])
