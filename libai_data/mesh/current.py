@@ -258,13 +258,10 @@ def broadcast_py_object(obj: Any, src: int = 0) -> Any:
 
     Args:
         obj: what rank `src` sends; ignored on the others.
-        src: the sending rank.
+        src: the sending rank; a MeshError if the job has no such rank.
 
     Returns:
         The object of rank `src`; the sender gets a copy too, so that no rank shares state with its own argument.
-
-    Raises:
-        MeshError: The job has no rank `src`.
     """
     refuse(whole(0, get_world_size() - 1), "src", src)
     sent = pickle.dumps(obj) if get_rank() == src else None
@@ -309,12 +306,11 @@ def moved(tensor: Any, placement: Any, sbp: list[Any]) -> Any:
     """A global tensor with another placement and SBP. Collective: each rank must call it."""
     import oneflow as flow
 
-    dtype = tensor.dtype
     # OneFlow 0.9 cannot send these between CPUs; it raises an error, or aborts.
-    sent = {flow.uint8: flow.int8, flow.float16: flow.float32, flow.bfloat16: flow.float32}.get(dtype)
+    sent = {flow.uint8: flow.int8, flow.float16: flow.float32, flow.bfloat16: flow.float32}.get(tensor.dtype)
     if sent is None or tensor.placement.type != "cpu":
         return tensor.to_global(placement=placement, sbp=sbp)
-    return tensor.to(sent).to_global(placement=placement, sbp=sbp).to(dtype)
+    return tensor.to(sent).to_global(placement=placement, sbp=sbp).to(tensor.dtype)
 
 
 def convert_to_distributed_default_setting(module_or_tensor: Any) -> Any:
@@ -378,7 +374,6 @@ def _give_to_libai(dist_cfg: MutableMapping[str, Any], mesh: ParallelMesh) -> No
     from omegaconf import DictConfig
 
     stages = mesh.pipeline_parallel_size
-    # Without a pipeline, LiBai lists 10,000 layers.
     libai.setup_dist_util(DictConfig({**dist_cfg, "pipeline_num_layers": stages if stages > 1 else 10_000}))
     if stages > 1:  # Versions of LiBai spread layers in different ways.
         libai._DIST_UTIL._layer_stage_ids = list(mesh.layer_stage_ids)
