@@ -103,13 +103,11 @@ class StatefulLoader:
 
     def __init__(self) -> None:
         self.at = 0
-        self.read = 0
 
     def __iter__(self) -> Iterator[Any]:
         while self.at < ROWS:
             batch = [sample(number) for number in range(self.at, min(self.at + 3, ROWS))]
             self.at += len(batch)
-            self.read += 1
             yield {name: np.stack([each[name] for each in batch]) for name in ("x", "y")}
         self.at = 0
 
@@ -369,18 +367,6 @@ def test_batches_that_are_kept_stay_what_they_were(kind: Kind) -> None:
     kept = [(batch, copy.deepcopy(batch.y.tensor.numpy())) for batch in loader]
     for batch, before in kept:
         assert (batch.y.tensor.numpy() == before).all()
-
-
-def test_an_own_state_is_used_instead_of_counting() -> None:
-    stopped, again = StatefulLoader(), StatefulLoader()
-    loader = from_iterable(stopped, 3, batches=True, prefetch=1, ends="drop")
-    taken(loader, 5)
-    state = loader.state_dict()
-    loader.close()
-    loader = from_iterable(again, 3, batches=True, prefetch=1, ends="drop")
-    loader.load_state_dict(state)
-    assert [rows for _, rows in taken(loader)] == [[15, 16, 17], [18, 19, 20]]
-    assert again.read == 4  # The last batch before the state, which is compared, and the rest.
 
 
 def test_webdataset_needs_no_node_splitter_and_may_not_have_one(monkeypatch: pytest.MonkeyPatch) -> None:
