@@ -56,12 +56,15 @@ def test_the_command_gets_the_arguments_after_its_name(tmp_path: Path) -> None:
         ("inspect CONFIG --samples 0", "--samples is 0"),
         ("inspect CONFIG --step -1", "--step is -1"),
         ("profile CONFIG --ranks 0", "--ranks is 0"),
-        ("profile CONFIG --seconds nan", "--seconds is nan"),
-        ("profile CONFIG --seconds inf", "--seconds is inf"),
+        *((f"profile CONFIG --seconds {seconds}", f"--seconds is {seconds}") for seconds in ("nan", "inf", "0.0")),
         ("plan CONFIG --nodes 0", "--nodes is 0"),
         ("plan CONFIG train.seed=1 --nodes 0 train.seed=2", "--nodes is 0"),
         ("train train.seed=1 --resume", "no config is given"),
-        ("doctor --config-file CONFIG --seconds nan", "--seconds is nan"),
+        *(
+            (f"doctor --config-file CONFIG --seconds {seconds}", f"--seconds is {seconds}")
+            for seconds in ("nan", "0.0")
+        ),
+        ("doctor", "no config is given"),
         ("doctor --config-file CONFIG --seconds 1e12", "it must be above 0, and below 1e9"),
         ("doctor CONFIG --ranks 0", "doctor: error: --ranks is 0"),
         ("train-tokenizer --input TEXT --output OUT --min-frequency -1", "min_frequency is -1"),
