@@ -47,6 +47,9 @@ class Node:
         self.publisher.publish(batch)
         return batch
 
+    def take(self) -> list[Any]:
+        return [follower.next() for follower in self.followers.values()]
+
     def close(self) -> None:
         for follower in self.followers.values():
             follower.close()
@@ -71,8 +74,7 @@ def test_followers_get_what_the_leader_read(node: Node) -> None:
     for number in range(12):
         published = content(node.publish())
         assert published[0].position == 16 + 8 * number
-        for follower in node.followers.values():
-            assert content(follower.next()) == published
+        assert [content(batch) for batch in node.take()] == [published] * 2
 
 
 def test_a_batch_stays_as_it_is_while_any_rank_keeps_it(node: Node) -> None:
@@ -115,8 +117,7 @@ def test_memory_does_not_grow_with_the_number_of_batches(node: Node) -> None:
     sizes = []
     for _ in range(200):
         node.publish()
-        for follower in node.followers.values():
-            follower.next()
+        node.take()
         sizes.append(os.fstat(node.loader.shared_arena().descriptor).st_size)
     assert sizes[-1] == sizes[20]
 
@@ -155,12 +156,10 @@ def test_batches_of_a_broken_off_pass_are_given_back_unseen(node: Node) -> None:
         node.publish()
     node.begin(position=32)
     published = content(node.publish())
-    for follower in node.followers.values():
-        assert content(follower.next()) == published
+    assert [content(batch) for batch in node.take()] == [published] * 2
     for _ in range(3):
         node.publish()
-        for follower in node.followers.values():
-            follower.next()
+        node.take()
     gc.collect()
     assert len(node.publisher._held) <= 2
 
@@ -170,8 +169,7 @@ def test_a_follower_that_takes_its_leave_is_not_missed(node: Node, reads_ahead: 
     node.begin()
     for _ in range(3):
         node.publish()
-        node.followers[1].next()
-        node.followers[2].next()
+        node.take()
     if reads_ahead:  # What it was told of and did not hear resets the connection; its leave must be heard all the same.
         node.publish()
         node.followers[1].next()
@@ -254,7 +252,7 @@ def test_releases_from_other_threads_are_counted(node: Node) -> None:
     node.begin()
     for _ in range(30):
         node.publish()
-        taken = [follower.next() for follower in node.followers.values()]
+        taken = node.take()
         releasing = threading.Thread(target=taken.clear)
         releasing.start()
         releasing.join()
