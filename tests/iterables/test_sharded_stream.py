@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
@@ -436,30 +436,42 @@ def test_the_processes_that_read_a_stream_order_sets_alike(
     assert ("of_a_set may use hashes of texts (of_a_set())" in caplog.text) == has_random_hashes()
 
 
-def test_close_ends_the_threads_of_shards_that_are_being_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    opens, goes_on = threading.Event(), threading.Event()
+class StallingOnce:
+    """Stands for the comparison of two shards, in threads, of a loader of numbers; the first one waits."""
 
-    def slowly_compared(*attributes: Any) -> bool:
-        opens.set()
-        assert goes_on.wait(60)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.stalls, self.goes_on, self.has_gone_on = threading.Event(), threading.Event(), threading.Event()
+        monkeypatch.setattr(sharded_stream, "are_same", self)
+        self.threads = ThreadPoolExecutor(1)
+
+    def __call__(self, *attributes: Any) -> bool:
+        if not self.stalls.is_set():
+            self.stalls.set()
+            assert self.goes_on.wait(60)
+            self.has_gone_on.set()
         return are_same(*attributes)
 
-    monkeypatch.setattr(sharded_stream, "are_same", slowly_compared)
-    before = loader_threads()
-    loader = from_iterable(
-        lambda shard, num_shards: ({"n": number} for number in range(shard, 9, num_shards)),
-        2,
-        num_shards=2,
-        num_workers=2,
-        worker_type="thread",
-    )
-    with ThreadPoolExecutor(1) as threads:
-        first = threads.submit(lambda: next(iter(loader)))
-        assert opens.wait(60)
-        threading.Timer(0.05, goes_on.set).start()
-        loader.close()
-        with pytest.raises(PassError):
-            first.result()
+    def loader(self, size: int, rows: int, **options: Any) -> Any:
+        def numbers(shard: int, num_shards: int) -> Iterator[Any]:
+            return ({"n": number} for number in range(shard, size, num_shards))
+
+        return from_iterable(numbers, rows, num_shards=2, num_workers=2, worker_type="thread", **options)
+
+    def first_pass(self, loader: Any) -> Future[Any]:
+        """A pass in another thread, which has begun to wait."""
+        first = self.threads.submit(lambda: next(iter(loader)))
+        assert self.stalls.wait(60)
+        return first
+
+
+def test_close_ends_the_threads_of_shards_that_are_being_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    comparison, before = StallingOnce(monkeypatch), loader_threads()
+    loader = comparison.loader(9, 2)
+    first = comparison.first_pass(loader)
+    threading.Timer(0.05, comparison.goes_on.set).start()
+    loader.close()
+    with pytest.raises(PassError):
+        first.result(60)
     wait_until(lambda: loader_threads() <= before, "end of the threads")
 
 
@@ -477,34 +489,16 @@ def test_an_epoch_that_begins_while_another_thread_ends_its_lanes_ends_too() -> 
 
 
 def test_a_pass_that_is_opened_late_does_not_end_the_next_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    opens, goes_on, opened = threading.Event(), threading.Event(), threading.Event()
-
-    def first_slowly(*attributes: Any) -> bool:
-        if not opens.is_set():
-            opens.set()
-            assert goes_on.wait(60)
-            opened.set()
-        return are_same(*attributes)
-
-    monkeypatch.setattr(sharded_stream, "are_same", first_slowly)
+    comparison = StallingOnce(monkeypatch)
     monkeypatch.setattr(prefetcher, "_END_SECONDS", 0.01)
-    loader = from_iterable(
-        lambda shard, num_shards: ({"n": number} for number in range(shard, 2000, num_shards)),
-        20,
-        num_shards=2,
-        num_workers=2,
-        worker_type="thread",
-        prefetch=1,
-    )
-    with ThreadPoolExecutor(1) as threads:
-        first = threads.submit(lambda: next(iter(loader)))
-        assert opens.wait(60)
-        loader.close()
-        with pytest.raises(PassError):
-            first.result()
-    threading.Timer(0.05, goes_on.set).start()
+    loader = comparison.loader(2000, 20, prefetch=1)
+    first = comparison.first_pass(loader)
+    loader.close()
+    with pytest.raises(PassError):
+        first.result(60)
+    threading.Timer(0.05, comparison.goes_on.set).start()
     batches = iter(loader.numpy())
     found = next(batches)["n"].tolist()
-    assert opened.wait(60)
+    assert comparison.has_gone_on.wait(60)
     found += [number for batch in batches for number in batch["n"].tolist()]
     assert found == list(range(2000))
