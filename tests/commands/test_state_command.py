@@ -43,7 +43,6 @@ def folder(trained: Path, tmp_path: Path) -> Path:
 
 
 def said(capsys: Any, *arguments: object, code: int = 0) -> str:
-    """What the command prints."""
     capsys.readouterr()
     assert main([str(argument) for argument in arguments]) == code
     shown = capsys.readouterr()

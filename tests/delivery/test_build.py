@@ -75,8 +75,6 @@ class Point:
 
 @dataclass
 class Points:
-    """A dataset that is a dataclass."""
-
     size: int = 6
 
     def __len__(self) -> int:

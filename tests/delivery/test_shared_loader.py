@@ -18,7 +18,6 @@ from tests.loader.streams import descriptors, loader_threads
 
 
 def train(**options: Any) -> Any:
-    """A training loader with batches of 4."""
     return build_nlp_train_loader(Rows(), 4, num_workers=0, readers="node", **options)[0]
 
 

@@ -192,8 +192,6 @@ def test_a_dataset_of_batches_by_index_ends_by_its_length_and_is_shuffled(argume
 
 
 class Asking(Pictures):
-    """Asks this package, PyTorch and OneFlow which worker it is in."""
-
     def __init__(self) -> None:
         import oneflow.utils.data
 
@@ -472,8 +470,6 @@ def test_a_loader_of_an_iterable_has_the_attributes_of_pytorchs() -> None:
 
 
 class Sized(Numbers):
-    """An IterableDataset that says how long it is."""
-
     def __init__(self, said: int = 10) -> None:
         self.said = said
 

@@ -403,8 +403,6 @@ def test_an_iterable_without_a_row_has_no_batch_and_cannot_cycle() -> None:
 
 
 class HoldsAnIterator:
-    """Looks as if it could be iterated again."""
-
     def __init__(self, is_wrapped: bool) -> None:
         self._iterator = numbers()
         self._is_wrapped = is_wrapped
@@ -464,8 +462,6 @@ def test_an_epoch_may_have_no_rows_if_the_source_knows_it(source: Any, caplog: p
 
 
 class KnowsItsEpoch:
-    """Reads its epoch while it is iterated over."""
-
     epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -1366,7 +1362,6 @@ def test_a_stream_that_draws_from_a_global_generator_is_read_and_told_once(
 
 
 def busily(value: Any) -> Any:
-    """Returns the value after other threads have run."""
     for _ in range(5000):
         pass
     return value

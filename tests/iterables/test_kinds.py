@@ -32,8 +32,6 @@ FOLDER: Path
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of iterable."""
-
     make: Callable[[], Any]  # makes one of `ROWS` rows, as each new process would
     needs: str | None = None  # the library
     options: dict[str, Any] = field(default_factory=dict)  # of `from_iterable`

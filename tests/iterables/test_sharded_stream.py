@@ -251,8 +251,6 @@ def test_iterables_that_ask_which_worker_they_are_in_yield_their_shards(num_work
 
 
 class AsksForEachRow(torch.utils.data.IterableDataset):
-    """Says in each row which worker it is, and lets others read meanwhile."""
-
     def __iter__(self) -> Iterator[Any]:
         for number in range(80):
             before = torch.utils.data.get_worker_info()

@@ -104,7 +104,6 @@ def launch(*arguments: object, stdout: int = subprocess.PIPE) -> subprocess.Pope
 
 
 def waiting_in(pipe: int) -> int:
-    """How many bytes can be read."""
     return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 

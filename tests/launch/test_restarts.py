@@ -24,8 +24,6 @@ ENDS = st.tuples(st.sampled_from([0, 1, 7, STOPPED, 137]), st.sampled_from([1.0,
 
 
 class Runs:
-    """Runs that end as they are told to."""
-
     stop_signal: int | None = None
 
     def __init__(self, ends: list[End]) -> None:

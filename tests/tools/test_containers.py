@@ -95,7 +95,6 @@ def test_the_command_of_a_pod_starts_the_launcher_with_all_that_it_needs(
 
 
 def instructions() -> list[list[str]]:
-    """The Dockerfile's instructions, each as its words."""
     text = re.sub(r"\\\n", " ", DOCKERFILE.read_text())
     return [line.split(maxsplit=1) for line in text.splitlines() if line and not line.startswith("#")]
 

@@ -18,7 +18,6 @@ SCRIPT = "tools/own_loop.py"
 
 
 def launched(repository: Path, script: Path, folder: Path) -> str:
-    """What the script prints on four ranks."""
     command = [sys.executable, "-m", "libai_data.launch", "--nproc_per_node", "4"]
     command += ["--master_port", str(free_port()), str(script), str(folder)]
     ended = run_to_end(command, 100, cwd=repository)

@@ -34,7 +34,6 @@ def init(**settings):
 
 @pytest.fixture()
 def project(repository: Path, tmp_path: Path) -> Path:
-    """A folder with the files of the page."""
     for block in blocks_of(repository / "docs" / "training.md"):
         if "<<'END'" in block.code:
             files = block.code[: block.code.rindex("END\n") + len("END\n")]

@@ -64,7 +64,6 @@ def test_too_few_arguments_are_answered_with_the_usage() -> None:
 
 
 def commands_of(target: str) -> list[str]:
-    """What make would run."""
     lines = run("make", "--dry-run", "--directory", REPOSITORY, target).stdout.splitlines()
     return [line for line in lines if not line.startswith("make")]
 

@@ -27,12 +27,10 @@ pytest.importorskip("pyarrow")
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """The shards in a folder."""
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file() and path.name[0] != "."}
 
 
 def as_source_has_it(to: str, found: list[Any], expected: list[Any]) -> bool:
-    """Whether records of shards are those of the source."""
     if to == "array_record":
         return same([record if type(expected[0]) is bytes else unpack_record(record) for record in found], expected)
     if type(expected[0]) is bytes:
@@ -45,7 +43,6 @@ def as_source_has_it(to: str, found: list[Any], expected: list[Any]) -> bool:
 
 
 def decoded(sample: dict[str, Any], like: dict[str, Any]) -> dict[str, Any]:
-    """A sample of files as the record that they were made of."""
     found: dict[str, Any] = {}
     for ending, content in sample.items():
         name, _, kind = ending.rpartition(".")

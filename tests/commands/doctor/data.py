@@ -12,8 +12,6 @@ SICK = "LIBAI_DATA_TEST_SICK"
 
 
 class Numbers:
-    """Samples of 64 numbers."""
-
     def __init__(self, length: int = 40) -> None:
         self.length, self.sick = length, os.environ.get(SICK, "")
         if self.sick == "broken":

@@ -48,7 +48,6 @@ def is_kept(sample: Any) -> bool:
 
 @pytest.fixture
 def pictures(tmp_path: Path) -> Path:
-    """Two classes of 12 pictures of noise."""
     rng = np.random.default_rng(0)
     for number in range(24):
         path = tmp_path / "pictures" / ("ab"[number % 2]) / f"{number:02}.png"
@@ -223,8 +222,6 @@ def test_the_table_tells_shape_range_layout_and_placement() -> None:
 
 
 class Ragged(Sentences):
-    """Sentences as long as they are."""
-
     def __getitem__(self, index: int) -> Any:
         return {"input_ids": np.arange(1, 4 + index % 8)}
 

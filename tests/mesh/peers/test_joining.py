@@ -303,7 +303,6 @@ def test_a_rank_of_another_machine_is_told_that_rank_0_belongs_to_another_job(re
 
 
 def wait_for_rank0(node: Node, port: str, repository: Path) -> None:
-    """Until rank 0 of a job keeps its port on a node."""
     code = (
         "import time; from libai_data.launch.ports import process_with_port\n"
         f"while process_with_port({port}, 'rank 0') is None: time.sleep(0.01)"

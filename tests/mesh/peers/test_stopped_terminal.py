@@ -39,11 +39,9 @@ class Terminal:
         return self.ranks[-1]
 
     def shown(self) -> str:
-        """What the terminal shows."""
         return os.read(self._ours, 1 << 16).decode(errors="replace")
 
     def stop(self) -> None:
-        """What Ctrl-S does."""
         termios.tcflow(self.side, termios.TCOOFF)
 
     def close(self) -> None:
@@ -56,7 +54,6 @@ class Terminal:
 
 @pytest.fixture
 def terminal() -> Iterator[Terminal]:
-    """A terminal for ranks; they are ended with the test."""
     made = Terminal()
     yield made
     made.close()

@@ -30,8 +30,6 @@ def contender(name: str, values: list[float], journal: list[str]) -> Contender:
 
 
 def missing(name: str) -> Contender:
-    """A contender that is not installed."""
-
     @contextmanager
     def opened() -> Iterator[Measure]:
         raise Unavailable("not installed")
