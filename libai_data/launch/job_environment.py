@@ -7,6 +7,7 @@ import hmac
 import logging
 import os
 import re
+import sys
 from collections.abc import Mapping
 from functools import lru_cache
 
@@ -74,11 +75,12 @@ def machine() -> str:
 
 def mistyped_variables(environment: Mapping[str, str] = os.environ) -> list[str]:
     """What to say of variables that nothing reads, and whose names are nearly those of variables of this package."""
-    found = {name: nearest(name[len(_PREFIX) :], VARIABLES) for name in environment if name.startswith(_PREFIX)}
+    words = {name: name[len(_PREFIX) :] for name in environment if name.startswith(_PREFIX)}
+    found = {name: nearest(word, VARIABLES) for name, word in words.items() if word not in VARIABLES}
     return [
         f"The environment has {name}, which nothing reads.{hint.replace(chr(39), chr(39) + _PREFIX, 1)}"
         for name, hint in found.items()
-        if hint and name[len(_PREFIX) :] not in VARIABLES
+        if hint
     ]
 
 
@@ -90,7 +92,8 @@ def seconds_to_join() -> float:
 @lru_cache(maxsize=1)
 def warn_of_mistyped_variables() -> None:
     """Log what `mistyped_variables` finds, once in a process, and of several ranks on rank 0 only."""
-    if os.environ.get("RANK") in (None, "0", "-1"):
+    # While the program ends, nothing more can be imported.
+    if os.environ.get("RANK") in (None, "0", "-1") and not sys.is_finalizing():
         for warning in mistyped_variables():
             logger.warning(warning)
 
