@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from libai_data import get_worker_info
-from libai_data.iterables import from_iterable
+from libai_data.iterables import default_collate, from_iterable
 from libai_data.structures import batch_info
 
 
@@ -65,10 +65,10 @@ class Placed:
     def item(self, number: int) -> Any:
         return sample(number)
 
-    def state_dict(self) -> dict[str, int]:
-        return {"place": self.place}
+    def state_dict(self) -> dict[str, Any]:
+        return {"place": self.place, "of a kind that JSON has not": np.int64(1)}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         self.place = state["place"]
 
 
@@ -85,6 +85,21 @@ class Rewinding(Placed):
     def __iter__(self) -> Iterator[Any]:
         yield from super().__iter__()
         self.place = 0
+
+
+class Joined:
+    """Batches of another iterable with a state."""
+
+    def __init__(self, source: Placed, rows: int) -> None:
+        self.source, self.rows = source, rows
+        self.state_dict, self.load_state_dict = source.state_dict, source.load_state_dict
+        if isinstance(source, Listed):
+            self.set_epoch = source.set_epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        rows = iter(self.source)
+        while batch := list(islice(rows, self.rows)):
+            yield default_collate(batch)
 
 
 def dealt(epoch: int, shard: int, num_shards: int) -> Iterator[Any]:

@@ -48,7 +48,7 @@ from libai_data.mesh.current import set_mesh
 from libai_data.mesh.parallel_mesh import ParallelMesh
 from libai_data.structures import DistTensorData, Instance, batch_info
 from tests.deadline import stretched, wait_until
-from tests.iterables.rows import Listed, flat, numbers, resumed, rows_of, sample, taken
+from tests.iterables.rows import Joined, Listed, flat, numbers, resumed, rows_of, sample, taken
 from tests.loader.sample_datasets import Speechless
 from tests.loader.streams import loader_threads
 from tests.properties import examples, slowly
@@ -479,16 +479,16 @@ class Measured(Listed):
 class AheadOfItself(Listed):
     """Counts two samples too many in its state, as an iterable that reads ahead may do."""
 
-    def state_dict(self) -> dict[str, int]:
-        return {"place": self.place + 2}
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "place": self.place + 2}
 
 
 class ByState:
-    def __init__(self, listed: Any) -> None:
-        self.listed = listed
+    def __init__(self, listed: Any, kind: Callable[[Any], Any] | None = None) -> None:
+        self.listed, self.kind = listed, kind or Entered
 
     def __iter__(self) -> Any:
-        return Entered(self.listed)
+        return self.kind(self.listed)
 
 
 class Entered(Listed):
@@ -496,24 +496,14 @@ class Entered(Listed):
         return self
 
     def __next__(self) -> Any:
-        if self.place == len(self.listed):
-            raise StopIteration
-        self.place += 1
-        return sample(self.listed[self.place - 1])
-
-
-class ByStateAhead(ByState):
-    """Its iterator counts two samples too many in its state."""
-
-    def __iter__(self) -> Any:
-        return EnteredAhead(self.listed)
+        return next(super().__iter__())
 
 
 class EnteredAhead(Entered, AheadOfItself):
     pass
 
 
-@pytest.mark.parametrize("kind", [AheadOfItself, ByStateAhead])
+@pytest.mark.parametrize("kind", [AheadOfItself, lambda listed: ByState(listed, EnteredAhead)])
 def test_a_wrong_state_after_the_first_batch_of_an_epoch_loses_no_rows(kind: Any) -> None:
     stopped, again = (from_iterable(kind(range(20)), 4) for _ in range(2))
     taken(stopped, 1)
@@ -591,18 +581,6 @@ def test_a_chain_of_own_states_continues_whatever_the_first_one_has(
         expected += 3 * cut
         state = json.loads(json.dumps(each.state_dict()))
         each.close()
-
-
-class Joined:
-    def __init__(self, source: Any, rows: int) -> None:
-        self.source, self.rows = source, rows
-        self.set_epoch, self.state_dict = source.set_epoch, source.state_dict
-        self.load_state_dict = source.load_state_dict
-
-    def __iter__(self) -> Iterator[Any]:
-        rows = iter(self.source)
-        while batch := list(islice(rows, self.rows)):
-            yield default_collate(batch)
 
 
 _LINES = io.StringIO("".join(f"{number}\n" for number in range(24)))

@@ -23,7 +23,7 @@ from libai_data.errors import SampleError, SchemaError
 from libai_data.iterables import from_iterable
 from libai_data.iterables.kinds import yields_batches
 from libai_data.loader import BatchLoader
-from tests.iterables.rows import flat, numbers, resumed, sample, taken
+from tests.iterables.rows import Joined, Rewinding, flat, numbers, resumed, sample, taken
 from tests.properties import few_of, is_long_run
 
 ROWS = 22
@@ -96,24 +96,9 @@ class CombinedLoader:
         return ((batch, number, 0) for number, batch in enumerate(torch_loader()))
 
 
-class StatefulLoader:
+def stateful_loader() -> Any:
     """What torchdata's StatefulDataLoader, which wants a newer torch, looks like from outside."""
-
-    def __init__(self) -> None:
-        self.at = 0
-
-    def __iter__(self) -> Iterator[Any]:
-        while self.at < ROWS:
-            batch = [sample(number) for number in range(self.at, min(self.at + 3, ROWS))]
-            self.at += len(batch)
-            yield {name: np.stack([each[name] for each in batch]) for name in ("x", "y")}
-        self.at = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"at": self.at, "of a kind that JSON has not": np.int64(1)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.at = state["at"]
+    return Joined(Rewinding(range(ROWS)), 3)
 
 
 def grain_map(batch: int = 0) -> Any:
@@ -256,7 +241,7 @@ KINDS: dict[str, Kind] = {
     "OneFlow DataLoader": Kind(oneflow_loader, None, NAMES),
     "shuffling OneFlow DataLoader": Kind(lambda: oneflow_loader(shuffle=True), None, NAMES, changes=True, cuts=(4,)),
     "OneFlow dataset": Kind(lambda: oneflow_loader().dataset, None, NAMES, is_map_style=True),
-    "StatefulDataLoader's protocol": Kind(StatefulLoader, options={"batches": True}),
+    "StatefulDataLoader's protocol": Kind(stateful_loader, options={"batches": True}),
     "Grain MapDataset": Kind(grain_map, "grain", is_map_style=True),
     "Grain IterDataset": Kind(grain_iter, "grain"),
     "Grain IterDataset of batches": Kind(lambda: grain_iter(3), "grain"),
