@@ -48,14 +48,6 @@ def test_a_job_of_1024_ranks_is_planned_without_starting_one(
     assert "Recommended: dataloader.train.readers=node" in shown
 
 
-def test_sizes_that_do_not_fit_are_refused(digits: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.chdir(digits)
-    assert main([CONFIG, "--nodes", "5", "train.dist.tensor_parallel_size=4"]) == 1
-    assert "tensor_parallel_size" in capsys.readouterr().err
-    assert main([CONFIG, "--nodes", str(10**12)]) == 1
-    assert "--nodes is 1000000000000; it must be 1 to 100000" in capsys.readouterr().err
-
-
 def test_who_reads_parts_of_samples_is_told_to_go_on_reading_them_itself() -> None:
     mesh = ParallelMesh(2, 4, 1, num_nodes=2)
     assert JobPlan(mesh, 2, (TOKENS,), reads_parts=True).recommended()[0] == "every_rank"

@@ -153,11 +153,6 @@ def test_the_command_measures_each_setting_and_prints_an_override(capsys: pytest
     )
 
 
-def test_a_mesh_that_does_not_fit_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([CONFIG, "--ranks", "3", "train.dist.tensor_parallel_size=2"]) == 1
-    assert "2 does not divide the 3 ranks" in capsys.readouterr().err
-
-
 STREAMED = """
 from libai_data.config import LazyCall
 from tests.engine.test_streamed_training import LANES, CyclicSampler, Points

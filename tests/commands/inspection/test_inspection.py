@@ -241,23 +241,6 @@ def test_the_command_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "rank 1" in (tmp_path / "new" / "page.html").read_text()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--split", "tset"], "Did you mean 'test'?"),
-        (["--split", "test:3"], "has 1 such loader"),
-        (["--split", "test", "--step", "99"], "there is no step 99"),
-        (["--checkpoint", "nowhere"], "nowhere"),
-    ],
-)
-def test_what_cannot_be_shown_is_said(
-    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    assert main(["tests/engine/tiny_config.py", *arguments, "--output", str(tmp_path / "page.html")]) == 1
-    assert words in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_dataset_without_samples_is_refused() -> None:
     with pytest.raises(ConfigError, match="the dataset is empty"):
         inspect_config(config_with(LazyCall(Planted)(length=0)))
