@@ -6,6 +6,7 @@ import gc
 import os
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -216,25 +217,16 @@ def test_a_leader_that_closes_its_loader_early_is_not_only_called_gone(node: Nod
 
 def test_a_follower_that_another_thread_closes_waits_no_longer(node: Node) -> None:
     node.begin()
-    follower, errors = node.followers[1], list[PeerError]()
-
-    def wait() -> None:
-        try:
-            follower.next()
-        except PeerError as error:
-            errors.append(error)
-
-    waiting = threading.Thread(target=wait)
-    waiting.start()
-    wait_until(lambda: is_asleep(waiting), "thread that waits")
-    follower.close()
-    waiting.join(stretched(10))
-    assert not waiting.is_alive()
-    assert len(errors) == 1
+    with ThreadPoolExecutor(1) as threads, pytest.raises(PeerError):
+        thread = threads.submit(threading.get_native_id).result()
+        waiting = threads.submit(node.followers[1].next)
+        wait_until(lambda: is_asleep(thread), "thread that waits")
+        node.followers[1].close()
+        waiting.result(stretched(10))
 
 
-def is_asleep(thread: threading.Thread) -> bool:
-    return Path(f"/proc/self/task/{thread.native_id}/stat").read_text().split()[2] == "S"
+def is_asleep(thread: int) -> bool:
+    return Path(f"/proc/self/task/{thread}/stat").read_text().split()[2] == "S"
 
 
 def test_followers_are_told_why_reading_failed(node: Node) -> None:

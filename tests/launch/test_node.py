@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import threading
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -26,13 +26,11 @@ def test_who_holds_the_name_of_the_job_is_said_at_once_and_waited_for(monkeypatc
         told.set()
 
     monkeypatch.setattr(node, "say", say)
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(node.wait_for_predecessor(job)))
-    thread.start()
-    assert told.wait(stretched(30))
-    predecessor.close()
-    thread.join()
-    found[0].close()
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(node.wait_for_predecessor, job)
+        assert told.wait(stretched(30))
+        predecessor.close()
+        waiting.result().close()
     (line,) = said
     assert f"(process {os.getpid()} uses the socket name @libai_data.launch/{os.getuid()}/{job})" in line
 

@@ -10,9 +10,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import oneflow as flow
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 
 from libai_data.errors import ConfigError, MeshError
 from libai_data.mesh.current import (
@@ -226,8 +228,6 @@ def test_cpu_is_taken_when_asked_for_or_without_a_gpu(asked: Any, gpu_available:
 
 
 def test_setup_writes_the_sizes_in_use_back(no_mesh: None) -> None:
-    from omegaconf import OmegaConf
-
     cfg = OmegaConf.create({"data_parallel_size": None, "tensor_parallel_size": None, "pipeline_parallel_size": 1})
     OmegaConf.set_struct(cfg, True)
     mesh = setup_dist_util(cfg)
@@ -261,8 +261,6 @@ def test_a_set_mesh_is_not_set_up_to_another_value(no_mesh: None) -> None:
 
 
 def test_the_missing_gpu_is_said_once(no_mesh: None, caplog: pytest.LogCaptureFixture) -> None:
-    import oneflow as flow
-
     if flow.cuda.is_available():
         pytest.skip("this machine has a GPU")
     with caplog.at_level("INFO", logger="libai_data.mesh.current"):
@@ -277,16 +275,12 @@ def test_the_missing_gpu_is_said_once(no_mesh: None, caplog: pytest.LogCaptureFi
     ("shape", "kept"), [((2, 2, 1), [0, 1]), ((2, 1, 1), [0]), ((1, 2, 1), [1]), ((1, 1, 2), None)]
 )
 def test_an_nd_sbp_keeps_the_axes_that_the_mesh_has(no_mesh: None, shape: tuple[int, int, int], kept: Any) -> None:
-    import oneflow as flow
-
     both = [flow.sbp.split(0), flow.sbp.split(1)]
     set_mesh(ParallelMesh(*shape))
     assert get_nd_sbp(both) == ([both[i] for i in kept] if kept is not None else [flow.sbp.broadcast])
 
 
 def test_an_nd_sbp_of_another_length_or_type_is_refused(no_mesh: None) -> None:
-    import oneflow as flow
-
     with pytest.raises(ValueError, match="must have two entries"):
         get_nd_sbp([flow.sbp.broadcast])
     with pytest.raises(TypeError, match="'split_0'"):
@@ -294,8 +288,6 @@ def test_an_nd_sbp_of_another_length_or_type_is_refused(no_mesh: None) -> None:
 
 
 def test_a_tensor_and_an_object_on_one_rank_are_placed_and_broadcast(no_mesh: None) -> None:
-    import oneflow as flow
-
     tensor = flow.zeros(2, placement=get_layer_placement(-1), sbp=get_nd_sbp([flow.sbp.split(0), flow.sbp.broadcast]))
     assert tensor.numpy().tolist() == [0, 0]
     sent = {"a": [1, 2]}

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-import threading
 from collections import defaultdict, deque
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -103,12 +103,10 @@ def test_a_rank_between_two_steps_waits_for_the_answer_and_no_longer() -> None:
     assert not rank.reaches(0)
     rank.hear("where", 0)
     assert up == [("in", 0)]
-    answers: list[bool] = []
-    main = threading.Thread(target=lambda: answers.extend([rank.reaches(1), rank.reaches(2)]))
-    main.start()
-    rank.hear("before", 2)
-    main.join(stretched(60))
-    assert answers == [False, True]
+    with ThreadPoolExecutor(1) as threads:
+        answers = threads.submit(lambda: [rank.reaches(1), rank.reaches(2)])
+        rank.hear("before", 2)
+        assert answers.result(stretched(60)) == [False, True]
 
 
 def test_a_signal_to_a_single_rank_stops_before_its_next_step() -> None:
