@@ -196,6 +196,4 @@ def resumed(make: Any, cut: int, count: int, **options: Any) -> list[tuple[Any, 
     stopped.close()
     again = from_iterable(make(), **options)
     again.load_state_dict(state)
-    found = taken(again, count)
-    again.close()
-    return found
+    return taken(again, count)

@@ -58,7 +58,6 @@ def ours(**arguments: Any) -> list[Any]:
     loader = DataLoader(Pictures(), **arguments)
     batches = [plain(dict(batch)) for batch in loader]
     assert len(loader) == len(batches)
-    loader.close()
     return batches
 
 
@@ -178,7 +177,6 @@ def test_a_dataset_of_batches_by_index_ends_by_its_length_and_is_shuffled(argume
     in_order = [[3 * index, 3 * index + 1, 3 * index + 2] for index in range(6)]
     loader = DataLoader(Batched(6), batch_size=None, **arguments)
     assert [batch["n"].numpy().tolist() for batch in loader] == in_order
-    loader.close()
     shuffled = DataLoader(Batched(6), batch_size=None, shuffle=True, seed=1, **arguments)
     epochs = [[batch["n"].numpy().tolist() for batch in shuffled] for _ in range(2)]
     assert sorted(epochs[0]) == sorted(epochs[1]) == in_order
@@ -397,7 +395,6 @@ def test_numbers_of_numpy_are_taken_like_those_of_python(source: Any, arguments:
         loader = DataLoader(source, **arguments)
         first = plain(dict(next(iter(loader))))
         state = json.dumps(loader.state_dict())
-        loader.close()
         return first, state
 
     as_numpy = {

@@ -80,14 +80,11 @@ def test_every_cut_of_a_stream_with_failing_rows_continues_exactly(kind: str, en
 
     whole = loader()
     expected = [content(batch) for batch in islice(whole.numpy(), 14)]
-    whole.close()
     for cut in range(0, len(expected), 5 if options else 2):
         stopped, again = loader(), loader()
         assert [content(batch) for batch in islice(stopped.numpy(), cut)] == expected[:cut]
         again.load_state_dict(json.loads(json.dumps(stopped.state_dict())))
         assert [content(batch) for batch in islice(again.numpy(), len(expected) - cut)] == expected[cut:]
-        stopped.close()
-        again.close()
 
 
 @settings(max_examples=examples(20))
@@ -128,7 +125,6 @@ def test_rows_over_which_a_library_in_rust_fails_are_skipped_but_ctrl_c_is_not()
 
     loader = from_iterable(MappedStream(Stateful(22), decode_in_rust), 1, on_error="skip")
     assert flat(taken(loader)) == [*range(5), *range(6, 22)]
-    loader.close()
     for error in (KeyboardInterrupt, SystemExit, GeneratorExit):
         rows = Skipping(iter(partial(raise_, error), None), "rows")
         with pytest.raises(error):
@@ -143,7 +139,6 @@ def test_a_function_that_stops_the_iteration_fails_instead_of_ending_the_epoch(k
     loader = from_iterable(kind(Stateful(22), known), 1)
     with pytest.raises(SampleError, match=r"known raised StopIteration, for example by next"):
         list(loader)
-    loader.close()
     loader = from_iterable(kind(Stateful(22), known), 1, on_error="skip")
     assert flat(taken(loader)) == [*range(3), *range(4, 22)]
 
@@ -173,7 +168,6 @@ def test_generators_end_by_their_error_and_lists_and_quarantine_are_refused() ->
     loader = from_iterable(MappedStream(lambda: (decode(each) for each in range(8)), dict), 1, on_error="skip")
     with pytest.raises(SampleError, match="an error ends a Python generator"):
         list(loader)
-    loader.close()
     with pytest.raises(ConfigError, match="use Map, which"):
         MappedStream([1, 2], decode)
     with pytest.raises(ConfigError, match="a stream has none; use on_error='skip'"):

@@ -242,7 +242,6 @@ def test_batches_are_cut_anew_without_losing_a_row(sizes: list[int], micro: int,
     rows = sum(sizes)
     loader = from_iterable(lambda: iter(batches_of(sizes)), micro, batches=True, ends=ends)
     found = taken(loader, 2 * rows // micro + 1 if ends == "cycle" else None)
-    loader.close()
     if ends == "cycle":
         assert flat(found) == [number % rows for number in range(len(found) * micro)]
     else:
@@ -261,16 +260,13 @@ def test_a_stream_goes_on_after_every_cut_in_batches_of_any_size(
 
     whole = from_iterable(source, micro, batches=batches, ends="cycle")
     rows = flat(taken(whole, cut + 10))
-    whole.close()
     stopped = from_iterable(source, micro, batches=batches, ends="cycle")
     taken(stopped, cut)
     state = stopped.state_dict()
-    stopped.close()
     assert len(str(state)) < 1024
     again = from_iterable(source, other, batches=batches, ends="cycle")
     again.load_state_dict(state)
     found = flat(taken(again, 3))
-    again.close()
     expected = rows[cut * micro :]
     assert found[: len(expected)] == expected[: len(found)]
 
@@ -350,8 +346,6 @@ def test_the_state_of_another_kind_or_of_a_stream_that_has_become_shorter_is_ref
     again.load_state_dict(stopped.state_dict())
     with pytest.raises(CheckpointError, match="ended 6 rows before the row of the checkpoint"):
         taken(again)
-    for loader in (stopped, again):
-        loader.close()
     loader = from_iterable(numbers, 4)
     with pytest.raises(CheckpointError, match="not saved by a loader over an iterable"):
         loader.load_state_dict({"position": 4, "seed": 1})
@@ -580,7 +574,6 @@ def test_a_chain_of_own_states_continues_whatever_the_first_one_has(
         assert flat(taken(each, cut)) == [*range(expected, expected + 3 * cut)]
         expected += 3 * cut
         state = json.loads(json.dumps(each.state_dict()))
-        each.close()
 
 
 _LINES = io.StringIO("".join(f"{number}\n" for number in range(24)))
@@ -763,7 +756,6 @@ def test_a_collator_gets_samples_as_they_come() -> None:
     for source in (samples, lambda: samples):
         loader = from_iterable(source, 3, collate_fn=collate)
         assert [rows for _, rows in taken(loader)] == [[0, 1, 2], [3, 4, 5]]
-        loader.close()
 
 
 @pytest.mark.parametrize("package", ["torch", "oneflow"])
@@ -809,13 +801,11 @@ def test_batches_of_a_loader_are_no_samples_where_a_function_returns_it_or_it_is
     loader = from_iterable(made, 2, **options)
     with pytest.raises(SampleError, match=r"made returned a DataLoader, which yields batches.*set batches=True"):
         next(iter(loader))
-    loader.close()
     loaders = [from_iterable(made, 2, batches=True, **options)]
     if not options:
         loaders.append(from_iterable(iter(made()), 2))
     for loader in loaders:
         assert [rows for _, rows in taken(loader)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
-        loader.close()
 
 
 def of_one_rank(kind: str) -> Any:
@@ -973,11 +963,9 @@ def test_the_same_item_again_batches_without_rows_and_a_field_called_self_are_ta
     kept = {"x": np.ones(4)}
     loader = from_iterable(lambda: iter([kept] * 20), 4)
     assert len(list(loader)) == 5
-    loader.close()
     sizes = [0, 2, 0, 0, 3, 1, 0]
     loader = from_iterable(lambda: ({"x": np.full((size, 1), size)} for size in sizes), 2, batches=True)
     assert [batch.get_fields()["x"].tensor.numpy().ravel().tolist() for batch in loader] == [[2, 2], [3, 3], [3, 1]]
-    loader.close()
     loader = from_iterable(lambda: iter([{"self": np.ones(3)}] * 8), 2)
     assert next(iter(loader)).get_fields()["self"].shape == (2, 3)
 
@@ -1012,7 +1000,6 @@ def test_a_collator_that_draws_over_a_stream_draws_the_same_in_each_run() -> Non
     def run() -> list[list[float]]:
         loader = from_iterable(lambda: ({"x": number} for number in range(40)), 4, collate_fn=popping, ends="cycle")
         batches = [*islice(loader.numpy(), 15)]
-        loader.close()
         assert np.concatenate([batch["x"] for batch in batches]).tolist() == [*range(40), *range(20)]
         return [batch["noise"].tolist() for batch in batches]
 

@@ -311,7 +311,6 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 def test_each_row_comes_once_a_round_in_batches_of_the_size_asked_for(kind: Kind) -> None:
     loader = from_iterable(kind.make(), 4, ends="pad", **kind.options)
     rounds = [taken(loader), taken(loader)]
-    loader.close()
     for batches in rounds:
         assert sorted(flat(batches)) == sorted(flat(rounds[0]))
         assert len(flat(batches)) == ROWS
@@ -328,7 +327,6 @@ def test_it_resumes_at_every_cut_point(kind: Kind) -> None:
     """Of the second round too, for some cuts: of a kind whose rounds differ."""
     loader = from_iterable(kind.make(), 4, ends="cycle", **kind.options)
     whole = taken(loader, 14)
-    loader.close()
     assert sorted(flat(whole)[:ROWS]) == sorted(flat(whole)[ROWS : 2 * ROWS])
     for cut in kind.cuts if is_long_run() else kind.cuts[::5]:
         assert resumed(kind.make, cut, 3, micro_batch_size=4, ends="cycle", **kind.options) == whole[cut : cut + 3], cut
@@ -338,7 +336,6 @@ def test_it_resumes_at_every_cut_point(kind: Kind) -> None:
 def test_rounds_resume_too(kind: Kind) -> None:
     loader = from_iterable(kind.make(), 4, ends="drop", **kind.options)
     whole = taken(loader)
-    loader.close()
     assert len(whole) == 5
     for cut in (1, 4):
         assert resumed(kind.make, cut, 9, micro_batch_size=4, ends="drop", **kind.options) == whole[cut:]
@@ -358,7 +355,6 @@ def test_webdataset_needs_no_node_splitter_and_may_not_have_one(monkeypatch: pyt
     monkeypatch.setenv("WORLD_SIZE", "4")
     loader = from_iterable(webdataset(), 4, ends="pad", **NAMES)
     assert flat(taken(loader)) == list(range(ROWS))
-    loader.close()
     splits = webdataset_module.WebDataset(
         str(FOLDER / "rows.tar"), shardshuffle=False, nodesplitter=webdataset_module.split_by_node
     )
@@ -371,7 +367,6 @@ def test_no_tool_is_imported_for_the_others(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setitem(sys.modules, module, None)
     loader = from_iterable(numbers, 4, ends="drop")
     assert len(taken(loader)) == 5
-    loader.close()
     assert not isinstance(sys.modules["torch"], types.ModuleType)
 
 

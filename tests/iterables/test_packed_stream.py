@@ -146,8 +146,6 @@ def test_a_resume_reads_only_the_samples_of_the_next_sequences(options: Any) -> 
     resumed = from_iterable(PackedStream(source, 64, **options), 2, prefetch=1)
     resumed.load_state_dict(json.loads(json.dumps(stopped.state_dict())))
     assert (next(iter(resumed))["tokens"].numpy() == next(batches)["tokens"].numpy()).all()
-    resumed.close()
-    stopped.close()
     assert source.reads < 200
 
 

@@ -120,8 +120,6 @@ def test_every_cut_continues_exactly_from_the_states_of_the_shards(
         taken += [row for _ in range(passes) for row in rows(resumed, more)]
         assert len(expected) <= len(taken)
         assert taken[: len(expected)] == expected
-        for loader in (whole, stopped, resumed):
-            loader.close()
 
 
 @pytest.mark.parametrize(
