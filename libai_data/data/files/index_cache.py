@@ -65,10 +65,10 @@ def cached_arrays(
             return _in_memory(build(), folder, error)
         found = _load(path)
         if found is None or not is_current(found):
-            if noted.times:
+            if noted.times > 0:
                 raise PeerError(f"the process that was building the index {path} has failed: {noted.reason}")
             try:
-                if noted.times_not_kept:
+                if noted.times_not_kept > 0:
                     raise OSError(errno.ENOSPC, "another process could not")
                 # So there is room for a note even if the disk is full later.
                 write_notes(descriptor, failures_noted(descriptor))

@@ -118,7 +118,7 @@ class LocalCache:
     def _make(
         self, key: str, copy: Path, size: int | None, make: Callable[[Path], None], descriptor: int, noted: Failures
     ) -> None:
-        if noted.times:
+        if noted.times > 0:
             raise StorageError(f"the process that was fetching {copy.name} has failed: {noted.reason}")
         try:
             with written_whole(copy, self.directory / f"{key}.part") as part:
