@@ -20,7 +20,7 @@ from libai_data.errors import ConfigError, SampleError
 from libai_data.iterables import FilteredStream, MappedStream, PackedStream
 from libai_data.structures import Instance
 from tests.iterables.rows import Listed, Rewinding
-from tests.properties import examples
+from tests.properties import examples, slowly
 
 LENGTHS = st.lists(st.integers(0, 20), min_size=1, max_size=30)
 PACKING = st.sampled_from([{"cut": True}, *({"cut": False, "window": window} for window in (0, 1, 5, 16, 256))])
@@ -98,7 +98,7 @@ class BeginsAnew(Rewinding):
 
 
 @pytest.mark.parametrize("ends", ["cycle", "short"])
-@pytest.mark.parametrize("rows", [1, 2, 3])
+@pytest.mark.parametrize("rows", [1, slowly(2), 3])
 @pytest.mark.parametrize("options", [{}, *({"cut": False, "window": window} for window in (0, 2, 7, 256))])
 def test_a_resume_repeats_no_epoch_of_an_iterable_that_begins_anew_at_its_end(
     options: Any, rows: int, ends: str
