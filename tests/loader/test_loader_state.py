@@ -87,6 +87,17 @@ def test_batches_read_ahead_are_not_counted_at_any_cut_point(workers: int) -> No
             assert numbers(resumed, 4) == taken[cut : cut + 4]
 
 
+@pytest.mark.parametrize("cut", range(9))
+def test_epochs_after_a_resume_are_whole(cut: int) -> None:
+    with closing(loader_of(Numbers(30))) as loader, closing(loader_of(Numbers(30))) as resumed:
+        taken = numbers(loader, cut)
+        resumed.load_state_dict(loader.state_dict())
+        taken += numbers(resumed, 30 - cut)
+    stream = [number for batch in taken for number in batch]
+    for epoch in range(4):
+        assert sorted(stream[30 * epoch : 30 * (epoch + 1)]) == list(range(30))
+
+
 @pytest.mark.parametrize("cut", range(8))
 def test_a_single_round_that_was_resumed_and_run_to_its_end_starts_the_next_one_whole(cut: int) -> None:
     def one_round() -> BatchLoader:
@@ -197,3 +208,13 @@ def test_a_loader_follows_steps_whose_batches_grow() -> None:
 def test_a_loader_over_a_users_own_lists_or_of_one_round_cannot_follow_steps(sampler: Any) -> None:
     with pytest.raises(ConfigError, match=r"(ListedBatches|SingleRoundSampler) has no endless stream"):
         BatchLoader(Numbers(30), sampler).follow(StepSchedule(((0, 2),)))
+
+
+def test_the_last_ragged_batch_of_a_round_is_resumed_like_any_other() -> None:
+    loader = BatchLoader(Numbers(10), SingleRoundSampler(range(10), 4))
+    whole = numbers(loader, 99)
+    assert whole == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 9, 9]]
+    numbers(loader, 2)
+    resumed = BatchLoader(Numbers(10), SingleRoundSampler(range(10), 4))
+    resumed.load_state_dict(loader.state_dict())
+    assert numbers(resumed, 99) == whole[2:]

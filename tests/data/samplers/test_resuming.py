@@ -206,6 +206,16 @@ def test_a_state_of_an_older_version_without_steps_goes_on() -> None:
     assert resumed.state.step == 5
 
 
+def test_a_dataset_of_one_sample_is_taken_step_by_step_and_resumed() -> None:
+    one = CyclicSampler(range(1), 1, True)
+    one.follow(StepSchedule(((0, 1),)))
+    assert list(islice(steps_from([one], 0), 3)) == [[(0, 0)], [(1, 0)], [(2, 0)]]
+    resumed = CyclicSampler(range(1), 1, True)
+    resumed.follow(StepSchedule(((0, 1),)))
+    resumed.load_state_dict(one.state_dict())
+    assert next(steps_from([resumed], 3)) == [(3, 0)]
+
+
 def test_a_sampler_that_was_used_takes_over_what_a_state_leaves_out() -> None:
     skipped = plain(200, skipped=((3, 6),))
     state = {**skipped.state_dict(), "position": 16}
