@@ -96,7 +96,7 @@ class PartsAsBuilt:
         contents = {
             f"{owner}.{name}": _digest(value)
             for owner, thing in (*self._owners(hooks), *((f"model.{name}".rstrip("."), part) for name, part in parts))
-            for name, value in vars(thing).items()
+            for name, value in list(vars(thing).items())
             if not name.startswith("_") and not (owner.startswith("model") and isinstance(value, _NUMBERS))
         }
         before = self._contents or {}
@@ -147,7 +147,8 @@ def _digest(value: Any) -> str:
         elif isinstance(part, (*_NUMBERS, bytes)):
             digest.update(repr(part).encode(errors="surrogatepass"))
 
-    add(value)
+    with suppress(RuntimeError):  # It contains itself, or another thread changes it.
+        add(value)
     return digest.hexdigest()
 
 

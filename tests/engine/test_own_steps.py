@@ -420,6 +420,8 @@ class Counts(HookBase):
     def __init__(self) -> None:
         self.steps, self.limit, self.seen = 0, 7, {"losses": [0.0]}
         self.average = flow.zeros(2)
+        self.endless: list[Any] = []
+        self.endless.append(self.endless)
 
     def after_step(self) -> None:
         self.steps += 1
