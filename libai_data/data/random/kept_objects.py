@@ -9,10 +9,10 @@ import sys
 import sysconfig
 from collections import deque
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 from types import CodeType, FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 
@@ -79,13 +79,14 @@ def random_hashes_of(dataset: Any) -> str:
         return ""
     found: list[str] = []
     known: set[FunctionType] = set()
+    methods_of: Callable[[Any], list[FunctionType]] = cache(_methods_of)  # Many objects have one class.
     for name, thing in _kept_objects(dataset):
         is_set = isinstance(thing, (set, frozenset)) and len(thing) > 1
         if is_set and any(isinstance(item, TEXT) for item in islice(thing, _MOST_ITEMS)):
             found.append(name)
         called = thing.func if isinstance(thing, partial) else thing
         called = called.__func__ if isinstance(called, MethodType) else called
-        for function in [called] if isinstance(called, FunctionType) else _methods_of(type(called)):
+        for function in [called] if isinstance(called, FunctionType) else methods_of(type(called)):
             if _hashes(function, known):
                 found.append(f"{function.__qualname__}()")
     return ", ".join(found[:3])
