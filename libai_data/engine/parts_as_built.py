@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from libai_data.data.attributes import attribute_of
+from libai_data.engine.checkpoint.changed_attributes import PLAIN
 from libai_data.engine.data_state import has_state
 from libai_data.engine.train_loop import HookBase
 from libai_data.errors import ConfigError
@@ -30,7 +31,6 @@ _METHODS = {
     "graph_train": "build_graph",
 }
 _OF_TRAINERS = {f"trainer.{name}" for name in ("iter", "start_iter", "max_iter", "ended_at")}
-_NUMBERS = (bool, int, float, str, np.generic, type(None))
 
 
 class PartsAsBuilt:
@@ -97,11 +97,11 @@ class PartsAsBuilt:
             f"{owner}.{name}": _digest(value)
             for owner, thing in (*self._owners(hooks), *((f"model.{name}".rstrip("."), part) for name, part in parts))
             for name, value in list(vars(thing).items())
-            if not name.startswith("_") and not (owner.startswith("model") and isinstance(value, _NUMBERS))
+            if not name.startswith("_") and f"{owner}.{name}" not in self._named
+            if not (owner.startswith("model") and isinstance(value, PLAIN))
         }
         before = self._contents or {}
         new = [name for name in contents if before.get(name, contents[name]) != contents[name]]
-        new = [name for name in new if name not in self._named]
         self._contents = contents
         self._named.update(new)
         if new:
@@ -144,7 +144,7 @@ def _digest(value: Any) -> str:
                 add((part.to_local() if part.is_global else part).detach().numpy())
         elif isinstance(part, np.ndarray):
             digest.update(part.tobytes())
-        elif isinstance(part, (*_NUMBERS, bytes)):
+        elif isinstance(part, (*PLAIN, bytes)):
             digest.update(repr(part).encode(errors="surrogatepass"))
 
     with suppress(RuntimeError):  # It contains itself, or another thread changes it.

@@ -16,6 +16,9 @@ from libai_data.mesh.arrays import is_flow_tensor
 
 logger = logging.getLogger(__name__)
 
+PLAIN = (int, float, str, np.generic, type(None))
+"""Classes of the attributes of a model's modules that checkpoints hold."""
+
 
 class ChangedAttributes:
     """The attributes of a user's objects that a training has changed since its first step, such as a counter.
@@ -129,8 +132,7 @@ def changed_in_model(model: Any) -> ChangedAttributes:
         modes = {f"mode of {name}": _OwnMode(part, model) for name, part in model.named_modules() if name}
         return {**parts, **modes, **{name: _IsTrained(weight) for name, weight in model.named_parameters()}}
 
-    kinds = (int, float, str, np.generic, type(None))
-    return ChangedAttributes(type(model).__name__, attributes, ("training",), kinds)
+    return ChangedAttributes(type(model).__name__, attributes, ("training",), PLAIN)
 
 
 class _IsTrained(dict[str, Any]):
