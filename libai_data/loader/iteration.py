@@ -9,14 +9,15 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from threading import get_ident
 from typing import Any, Callable, Optional
 
-from libai_data.data.fork_lock import end_if_fork_of
-from libai_data.data.random.sample_random import end_blocks_since, reading_now
+from libai_data.data.fork_lock import end_fork
+from libai_data.data.random.sample_random import end_blocks_since, this_thread
 from libai_data.data.samplers.cursor import Cursor
 from libai_data.errors import PassError
 from libai_data.loader.batch_reader import BatchReader, PendingBatch, ReadyBatch
-from libai_data.loader.one_thread import OneThread
+from libai_data.loader.one_thread import USER, OneThread
 from libai_data.loader.stage_times import LoaderTimes, summary
 from libai_data.structures import Instance
 
@@ -59,7 +60,9 @@ class Pass:
         return self
 
     def __next__(self) -> Instance:
-        self._one_thread.begin()
+        one_thread, own = self._one_thread, get_ident()
+        if one_thread.users.setdefault(USER, own) != own:
+            one_thread.begin()
         try:
             if self._error is not None:
                 raise self._error
@@ -69,7 +72,8 @@ class Pass:
                 raise PassError(
                     "this iterator was interrupted while it read a batch; make a new one, with iter(loader)"
                 )
-            refuse_in_fork(self._process, "this iterator")
+            if os.getpid() != self._process:
+                refuse_in_fork(self._process, "this iterator")
             self._is_taking = True
             try:
                 taken = self.take()
@@ -77,7 +81,8 @@ class Pass:
                 self._error = error
                 raise
             finally:
-                end_if_fork_of(self._process)
+                if os.getpid() != self._process:
+                    end_fork()
             if self.stream.cursor is not self._cursor:
                 # The cursor, and so the state of this loader, no longer belongs to this pass.
                 self._error = PassError(
@@ -91,12 +96,12 @@ class Pass:
                 self._is_over = True
                 raise StopIteration
             batch, self._cursor = taken
-            stream, one_thread = self.stream, self._one_thread
+            stream = self.stream
             # In one line and without a call, after which Python may run a signal handler or another thread. Python 3.9
             # may do so after each assignment.
             self._is_taking, one_thread.users, stream.cursor = False, {}, self._cursor; return batch  # noqa: E702  # fmt: skip
         except BaseException:
-            self._one_thread.users = {}
+            one_thread.users = {}
             raise
 
 
@@ -144,7 +149,7 @@ class Iteration:
         return self
 
     def __next__(self) -> ReadyBatch:
-        asked, reading = time.perf_counter(), reading_now()
+        asked, reading = time.perf_counter(), this_thread.reading
         with self._turns:
             if self._end_message:
                 raise PassError(self._end_message)
@@ -178,7 +183,14 @@ class Iteration:
         if batch is None:
             self._over = True
             raise StopIteration
-        self._count(asked)
+        now, times = time.perf_counter(), self._times
+        if self._handed_out is not None:
+            times.waiting += now - asked
+            times.between += asked - self._handed_out
+        times.batches += 1
+        self._handed_out = now
+        if now > self._next_hint:
+            self._give_hint(now)
         if batch.index_batch.position >= self._next_reached:
             self._next_reached = min(each(batch.index_batch.position) for each in self._reached)
         return batch
@@ -200,22 +212,15 @@ class Iteration:
                 return
             self._pending.append(self._reader.submit(index_batch))
 
-    def _count(self, asked: float) -> None:
-        now, times = time.perf_counter(), self._times
-        if self._handed_out is not None:
-            times.waiting += now - asked
-            times.between += asked - self._handed_out
-        times.batches += 1
-        self._handed_out = now
-        if now > self._next_hint:
-            self._next_hint = now + _SECONDS_BETWEEN_HINTS
-            if times.waiting_share() > _WAITING_WORTH_A_HINT:
-                logger.info(
-                    "The trainer has waited for data %.0f %% of the time; most of a worker's time goes into '%s' (see "
-                    "loader.stats()). Use more workers, or make that stage cheaper.",
-                    100 * times.waiting_share(),
-                    summary(self._reader.times, times)["bottleneck"],
-                )
+    def _give_hint(self, now: float) -> None:
+        times, self._next_hint = self._times, now + _SECONDS_BETWEEN_HINTS
+        if times.waiting_share() > _WAITING_WORTH_A_HINT:
+            logger.info(
+                "The trainer has waited for data %.0f %% of the time; most of a worker's time goes into '%s' (see "
+                "loader.stats()). Use more workers, or make that stage cheaper.",
+                100 * times.waiting_share(),
+                summary(self._reader.times, times)["bottleneck"],
+            )
 
     def break_off(self, why: str = "") -> None:
         """End this pass. Batches that were read ahead are dropped without waiting for them.

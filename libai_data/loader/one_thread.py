@@ -8,7 +8,7 @@ from typing import Any
 
 from libai_data.errors import PassError
 
-_USER = "user"
+USER = "user"
 
 
 class OneThread:
@@ -22,8 +22,9 @@ class OneThread:
         """The id of the thread that uses the loader; empty if none does."""
 
     def begin(self) -> None:
+        # An iterator does the same in its `__next__`, because this call would cost more than what it does.
         own = get_ident()
-        user = self.users.setdefault(_USER, own)  # one step, for all threads
+        user = self.users.setdefault(USER, own)  # one step, for all threads
         if user != own:
             for thread in threading.enumerate():
                 if thread.ident == user:
@@ -32,7 +33,7 @@ class OneThread:
                         "begin, restore or move it meanwhile; use a loader in one thread at a time. Only close() and "
                         "state_dict() may come from other threads"
                     )
-            self.users[_USER] = own
+            self.users[USER] = own
 
     def __enter__(self) -> None:
         self.begin()

@@ -147,7 +147,8 @@ class SampleReader(WatchedDataset):
             raise mismatch.with_counts(self._schemas(epochs, indices), len(indices)) from None
 
     def _read_rows(self, rows: Rows, epochs: np.ndarray, indices: np.ndarray) -> None:
-        if self._read_batch is not None and self._may_read_together(indices):
+        together = self._may_read_together(indices)
+        if self._read_batch is not None and together:
             try:
                 self._together(partial(self._fill_some, rows), epochs, indices)
                 return
@@ -160,7 +161,7 @@ class SampleReader(WatchedDataset):
             for row, sample in enumerate(self._samples(epochs, indices)):
                 self._write(rows, row, sample, int(indices[row]))
             return
-        if self._read_batch is None and self._may_read_together(indices):
+        if self._read_batch is None and together:
             self._fill_and_substitute(rows, epochs, indices)
             return
         for row, (epoch, index) in enumerate(zip(epochs.tolist(), indices.tolist())):
@@ -243,6 +244,9 @@ class SampleReader(WatchedDataset):
         return result
 
     def _fill_some(self, rows: Rows, some: slice, epochs: np.ndarray, indices: np.ndarray) -> None:
+        if some is ALL and self.draws.found:
+            self._each(partial(self._fill_some, rows), epochs, indices)
+            return
         start, reading = started(), reading_samples(SampleKeys(self.seed, epochs, indices))
         try:
             with reading:

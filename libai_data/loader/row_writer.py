@@ -8,6 +8,7 @@ from operator import is_
 from typing import Any, Callable
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from libai_data.data.cached_property import cached_property
 from libai_data.data.items import ends_of
@@ -56,6 +57,16 @@ class Rows(dict[str, np.ndarray]):
     def last_ends(self) -> list[tuple[str, np.ndarray, int]]:
         """Of each field, the last of its `ends`, if they have so many bytes that data hardly ever equals a mark."""
         return [end for end in {end[0]: end for end in self.ends}.values() if end[1].itemsize >= _SURE]
+
+    @cached_property
+    def joined_last_ends(self) -> list[tuple[np.ndarray, int]]:
+        """`last_ends` without names; one view of all fields, [fields, rows], if they are at equal distances."""
+        places = [words.__array_interface__["data"][0] for _, words, _ in self.last_ends]
+        distances = {second - first for first, second in zip(places, places[1:])}
+        if len(distances) != 1 or len({(words.dtype, words.strides) for _, words, _ in self.last_ends}) != 1:
+            return [(words, ones) for _, words, ones in self.last_ends]
+        _, first, ones = self.last_ends[0]
+        return [(as_strided(first, (len(places), len(first)), (*distances, *first.strides)), ones)]
 
 
 def _row_writer(schema: SampleSchema, rows: dict[str, np.ndarray]) -> RowWriter:
@@ -141,6 +152,7 @@ def _checked(spec: FieldSpec, value: Any) -> np.ndarray:
 _SURE = 4
 """Number of bytes of a mark that data hardly ever equals."""
 _MARKS = 0xA5, 0x5A
+_MARKED = {width: bytes(_MARKS[:1]) * width for width in (1, _SURE)}
 
 
 class BatchFiller:
@@ -164,21 +176,19 @@ class BatchFiller:
         Raises:
             SchemaError: `read_batch` replaced an array of `out`, or did not fill a row.
         """
-        left = self._rows_not_filled(_MARKS[0], indices, out)
-        if left:
-            others = Rows(out.schema, {name: np.empty_like(array) for name, array in out.items()})
-            left &= self._rows_not_filled(_MARKS[1], indices, others)
-        for name, row in sorted(left):
-            raise SchemaError(
-                f"read_batch did not fill row {row} of out['{name}']; it must fill each row completely: "
-                f"out['{name}'][...] = ..."
-            )
+        # Joined views are filled and searched by fewer calls, which cost more than reading a batch of tokens.
+        ends, width = (out.joined_last_ends, _SURE) if self._has_filled else ([end[1:] for end in out.ends], 1)
+        for words, ones in ends:
+            words.fill(_MARKS[0] * ones)
+        self._fill(indices, out)
+        mark = _MARKED[width]
+        for words, _ in ends:
+            if mark in words.tobytes():  # Faster than to compare each word.
+                self._check_marked(indices, out)
+                break
         self._has_filled = True
 
-    def _rows_not_filled(self, mark: int, indices: np.ndarray, out: Rows) -> set[tuple[str, int]]:
-        ends, width = (out.last_ends, _SURE) if self._has_filled else (out.ends, 1)
-        for _, words, ones in ends:
-            words.fill(mark * ones)
+    def _fill(self, indices: np.ndarray, out: Rows) -> None:
         given = dict(out)
         self._read_batch(indices.copy(), given, *([out.schema.parts] if self._reads_parts else ()))
         if len(given) != len(out) or not all(map(is_, given.values(), out.values())):
@@ -188,9 +198,24 @@ class BatchFiller:
                         f"read_batch assigns a new array to out[{name!r}]; fill the array that is there instead: "
                         f"out[{name!r}][...] = ... (out has {list(out)})"
                     )
-        left: set[tuple[str, int]] = set()
-        marked = bytes((mark,)) * width
-        for name, words, ones in ends:
-            if marked in words.tobytes():  # Faster than to compare each word.
-                left.update((name, row) for row, word in enumerate(words.tolist()) if word == mark * ones)
-        return left
+
+    def _check_marked(self, indices: np.ndarray, out: Rows) -> None:
+        """Raise an error if marks are left that another call, with other arrays and another mark, leaves, too."""
+        left = self._marked_rows(out, _MARKS[0])
+        if left:
+            others = Rows(out.schema, {name: np.empty_like(array) for name, array in out.items()})
+            for _, words, ones in others.ends:
+                words.fill(_MARKS[1] * ones)
+            self._fill(indices, others)
+            left &= self._marked_rows(others, _MARKS[1])
+        for name, row in sorted(left):
+            raise SchemaError(
+                f"read_batch did not fill row {row} of out['{name}']; it must fill each row completely: "
+                f"out['{name}'][...] = ..."
+            )
+
+    def _marked_rows(self, out: Rows, mark: int) -> set[tuple[str, int]]:
+        ends = out.last_ends if self._has_filled else out.ends
+        return {
+            (name, row) for name, words, ones in ends for row, word in enumerate(words.tolist()) if word == mark * ones
+        }

@@ -128,7 +128,10 @@ class SlotList:
         # it would be in a callback in Python.
         reference = weakref.ref(lease, self._returned.append)
         self._handed_out[id(reference)] = reference, slot.number
-        return views(lease, specs)
+        arrays: dict[str, np.ndarray] = {}
+        for name, dtype, shape, offset in specs:
+            arrays[name] = np.ndarray(shape, dtype, lease, offset)
+        return arrays
 
     def copied(self, arrays: Mapping[str, np.ndarray]) -> tuple[Slot, tuple[ArraySpec, ...], dict[str, np.ndarray]]:
         """Copy arrays into a slot; returns the slot, where each array is within it, and `hand_out` of both."""

@@ -14,7 +14,7 @@ from libai_data.data.items import check_kept, contents_of, first_in_one_place
 from libai_data.data.nesting import TEXT
 from libai_data.data.random.global_generators import GlobalDraws
 from libai_data.data.random.sample_random import SampleKeys, reading_samples
-from libai_data.data.transforms.timing import take_transform_time
+from libai_data.data.transforms.timing import take_transform_time, this_thread
 from libai_data.errors import SampleError, SchemaError, failed_reading, indices_in_words
 from libai_data.loader.failures import SkippedSample
 from libai_data.loader.stage_times import NO_TIMES, StageTimes
@@ -97,24 +97,24 @@ class WatchedDataset:
         if reading.replaced:
             self._skipped += [SkippedSample(*note) for note in reading.replaced]
 
-    def _together(self, read: Callable[..., Result], epochs: np.ndarray, indices: np.ndarray) -> list[Result]:
-        """Read by one call of `read(rows, epochs, indices)`, or by one each if samples draw from global generators."""
-
-        def read_all() -> list[Result]:
-            if not self.draws.found:
-                return [read(ALL, epochs, indices)]
-            keys = SampleKeys(self.seed, epochs, indices)
-            each = [slice(row, row + 1) for row in range(len(indices))]
-            return [
-                self.draws.around(partial(read, rows, epochs[rows], indices[rows]), key)
-                for rows, key in zip(each, keys)
-            ]
-
-        # Meanwhile another thread reads, and may draw.
+    def _together(self, read: Callable[..., Result], epochs: np.ndarray, indices: np.ndarray) -> Result:
+        """Read by one call of `read(ALL, epochs, indices)`, which first asks `_each` whether samples draw."""
+        read_all = partial(read, ALL, epochs, indices)
+        # If the samples were read before, another thread reads meanwhile, and may draw.
         return read_all() if self.reads_once else self.draws.around(read_all)
 
+    def _each(self, read: Callable[..., Result], epochs: np.ndarray, indices: np.ndarray) -> list[Result]:
+        """Read samples that draw from global generators, by one call of `read(row, epochs, indices)` each."""
+        keys = SampleKeys(self.seed, epochs, indices)
+        each = [slice(row, row + 1) for row in range(len(indices))]
+        return [
+            self.draws.around(partial(read, rows, epochs[rows], indices[rows]), key) for rows, key in zip(each, keys)
+        ]
+
     def _get_together(self, epochs: np.ndarray, indices: np.ndarray) -> list[Any]:
-        def get(_: slice, epochs: np.ndarray, indices: np.ndarray) -> list[Any]:
+        def get(some: slice, epochs: np.ndarray, indices: np.ndarray) -> list[Any]:
+            if some is ALL and self.draws.found:
+                return [sample for samples in self._each(get, epochs, indices) for sample in samples]
             start, asked = started(), indices.tolist()
             try:
                 with reading_samples(SampleKeys(self.seed, epochs, indices)):
@@ -124,11 +124,7 @@ class WatchedDataset:
             finally:
                 self._count(perf_counter() - start, len(asked))
 
-        def get_all(rows: slice) -> list[Any]:
-            found = self._together(get, epochs[rows], indices[rows])
-            return [sample for samples in found for sample in samples]
-
-        all_samples = get_all(slice(None))
+        all_samples = self._together(get, epochs, indices)
         self._times_together += 1
         is_due = self._times_together <= _TIMES_COMPARED or not self._times_together & (self._times_together - 1)
         if not is_due or self.reads_once:
@@ -136,7 +132,7 @@ class WatchedDataset:
         row = first_in_one_place(all_samples, indices.tolist())
         if row is not None:
             before = contents_of(all_samples[row])
-            [again] = get_all(slice(row, row + 1))
+            [again] = self._together(get, epochs[row : row + 1], indices[row : row + 1])
             check_kept(all_samples[row], before, again, type(self.dataset).__name__)
         return all_samples
 
@@ -165,5 +161,5 @@ class WatchedDataset:
 
 def started() -> float:
     """The time at which reading begins. Earlier transforms of this thread were not for the loader, and do not count."""
-    take_transform_time()
+    this_thread.transform = 0.0
     return perf_counter()

@@ -7,7 +7,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_running = threading.local()
+
+class _ThisThread(threading.local):
+    transform = 0.0  # seconds in `transform_time` since they were taken last
+
+
+this_thread = _ThisThread()
 
 
 @contextmanager
@@ -17,11 +22,12 @@ def transform_time() -> Iterator[None]:
     try:
         yield
     finally:
-        _running.transform = take_transform_time() + time.perf_counter() - start
+        this_thread.transform += time.perf_counter() - start
 
 
 def take_transform_time() -> float:
     """Seconds that this thread spent in `transform_time` since the last call."""
-    seconds: float = getattr(_running, "transform", 0.0)
-    _running.transform = 0.0
+    seconds = this_thread.transform
+    if seconds:
+        this_thread.transform = 0.0
     return seconds
