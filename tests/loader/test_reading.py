@@ -170,12 +170,28 @@ class FillsAnEnd(NumbersFilled):
         out["values"][:, 2:] = 1
 
 
+class LeavesAFieldOfSample17:
+    """Has fields at equal distances in the memory of a batch."""
+
+    def __len__(self) -> int:
+        return 48
+
+    def __getitem__(self, index: int) -> Any:
+        return {name: np.full(2, index) for name in "abcd"}
+
+    def read_batch(self, indices: np.ndarray, out: dict[str, np.ndarray]) -> None:
+        for name in out:
+            keeps = (indices == 17) & (name == "c")
+            out[name][~keeps] = indices[~keeps, None]
+
+
 @WITHOUT_SPAWN
 @pytest.mark.parametrize(
     ("dataset", "message"),
     [
         (LeavesRows(), r"read_batch did not fill row 0 of out\['\w+'\]"),
         (LeavesSample17(), r"read_batch did not fill row \d of out\['\w+'\]"),
+        (LeavesAFieldOfSample17(), r"read_batch did not fill row \d of out\['c'\]"),
         (FillsABeginning(), r"read_batch did not fill row 0 of out\['values'\]"),
         (FillsAnEnd(), r"read_batch did not fill row 0 of out\['values'\]"),
         # Read in rows that are not consecutive.
@@ -184,7 +200,8 @@ class FillsAnEnd(NumbersFilled):
         (AddsOne(), r"read_batch assigns a new array to out\['more'\]; fill"),
     ],
     ids=[
-        *("leaves rows", "leaves a later row", "fills a beginning", "fills an end", "leaves a row of a blend"),
+        *("leaves rows", "leaves a later row", "leaves one field", "fills a beginning", "fills an end"),
+        "leaves a row of a blend",
         *("sets another array", "adds one"),
     ],
 )
