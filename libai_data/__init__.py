@@ -7,12 +7,8 @@ a process that only reads data does not need.
 from __future__ import annotations
 
 import importlib
-import importlib.abc
-import importlib.util
 import sys
-from collections.abc import Mapping, Sequence
-from importlib.machinery import ModuleSpec
-from types import ModuleType
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Callable
 
 from libai_data.launch.cuda_libraries import install_import_hook
@@ -96,67 +92,10 @@ def lazy_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str]
 __getattr__, __dir__ = lazy_names(__name__, _MODULES)
 
 
-# Path of a module in earlier versions -> its path now. Saved configs name classes by the earlier paths.
-_MOVED: dict[str, str] = {
-    "build": "delivery.build",
-    "data.datasets.cifar": "data.datasets.image_datasets",
-    "data.datasets.image_folder": "data.datasets.image_datasets",
-    "data.datasets.imagenet": "data.datasets.image_datasets",
-    "data.datasets.mnist": "data.datasets.image_datasets",
-    "data.datasets.random_split": "data.datasets.combine",
-    "data.datasets.roberta": "data.datasets.bert",
-    "data.transforms.soft_labels": "data.transforms.mixup",
-    "data_stages": "engine.datamodule.data_stages",
-    "datamodule": "engine.datamodule.datamodule",
-    "datasets": "data.datasets",
-    "engine.datamodule.lightning": "engine.datamodule.data_stages",
-    "engine.datamodule.stages": "engine.running_stages",
-    "engine.eager_trainer": "engine.step_trainers",
-    "engine.evaluation.classification": "engine.evaluation.metrics",
-    "engine.evaluation.loss": "engine.evaluation.metrics",
-    "engine.evaluation.results": "engine.evaluation.evaluator",
-    "engine.graph_trainer": "engine.step_trainers",
-    "engine.hooks.evaluation": "engine.hooks.checkpointing",
-    "engine.liveness": "mesh.peers.liveness",
-    "global_batch": "delivery",
-    "global_tensor": "mesh.global_tensor",
-    "integrations.from_iterable": "iterables.from_iterable",
-    "integrations.libai.evaluation": "integrations.libai.loader",
-    "integrations.libai.trainer": "integrations.libai.builders",
-    "integrations.lightning": "engine.datamodule.data_stages",
-    "parallel_mesh": "mesh.parallel_mesh",
-    "sample_random": "data.random.sample_random",
-    "samplers": "data.samplers",
-    "sources": "data.sources",
-    "text": "data.text",
-    "transforms": "data.transforms",
-}
-
-
-class _MovedModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Imports the present module if its name in an earlier version is imported."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        package, *parts = fullname.split(".")
-        for count in (1, 2, 3):
-            old = ".".join(parts[:count])
-            if package == __name__ and old in _MOVED:
-                new = ".".join([__name__, _MOVED[old], *parts[count:]])
-                return ModuleSpec(fullname, self, loader_state=new) if importlib.util.find_spec(new) else None
-        return None
-
-    def exec_module(self, module: ModuleType) -> None:
-        assert module.__spec__ is not None
-        sys.modules[module.__name__] = importlib.import_module(module.__spec__.loader_state)
-
-
 def _liveness() -> Any:
     from libai_data.mesh.peers import liveness
 
     return liveness
 
 
-sys.meta_path.insert(0, _MovedModules())
 install_import_hook(lambda: _liveness().joining(), lambda: _liveness().loading())

@@ -79,20 +79,6 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         libai_data.Instanze  # noqa: B018
 
 
-@pytest.mark.parametrize(("old", "new"), sorted(libai_data._MOVED.items()))
-def test_what_has_moved_is_found_under_its_old_name(old: str, new: str) -> None:
-    assert importlib.import_module(f"libai_data.{old}") is importlib.import_module(f"libai_data.{new}")
-
-
-def test_modules_of_a_package_that_has_moved_are_loaded_once_and_unknown_ones_not_found() -> None:
-    import libai_data.data.datasets.gpt as gpt
-
-    assert importlib.import_module("libai_data.datasets.gpt") is gpt
-    assert gpt.__spec__ is not None and gpt.__spec__.name == "libai_data.data.datasets.gpt"
-    with pytest.raises(ModuleNotFoundError, match="nothing"):
-        importlib.import_module("libai_data.datasets.nothing")
-
-
 def public_paths() -> set[str]:
     """The import paths that docs/api/paths.md names."""
     paths: set[str] = set()
