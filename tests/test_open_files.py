@@ -65,7 +65,7 @@ def test_a_port_that_cannot_be_tried_is_not_called_in_use() -> None:
 
 
 def test_a_launcher_that_cannot_start_its_ranks_names_the_limit_of_open_files() -> None:
-    launch = f"ulimit -n 16; exec {sys.executable} -m libai_data.launch --nproc_per_node 8 --no_python true"
+    launch = f"ulimit -n 16; exec {sys.executable} -m libai_data.launch --nproc_per_node 8 -m this"
     ended = run_to_end(["bash", "-c", launch])
     assert ended.returncode == 1
     assert re.search(_MESSAGE, ended.stderr), ended.stderr

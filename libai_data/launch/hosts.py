@@ -172,9 +172,8 @@ class Hosts:
         first = self._chosen[0].rpartition("@")[2]
         arguments += ["--master_addr", args.master_addr or first, "--master_port", args.master_port]
         arguments += ["--stop_grace_seconds", args.stop_grace_seconds, "--logdir", args.logdir]
-        for flag in ("module", "no_python", "redirect_stdout_and_stderr"):
-            if getattr(args, flag):
-                arguments.append(f"--{flag}")
+        if args.module:
+            arguments.append("--module")
         return {
             "job": self._job,
             "environment": {**taken_along(environment(), args.env), SECRET_VARIABLE: self._secret},

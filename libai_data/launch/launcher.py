@@ -2,7 +2,8 @@
 
 The script may be a command of `libai-data`: `libai-data launch --nproc_per_node 4 train CONFIG`.
 
-The launcher accepts the flags of `oneflow.distributed.launch` and sets the same environment. In addition, it
+The launcher accepts the flags of `oneflow.distributed.launch`, except `--no_python` and
+`--redirect_stdout_and_stderr`, and sets the same environment. In addition, it
 
 * chooses a free `--master_port` if there is one node and no port is given;
 * starts the other ranks when rank 0 listens, because a rank of OneFlow 0.9 that starts earlier sleeps 10 seconds;
@@ -21,7 +22,6 @@ from __future__ import annotations
 import argparse
 import os
 import secrets
-import shutil
 import sys
 from collections.abc import Sequence
 
@@ -72,13 +72,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the command line: the flags of `oneflow.distributed.launch`, the script, and the script's arguments.
+    """Read the command line: the launcher's flags, the script, and the script's arguments.
 
     If `master_port` is not given, a port is chosen, and `chooses_port` says whether another port may replace it.
     """
     parser = _parser()
     args = parser.parse_args(argv)
-    if args.training_script in COMMANDS and not args.module and not args.no_python:
+    if args.training_script in COMMANDS and not args.module:
         args.training_script, args.module = COMMANDS[args.training_script], True
     _check(parser, args)
     args.chooses_port = args.master_port is None and args.nnodes == 1 and args.hostfile is None
@@ -132,17 +132,11 @@ def _parser() -> argparse.ArgumentParser:
         "finishes its step and saves in this time",
     )
     parser.add_argument("-m", "--module", action="store_true", help="the script is a module's name, as for python -m")
-    parser.add_argument("--no_python", action="store_true", help="the script is a program, started without python")
-    parser.add_argument(
-        "--redirect_stdout_and_stderr",
-        action="store_true",
-        help="append each rank's output to LOGDIR/local_rank_N/stdout and stderr",
-    )
     parser.add_argument(
         "--logdir",
         type=output_path,
         default="log",
-        help="folder of the ranks' logs, relative to the working directory",
+        help="folder of the logs of OneFlow in each rank, relative to the working directory",
     )
     parser.add_argument(
         "training_script",
@@ -180,11 +174,7 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     for flag, given in (("--ssh", args.ssh != parser.get_default("ssh")), ("--env", args.env)):
         if given and args.hostfile is None:
             parser.error(f"{flag} is for the machines of --hostfile; give both, or neither")
-    if args.module and args.no_python:
-        parser.error("--module and --no_python exclude each other; give one of them")
-    if args.no_python and args.hostfile is None and shutil.which(args.training_script) is None:
-        parser.error(f"there is no program {args.training_script}, or it may not be executed ({_place()})")
-    if not args.module and not args.no_python:
+    if not args.module:
         _check_script(parser, args.training_script)
 
 

@@ -233,13 +233,9 @@ class OutputPipes:
             self._close(key)
 
     def of(self, name: str) -> list[str]:
-        """The last lines of a process."""
-        return last_lines(self._said.get(name, b""))
-
-
-def last_lines(written: bytes) -> list[str]:
-    """The last lines of an output, without empty lines at the end."""
-    return written[-_REMEMBERED_BYTES:].decode(errors="replace").rstrip().splitlines()[-_REMEMBERED_LINES:]
+        """The last lines of a process, without empty lines at the end."""
+        said = self._said.get(name, b"").decode(errors="replace")
+        return said.rstrip().splitlines()[-_REMEMBERED_LINES:]
 
 
 def quoted(lines: list[str]) -> str:

@@ -15,7 +15,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
-from typing import IO, Union
 
 from libai_data.errors import ConfigError, numbers_in_words
 from libai_data.errors.working_directory import working_directory
@@ -23,7 +22,7 @@ from libai_data.launch.cuda_libraries import library_path_for_ranks
 from libai_data.launch.exit_codes import STOPPED, as_exit_code, described, distance_from_cause
 from libai_data.launch.job_environment import SECONDS_TO_JOIN_VARIABLE, SECRET_VARIABLE, seconds_to_join
 from libai_data.launch.joining_pipe import GRACE_SECONDS, JoiningRanks
-from libai_data.launch.output import OutputPipes, last_lines, quoted, say
+from libai_data.launch.output import OutputPipes, quoted, say
 from libai_data.launch.parent_pipe import die_with_main_thread
 from libai_data.launch.ports import free_port, machines_connected_to, refuse_one_machine, reserve_port
 from libai_data.launch.same_interpreter import environment
@@ -43,8 +42,6 @@ POLL_SECONDS = 0.02
 SECONDS_UNTIL_TOLD = 10.0
 STOPPING_THE_OTHERS = "stopping the others"
 """In each line that reports a failure, and in no other line. The launcher of a hostfile looks for these words."""
-
-Output = Union[None, int, IO[bytes]]
 
 
 def rank_environment(args: argparse.Namespace, local_rank: int, library_path: str | None) -> dict[str, str]:
@@ -125,8 +122,6 @@ class Ranks:
         self._check_at = 0.0
         self._seen_waiting: list[int] = []
         self._joining = JoiningRanks()
-        self._files: list[IO[bytes]] = []
-        self._began: dict[int, int] = {}
         self._outputs = OutputPipes(terminals=not self._controlled)
 
     def _run(self, script_args: list[str]) -> int:
@@ -139,8 +134,6 @@ class Ranks:
             self.kill()
             self._outputs.empty()
             self._joining.close()
-            for file in self._files:
-                file.close()
 
     def choose_again(self) -> str:
         """Choose another port for the next run, if the user gave none."""
@@ -179,12 +172,12 @@ class Ranks:
 
     def _start_one(self, local_rank: int, script_args: list[str], env: dict[str, str]) -> None:
         args = self._args
-        command = [] if args.no_python else [sys.executable, "-u", *(["-m"] if args.module else [])]
-        command += [args.training_script, *script_args]
+        command = [sys.executable, "-u", *(["-m"] if args.module else []), args.training_script, *script_args]
         stdin = subprocess.DEVNULL if self._controlled else None
         # A signal between the start of a process and its entry in `processes` would not be forwarded to it.
         with signals_blocked(FORWARDED):
-            stdout, stderr = self._output(local_rank)
+            stderr = self._outputs.open(str(local_rank))
+            stdout = stderr if self._controlled else self._outputs.open_stdout()
             joining = self._joining.add()
             try:
                 self.processes.append(
@@ -200,7 +193,7 @@ class Ranks:
                 )
             finally:
                 joining.started()
-                for descriptor in {each for each in (stdout, stderr) if isinstance(each, int)}:
+                for descriptor in {stdout, stderr}:
                     os.close(descriptor)
 
     def _wait_for_rank_0(self) -> None:
@@ -308,21 +301,6 @@ class Ranks:
         die_with_main_thread(self._launcher_pid)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
 
-    def _output(self, local_rank: int) -> tuple[Output, Output]:
-        if not self._args.redirect_stdout_and_stderr:
-            stderr = self._outputs.open(str(local_rank))
-            return stderr if self._controlled else self._outputs.open_stdout(), stderr
-        folder = _log_folder(self._args, local_rank)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            # Append, so that the output of an earlier attempt is kept.
-            files = [(folder / name).open("ab") for name in ("stdout", "stderr")]
-        except OSError as error:
-            raise ConfigError(f"--logdir {self._args.logdir} cannot be written: {error}") from error
-        self._files += files
-        self._began[local_rank] = files[1].tell()
-        return files[0], files[1]
-
     def _forward(self, signum: int, frame: FrameType | None) -> None:
         if signum in STOPPING:
             if self.stop_signal is not None:
@@ -367,18 +345,10 @@ class Ranks:
 
     def _report_last(self, local_rank: int, code: int) -> None:
         """Repeat the last output of the rank that failed first, if other ranks have written since."""
-        redirected = self._args.redirect_stdout_and_stderr
-        if (
-            not code
-            or not self._is_failure(code)
-            or (not redirected and self._outputs.last_writer in (None, str(local_rank)))
-        ):
+        if not code or not self._is_failure(code) or self._outputs.last_writer in (None, str(local_rank)):
             return
         rank = self._args.nproc_per_node * self._args.node_rank + local_rank
         lines = self._outputs.of(str(local_rank))
-        if redirected:
-            written = (_log_folder(self._args, local_rank) / "stderr").read_bytes()
-            lines = last_lines(written[self._began[local_rank] :])
         how = f"rank {rank} (local rank {local_rank}) failed first, with {described(code)}"
         say(f"{how}; the end of what it wrote:\n{quoted(lines).rstrip()}" if lines else f"{how}, and wrote nothing")
 

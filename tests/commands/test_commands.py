@@ -46,7 +46,9 @@ def test_the_page_of_commands_lists_each(repository: Path) -> None:
 
 
 def test_the_command_gets_the_arguments_after_its_name(tmp_path: Path) -> None:
-    assert main(["launch", "--no_python", "touch", str(tmp_path / "--help")]) == 0
+    script = tmp_path / "script.py"
+    script.write_text("import pathlib, sys\npathlib.Path(__file__).with_name(sys.argv[1]).touch()")
+    assert main(["launch", str(script), "--help"]) == 0
     assert (tmp_path / "--help").exists()
 
 
@@ -78,7 +80,6 @@ def test_the_command_gets_the_arguments_after_its_name(tmp_path: Path) -> None:
         ("convert TEXT --to webdataset --output OUT --workers 0", "workers is 0"),
         ("launch --stop_grace_seconds inf TEXT", "--stop_grace_seconds is inf"),
         ("launch --env NAME TEXT", "--env is for the machines of --hostfile"),
-        ("launch --logdir /proc/no --redirect_stdout_and_stderr TEXT", "--logdir /proc/no cannot be written"),
         ("inspect CONFIG --output OUT --split tset", "Did you mean 'test'?"),
         ("inspect CONFIG --output OUT --split test:3", "has 1 such loader"),
         ("inspect CONFIG --output OUT --split test --step 99", "there is no step 99"),

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -56,10 +57,12 @@ def end_of_node(told: str) -> tuple[str, int]:
         return process.stdout.read(), process.wait()
 
 
-def test_a_node_does_not_wait_for_a_rank_0_whose_machine_has_left() -> None:
+def test_a_node_does_not_wait_for_a_rank_0_whose_machine_has_left(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("print('here')")
     # An address for documentation, which no machine has.
     arguments = ["--nnodes", "2", "--node_rank", "1", "--master_addr", "192.0.2.1", "--master_port", "23456"]
-    order = {"job": f"test-{os.getpid()}", "environment": {}, "arguments": [*arguments, "--no_python", "echo", "here"]}
+    order = {"job": f"test-{os.getpid()}", "environment": {}, "arguments": [*arguments, str(script)]}
     assert end_of_node(f"{json.dumps(order)}\nleft node-a\n") == ("here\n", 0)
 
 

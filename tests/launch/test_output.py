@@ -120,8 +120,10 @@ def test_nobody_continues_the_line_of_another_writer() -> None:
     os.close(writer)
 
 
-def test_a_reader_that_is_slow_gets_every_line() -> None:
-    with launch("--no_python", "seq", 500_000) as process:
+def test_a_reader_that_is_slow_gets_every_line(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("print(*range(1, 500_001), sep='\\n')")
+    with launch(script) as process:
         stdout = process.stdout
         assert stdout is not None
         wait_until(lambda: waiting_in(stdout.fileno()) > 32_768, "line")

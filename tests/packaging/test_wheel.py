@@ -87,9 +87,10 @@ def test_the_configs_of_the_wheel_are_not_those_of_a_folder_configs(installed: P
     assert printed == "./output {'output_dir': 'mine'}\n"
 
 
-def test_the_console_command_runs(installed: Path) -> None:
-    command = installed / "bin" / "libai-data"
-    assert run(str(command), "launch", "--no_python", "echo", "hello", PYTHONPATH=str(installed)) == "hello\n"
+def test_the_console_command_runs(installed: Path, tmp_path: Path) -> None:
+    command, script = installed / "bin" / "libai-data", tmp_path / "script.py"
+    script.write_text("print('hello')")
+    assert run(str(command), "launch", str(script), PYTHONPATH=str(installed)) == "hello\n"
 
 
 def test_the_metadata_admit_only_what_oneflow_runs_on(installed: Path) -> None:
