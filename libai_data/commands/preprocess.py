@@ -9,7 +9,7 @@ from pathlib import Path
 from libai_data.commands.console import print_lines
 from libai_data.data.progress_bar import progress_bar
 from libai_data.data.text.files import FORMATS
-from libai_data.data.text.parts import DOCUMENTS, LINE, Cutting
+from libai_data.data.text.parts import Cutting
 from libai_data.data.text.preprocessing import CLUSTERS, Preprocessed, preprocess
 from libai_data.data.text.shards import ShardReport, Task
 from libai_data.data.text.tokenizer import TokenizerFiles
@@ -35,9 +35,6 @@ def add_input_arguments(arguments: argparse.ArgumentParser) -> None:
         help="keys of JSON objects, or columns, with the text",
     )
     group.add_argument("--format", choices=FORMATS, default="", help="format of all files (default: by file name)")
-    group.add_argument(
-        "--documents", choices=DOCUMENTS, default=LINE, help=f"what one document of plain text is (default {LINE})"
-    )
 
 
 def parser() -> argparse.ArgumentParser:
@@ -109,7 +106,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         task = Task(
             tokenizer_files(asked),
             tuple(asked.json_keys),
-            asked.documents,
             asked.split_sentences,
             asked.keep_newlines,
             asked.append_eod,

@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def lines() -> Iterator[str]:
         training = Training(asked.model, asked.vocab_size, asked.min_frequency, asked.do_lower_case, asked.extra_ids)
-        cutting = Cutting(asked.documents, asked.format)
+        cutting = Cutting(asked.format)
         size = train_tokenizer(asked.input, asked.output, training, keys=asked.json_keys, cutting=cutting)
         yield f"{size} tokens in {asked.output}"
 

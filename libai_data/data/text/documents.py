@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Union
 
 from libai_data.data.sources.json_lines import parsed_object
 from libai_data.data.text.files import JSON_LINES, PARQUET, Broken, open_parquet
-from libai_data.data.text.parts import LINE, PARAGRAPH, Piece
+from libai_data.data.text.parts import Piece
 from libai_data.errors import ConfigError, FormatError, nearest
 from libai_data.errors.argument_rules import FIELD_NAMES
 
@@ -33,14 +33,13 @@ class BadLine(NamedTuple):
 Record = Union[Document, BadLine]
 
 
-def read_piece(piece: Piece, keys: Sequence[str], documents: str) -> Iterator[Record]:
+def read_piece(piece: Piece, keys: Sequence[str]) -> Iterator[Record]:
     """The documents and bad lines of a piece, in order; lines of white space alone are neither.
 
-    Lines end with LF, CRLF or CR.
+    A line of plain text is a document. Lines end with LF, CRLF or CR.
 
     Args:
         keys: the keys of JSON objects, or columns, that hold text. Plain text is the text of each of them.
-        documents: what is one document of plain text; see `parts.Cutting`.
     """
     if piece.format == PARQUET:
         # A file that cannot be opened has a problem, and no row groups.
@@ -48,7 +47,7 @@ def read_piece(piece: Piece, keys: Sequence[str], documents: str) -> Iterator[Re
             yield from _rows(piece, keys)
     else:
         is_json = piece.format == JSON_LINES
-        for line, data in _lines(piece.read()) if is_json else _text_units(piece.read(), documents):
+        for line, data in _lines(piece.read()):
             record: Record
             try:
                 text = _unmarked(data).decode("utf-8")
@@ -86,27 +85,6 @@ def _lines(data: bytes) -> Iterator[tuple[int, bytes]]:
     for line, content in enumerate(data.splitlines(), 1):
         if content and not content.isspace():
             yield line, content
-
-
-def _text_units(data: bytes, documents: str) -> Iterator[tuple[int, bytes]]:
-    if documents == LINE:
-        yield from _lines(data)
-    elif documents == PARAGRAPH:
-        yield from _paragraphs(data)
-    elif data and not data.isspace():
-        yield 1, data
-
-
-def _paragraphs(data: bytes) -> Iterator[tuple[int, bytes]]:
-    lines: list[bytes] = []
-    first = 0
-    for line, content in enumerate([*data.splitlines(keepends=True), b""], 1):
-        if content and not content.isspace():
-            first = first if lines else line
-            lines.append(content)
-        elif lines:
-            yield first, b"".join(lines).rstrip(b"\r\n")
-            lines = []
 
 
 def _texts_of(line: int, found: Any, keys: Sequence[str]) -> Record:

@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from libai_data.data.text.files import (
+    FORMATS,
     PARQUET,
-    TEXT,
     Broken,
     compression_of,
     foreign_encoding,
@@ -22,14 +22,11 @@ from libai_data.data.text.files import (
 )
 from libai_data.errors import ConfigError
 
-LINE, PARAGRAPH, WHOLE_FILE = "line", "paragraph", "file"
-DOCUMENTS = (LINE, PARAGRAPH, WHOLE_FILE)
 # Enough of them to keep many processes busy to the end, and few enough for one folder.
 _PARTS, _LEAST, _MOST = 256, 1 << 20, 64 << 20
 _HEAD_BYTES = 4096
 # CR alone ends a line, too. A CR that may be the first half of a CRLF is no place for a cut.
 _END_OF_LINE = re.compile(rb"\n|\r(?=[^\n])")
-_BLANK_LINE = re.compile(rb"(?:\n|\r(?=[^\n]))[ \t]*(?:\r?\n|\r(?=[^\n]))")
 
 
 @dataclass(frozen=True)
@@ -70,35 +67,21 @@ class Part:
 class Cutting:
     """How files are cut."""
 
-    documents: str = LINE  # what is one document of plain text: a line, a paragraph (blank lines between), or the file
     format: str = ""  # of all files; by default, each file's suffix decides
     part_bytes: int = 0  # about the bytes of text in a part; 0 for a 256th of all files, but 1 to 64 MiB
 
     def __post_init__(self) -> None:
-        if self.documents not in DOCUMENTS:
-            raise ConfigError(f"documents={self.documents!r}: a document of plain text is one of {list(DOCUMENTS)}")
+        if self.format not in ("", *FORMATS):
+            raise ConfigError(f"format={self.format!r}: the format of files is one of {list(FORMATS)}")
 
     def for_files(self, paths: Sequence[Path]) -> Cutting:
-        """A copy with `part_bytes` set for these files; a ConfigError if `documents` does not fit their formats."""
-        forms = {self.format_of(path) for path in paths}
-        if self.documents != LINE and TEXT not in forms:
-            raise ConfigError(
-                f"documents={self.documents!r} is for plain text, but the input is {' and '.join(sorted(forms))} "
-                f"({paths[0]}), where each line or row is a document. Remove --documents; or, if the files are plain "
-                "text, set --format text"
-            )
+        """A copy with `part_bytes` set for these files."""
         total = sum(os.path.getsize(path) for path in paths)
         return replace(self, part_bytes=self.part_bytes or min(max(total // _PARTS, _LEAST), _MOST))
 
     def format_of(self, path: Path) -> str:
         """The format of a file."""
         return self.format or format_of(path)
-
-    def boundary(self, form: str) -> Any | None:
-        """The pattern behind which a file of a format may be cut, or None if it must not be cut."""
-        if form != TEXT:
-            return _END_OF_LINE
-        return {LINE: _END_OF_LINE, PARAGRAPH: _BLANK_LINE, WHOLE_FILE: None}[self.documents]
 
 
 def cut_into_parts(paths: Sequence[Path], cutting: Cutting) -> Iterator[Part]:
@@ -147,21 +130,21 @@ def _row_groups(path: Path, cutting: Cutting) -> Iterator[Piece]:
 
 def _ranges(path: Path, form: str, cutting: Cutting) -> Iterator[Piece]:
     """Ranges of an uncompressed file, found without reading what lies between their ends."""
-    length, start, boundary = os.path.getsize(path), 0, cutting.boundary(form)
+    length, start = os.path.getsize(path), 0
     with open(path, "rb") as file:
         problem = foreign_encoding(file.read(_HEAD_BYTES))
         if problem:
             yield Piece(str(path), form, 0, 0, cost=length, problem=problem)
             return
         while start < length:
-            stop = length if boundary is None else _next_cut(file, start + cutting.part_bytes, length, boundary)
+            stop = _next_cut(file, start + cutting.part_bytes, length)
             yield Piece(str(path), form, start, stop, cost=stop - start)
             start = stop
 
 
-def _next_cut(file: IO[bytes], place: int, length: int, boundary: Any) -> int:
-    """The first place behind a boundary that ends at or after `place`."""
-    # Start one byte earlier, so that a boundary across `place` is found.
+def _next_cut(file: IO[bytes], place: int, length: int) -> int:
+    """The first place behind an end of a line that is at or after `place`."""
+    # Start one byte earlier, so that an end of a line at `place` is found.
     start = max(0, place - 1)
     found, read = b"", 1 << 16
     while start + len(found) < length:
@@ -170,15 +153,15 @@ def _next_cut(file: IO[bytes], place: int, length: int, boundary: Any) -> int:
         if not more:  # The file was cut short meanwhile.
             break
         found += more
-        match = boundary.search(found)
+        match = _END_OF_LINE.search(found)
         if match:
             return start + int(match.end())
     return length
 
 
 def _blocks(path: Path, form: str, cutting: Cutting) -> Iterator[Piece]:
-    """Decompressed blocks of a file, which end at boundaries."""
-    boundary, rest, bytes_read = cutting.boundary(form), b"", 0
+    """Decompressed blocks of a file, which end at ends of lines."""
+    rest, bytes_read = b"", 0
     with open(path, "rb") as raw:
         stream, whole = open_decompressed(path, raw), Piece(str(path), form, 0, 0)
         if not os.path.getsize(path):
@@ -189,8 +172,8 @@ def _blocks(path: Path, form: str, cutting: Cutting) -> Iterator[Piece]:
             if not (bytes_read or rest) and foreign_encoding(block[:_HEAD_BYTES]):
                 block, problem = b"", foreign_encoding(block[:_HEAD_BYTES])
             rest += block
-            # The text behind the last boundary of a damaged file is no document.
-            end = len(rest) if not block and not problem else _last_cut(rest, boundary)
+            # The text behind the last whole line of a damaged file is no document.
+            end = len(rest) if not block and not problem else _last_cut(rest)
             if end or problem:
                 yield replace(whole, data=rest[:end], cost=raw.tell() - bytes_read, problem=problem)
                 bytes_read = raw.tell()
@@ -199,11 +182,6 @@ def _blocks(path: Path, form: str, cutting: Cutting) -> Iterator[Piece]:
             rest = rest[end:]
 
 
-def _last_cut(data: bytes, boundary: Any | None) -> int:
-    """The place behind the last boundary in `data`, or 0."""
-    if boundary is None:
-        return 0
-    if boundary is _END_OF_LINE:
-        return max(data.rfind(b"\n"), data.rfind(b"\r", 0, len(data) - 1)) + 1
-    ends = [match.end() for match in boundary.finditer(data)]
-    return int(ends[-1]) if ends else 0
+def _last_cut(data: bytes) -> int:
+    """The place behind the last end of a line in `data`, or 0."""
+    return max(data.rfind(b"\n"), data.rfind(b"\r", 0, len(data) - 1)) + 1

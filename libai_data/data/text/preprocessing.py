@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Callable
 
@@ -88,7 +88,7 @@ def preprocess(
         inputs: files, globs or folders; see `files.find_inputs`.
         output_prefix: path with which the paths of the results begin.
         task: how documents become tokens.
-        cutting: how files become parts; `task` decides what one document is.
+        cutting: how files become parts.
         workers: processes; with a cluster, on all its machines together.
         cluster: "ray" runs the processes on the processors of Ray, "" on this machine. All machines must have the files
             and the folder of the output under the same paths.
@@ -103,7 +103,7 @@ def preprocess(
         TokenizingError: A process failed.
     """
     check(_RULES, workers=workers, cluster=cluster, output_prefix=output_prefix, task=task, cutting=cutting)
-    cutting = replace(cutting or Cutting(), documents=task.documents)
+    cutting = cutting or Cutting()
     paths, tokenizer = find_inputs(inputs, cutting.format, task.tokenizer.all_files()), task.tokenizer.load()
     cutting = cutting.for_files(paths)
     ends = task.ends(tokenizer)

@@ -18,7 +18,7 @@ from libai_data.data.shard_work.work_folder import write_json
 from libai_data.data.sources.indexed_writer import IndexedWriter, dtype_for
 from libai_data.data.text.documents import BadLine, Document, check_keys, count_lines, read_piece
 from libai_data.data.text.files import PARQUET
-from libai_data.data.text.parts import LINE, Part
+from libai_data.data.text.parts import Part
 from libai_data.data.text.sentences import pieces_of, split_sentences
 from libai_data.data.text.tokenizer import TextTokenizer, TokenizerFiles
 from libai_data.errors import ConfigError
@@ -37,7 +37,6 @@ class Task:
     Args:
         tokenizer: the files of the tokenizer.
         keys: the keys of JSON objects, or columns, that hold text; each becomes a separate dataset.
-        documents: what one document of plain text is: "line", "paragraph" or "file".
         split_sentences: write each sentence as a sequence, for BERT, RoBERTa and T5.
         keep_newlines: keep the white space after each sentence.
         append_eod: whether each document ends with the tokenizer's end-of-document token.
@@ -47,7 +46,6 @@ class Task:
 
     tokenizer: TokenizerFiles
     keys: tuple[str, ...] = ("text",)
-    documents: str = LINE
     split_sentences: bool = False
     keep_newlines: bool = False
     append_eod: bool = False
@@ -171,7 +169,7 @@ def _batches(part: Part, task: Task, report: ShardReport) -> Iterator[list[Docum
     characters = 0  # of the batch
     for number, piece in enumerate(part.pieces):
         rows = 0
-        for record in read_piece(piece, task.keys, task.documents):
+        for record in read_piece(piece, task.keys):
             rows = max(rows, record.line)
             if isinstance(record, BadLine):
                 report.bad.append((number, *record))

@@ -85,7 +85,7 @@ def train_tokenizer(
         output: the file to write; its folder is made.
         training: the settings.
         keys: the keys of JSON objects, or columns, that hold text.
-        cutting: the format of the files, and what one document of plain text is.
+        cutting: the format of the files.
 
     Returns:
         The number of tokens. A small corpus may give fewer than `vocab_size`, one with very many characters more.
@@ -133,7 +133,7 @@ class _Texts:
     def __iter__(self) -> Iterator[str]:
         for part in cut_into_parts(self._paths, self._cutting):
             for piece in part.pieces:
-                for record in read_piece(piece, self._keys, self._cutting.documents):
+                for record in read_piece(piece, self._keys):
                     if isinstance(record, Document):
                         self.count += any(map(str.strip, record.texts))
                         yield from record.texts

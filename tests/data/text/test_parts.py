@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from libai_data.data.text import parts
 from libai_data.data.text.documents import BadLine, Document, read_piece
 from libai_data.data.text.files import COMPRESSED, find_inputs
-from libai_data.data.text.parts import DOCUMENTS, Cutting, cut_into_parts
+from libai_data.data.text.parts import Cutting, cut_into_parts
 from libai_data.errors import ConfigError
 from tests.data.text.scripts import SCRIPTS, sentences
 from tests.properties import examples
@@ -51,7 +51,7 @@ def read_all(paths: list[Path], cutting: Cutting) -> tuple[list[tuple[str, ...]]
     found, bad = [], []
     for part in cut_into_parts(paths, cutting):
         for piece in part.pieces:
-            for record in read_piece(piece, ["text"], cutting.documents):
+            for record in read_piece(piece, ["text"]):
                 if isinstance(record, Document):
                     found.append(record.texts)
                 else:
@@ -59,33 +59,18 @@ def read_all(paths: list[Path], cutting: Cutting) -> tuple[list[tuple[str, ...]]
     return found, bad
 
 
-def paragraphs(text: str) -> list[str]:
-    """An independent reading of paragraphs."""
-    found: list[list[str]] = [[]]
-    for line in io.StringIO(text, newline=""):
-        if line.strip():
-            found[-1].append(line)
-        elif found[-1]:
-            found.append([])
-    return ["".join(lines).rstrip("\r\n") for lines in found if lines]
-
-
 @settings(max_examples=examples(60))
-@given(LINES, st.booleans(), st.integers(1, 40), st.sampled_from(DOCUMENTS), st.sampled_from(["", ".gz", ".bz2"]))
+@given(LINES, st.booleans(), st.integers(1, 40), st.sampled_from(["", ".gz", ".bz2"]))
 def test_documents_do_not_depend_on_the_size_of_the_parts(
-    lines: list[tuple[str, str]], ends: bool, part_bytes: int, documents: str, suffix: str
+    lines: list[tuple[str, str]], ends: bool, part_bytes: int, suffix: str
 ) -> None:
     text = "".join(map("".join, lines))
     text = text if ends else text.rstrip("\r\n")
-    expected = {
-        "line": [line.rstrip("\n") for line in io.StringIO(text, newline=None) if line.strip()],
-        "paragraph": paragraphs(text),
-        "file": [text] if text.strip() else [],
-    }[documents]
+    expected = [line.rstrip("\n") for line in io.StringIO(text, newline=None) if line.strip()]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"corpus.txt{suffix}"
         path.write_bytes(COMPRESS[suffix](text.encode()))
-        found, bad = read_all([path], Cutting(documents, part_bytes=part_bytes))
+        found, bad = read_all([path], Cutting(part_bytes=part_bytes))
     assert ([text for (text,) in found], bad) == (expected, [])
 
 
@@ -143,7 +128,7 @@ def test_lines_that_are_no_documents_are_told_with_their_line(tmp_path: Path) ->
     bad = [b"{", b"[1]", b"{}", b'{"text": null}', b"\xff", b'{"text": "\\ud800"}']
     path.write_bytes(b'{"text": "one"}\n' + b"\n\n".join(bad) + b'\n{"text": "two"}')
     (part,) = cut_into_parts([path], Cutting())
-    records = list(read_piece(part.pieces[0], ["text"], "line"))
+    records = list(read_piece(part.pieces[0], ["text"]))
     assert [record.line for record in records] == [1, 2, 4, 6, 8, 10, 12, 13]
     assert [record.texts for record in records if isinstance(record, Document)] == [("one",), ("two",)]
     reasons = [record.reason for record in records if isinstance(record, BadLine)]
@@ -183,16 +168,9 @@ def test_a_few_zeros_and_short_lines_are_utf_8(tmp_path: Path) -> None:
     assert (len(found), bad) == (3002, [])
 
 
-@pytest.mark.parametrize("documents", DOCUMENTS)
-def test_byte_order_marks_of_files_that_were_joined_are_no_text(tmp_path: Path, documents: str) -> None:
-    marked = "\ufeffone\n\n\ufefftwo\n\nthree\n"
-    (tmp_path / "lines.txt").write_text("\ufeffone\n\ufefftwo\n", "utf-8")
-    assert "\ufeff" not in "".join(text for (text,) in read_all([tmp_path / "lines.txt"], Cutting(documents))[0])
-    (tmp_path / "x.txt").write_text(marked, "utf-8")
-    found, _ = read_all([tmp_path / "x.txt"], Cutting(documents))
-    assert [text for (text,) in found] == (
-        [marked.replace("\ufeff", "")] if documents == "file" else ["one", "two", "three"]
-    )
+def test_byte_order_marks_of_files_that_were_joined_are_no_text(tmp_path: Path) -> None:
+    (tmp_path / "x.txt").write_text("\ufeffone\n\n\ufefftwo\n\nthree\n", "utf-8")
+    assert read_all([tmp_path / "x.txt"], Cutting()) == ([("one",), ("two",), ("three",)], [])
     (tmp_path / "x.jsonl").write_text('\ufeff{"text": "one"}\n\ufeff{"text": "two"}\n', "utf-8")
     assert read_all([tmp_path / "x.jsonl"], Cutting()) == ([("one",), ("two",)], [])
 
@@ -276,4 +254,4 @@ def test_a_compressed_file_without_a_byte_is_told_of(tmp_path: Path, suffix: str
 def test_a_file_that_becomes_shorter_while_it_is_cut_ends_the_search(tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_bytes(b"no end of a line")
     with open(tmp_path / "x.txt", "rb") as file:
-        assert parts._next_cut(file, 4, 100, parts._END_OF_LINE) == 100
+        assert parts._next_cut(file, 4, 100) == 100

@@ -349,21 +349,6 @@ def test_bad_lines_end_the_run_only_if_asked_and_then_leave_no_result(tmp_path: 
     assert (result.documents, result.bad, result.kept) == (5, 1, 1)
 
 
-@pytest.mark.parametrize("command_name", ["preprocess", "train-tokenizer"])
-def test_documents_of_plain_text_are_refused_where_there_is_none(
-    tmp_path: Path, tokenizer: str, command_name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    corpus = write_json_lines(tmp_path / "corpus.jsonl", texts(30))
-    output = ["--tokenizer", tokenizer, "--output-prefix"] if command_name == "preprocess" else ["--output"]
-    arguments = [command_name, "--documents", "file", "--input", str(corpus)]
-    assert command([*arguments, *output, str(tmp_path / "out")]) == 2
-    assert "documents='file' is for plain text, but the input is jsonl" in capsys.readouterr().err
-    assert os.listdir(tmp_path) == ["corpus.jsonl"]
-    assert command([*arguments, "--format", "text", *output, str(tmp_path / "out")]) == 0
-    (tmp_path / "more.txt").write_text("plain text\nof two lines\n" * 20)
-    assert command([*arguments, str(tmp_path / "more.txt"), *output, str(tmp_path / "out2")]) == 0
-
-
 SLOW = """
 import sys
 from libai_data.data.text import shards
