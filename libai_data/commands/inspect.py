@@ -15,13 +15,10 @@ from libai_data.config.lazy_config import load_config
 
 def parser() -> argparse.ArgumentParser:
     arguments = config_parser("inspect", __doc__, asks_ranks=True)
-    arguments.add_argument("--split", default="train", help="train, valid or test; test:1 is the second test loader")
-    arguments.add_argument("--step", type=int, metavar="N", help="step to show (default: the first, 0)")
+    arguments.add_argument("--split", default="train", help="train, valid or test, the first test loader")
+    arguments.add_argument("--step", type=int, default=0, metavar="N", help="step to show (default: the first, 0)")
     arguments.add_argument(
         "--samples", type=int, default=16, metavar="N", help="samples to show (default: %(default)s)"
-    )
-    arguments.add_argument(
-        "--checkpoint", metavar="DIR", help="use the data state of this checkpoint; shows its next step"
     )
     arguments.add_argument(
         "--output", type=output_file, default="inspect.html", help="page to write (default: %(default)s)"
@@ -44,7 +41,6 @@ def _inspect(asked: argparse.Namespace) -> list[str]:
         asked.step,
         asked.samples,
         mesh_of(cfg, asked.ranks, asked.nodes),
-        asked.checkpoint,
     )
     asked.output.parent.mkdir(parents=True, exist_ok=True)
     with written_whole(asked.output) as unfinished:

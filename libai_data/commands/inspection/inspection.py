@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from libai_data.commands.inspection.cards import Card, cards_of, decoder_of, field_equals, rows_to_show
+from libai_data.commands.inspection.cards import Card, cards_of, decoder_of, rows_to_show
 from libai_data.commands.inspection.fields import FieldReport, field_report
 from libai_data.commands.inspection.findings import Bars, findings, histograms
 from libai_data.commands.inspection.step_rows import Stage, StepRows, read_step, stages_of_sample
@@ -16,9 +16,7 @@ from libai_data.data.attributes import attribute_of, has_attribute
 from libai_data.data.items import named
 from libai_data.data.nesting import taken_apart
 from libai_data.delivery.read_plan import read_mode
-from libai_data.engine.data_state import OVERRIDE_KEY
 from libai_data.engine.models import build_configured_tokenizer
-from libai_data.engine.saved_data_state import SavedState
 from libai_data.errors import ConfigError, nearest
 from libai_data.iterables.iterable_loader import indexed_dataset_of
 from libai_data.loader.failures import ErrorPolicy
@@ -51,45 +49,39 @@ def inspect_config(
     cfg: Any,
     title: str = "",
     split: str = "train",
-    step: int | None = None,
+    step: int = 0,
     samples: int = 16,
     mesh: ParallelMesh | None = None,
-    checkpoint: str | None = None,
 ) -> Inspection:
     """Read a step as the ranks of a mesh would, on this process alone, and describe the step.
 
     Args:
         cfg: the whole config; it is not changed.
         title: title of the page.
-        split: "train", "valid" or "test"; "test:1" is the second of the test loaders.
-        step: number of the training's step, or of the evaluation's batch, from 0; by default the first, or the next
-            step of the checkpoint.
+        split: "train", "valid" or "test", the first of the test loaders.
+        step: number of the training's step, or of the evaluation's batch, from 0.
         samples: how many samples the page shows.
         mesh: by default the smallest that `train.dist` allows.
-        checkpoint: checkpoint whose data state decides the samples; without it, the config alone decides.
 
     Raises:
         ConfigError: There is no such split or step, or the config is wrong.
-        CheckpointError: The checkpoint does not fit the config.
         SampleError: A sample could not be read.
     """
     if samples < 1:
         raise ConfigError(f"--samples is {samples}; show at least 1")
-    if step is not None and step < 0:
+    if step < 0:
         raise ConfigError(f"--step is {step}; steps count from 0")
+    if split not in SPLITS:
+        raise ConfigError(f"--split is {split!r}; known are {SPLITS}.{nearest(split, SPLITS)}")
     mesh = mesh_of(cfg) if mesh is None else mesh
-    name, number = _split(split)
     tokenizer = build_configured_tokenizer(cfg)
-    opened = one_rank_loaders(cfg, mesh.data_parallel_size, name, tokenizer=tokenizer)
+    opened = one_rank_loaders(cfg, mesh.data_parallel_size, split, tokenizer=tokenizer)
     try:
-        if number >= len(opened.loaders):
-            raise ConfigError(f"--split is {split!r}, but the config has {len(opened.loaders)} such loader(s)")
-        loader: Any = opened.loaders[number]
-        if checkpoint is not None:
-            step = _restore(loader, checkpoint, cfg, name, step)
-        step = 0 if step is None else step
+        if not opened.loaders:
+            raise ConfigError(f"--split is {split!r}, but the config has no such loader")
+        loader: Any = opened.loaders[0]
         rows = read_step(
-            opened, name, loader, step, mesh.data_parallel_size, cfg.train.test_micro_batch_size, max(samples, _READ)
+            opened, split, loader, step, mesh.data_parallel_size, cfg.train.test_micro_batch_size, max(samples, _READ)
         )
         return _described(cfg, title, split, rows, loader, samples, mesh, tokenizer)
     finally:
@@ -103,8 +95,7 @@ def _described(
     shown = rows_to_show(rows, samples)
     stages = _stages(loader, rows, shown)
     reports = {field_name: field_report(field_name, rows, mesh) for field_name in rows.values}
-    name, number = _split(split)
-    section = f"dataloader.test.{number}" if name == "test" else "dataloader.train"
+    section = "dataloader.test.0" if split == "test" else "dataloader.train"
     readers = read_mode(try_get_key(cfg, f"{section}.readers") or "every_rank")
     sizes = (
         f"data {mesh.data_parallel_size} x tensor {mesh.tensor_parallel_size} x pipeline {mesh.pipeline_parallel_size}"
@@ -120,25 +111,10 @@ def _described(
         ("mesh", f"{mesh.world_size} rank(s) on {mesh.num_nodes} node(s): {sizes}"),
         ("a rank's batch", f"{rows.micro_batch_size} samples; readers: {readers}"),
     ]
-    found = findings(rows, reports, cfg) + _wrong_stages(stages, rows)
+    found = findings(rows, reports, cfg)
     cards = cards_of(rows, shown, stages, decoder_of(tokenizer))
     drawn = histograms(rows, _raw_lengths(loader, rows))
     return Inspection(title, facts, found, cards, reports, mesh, readers, drawn, stats)
-
-
-def _split(split: str) -> tuple[str, int]:
-    name, _, number = split.partition(":")
-    if name not in SPLITS or not (number.isdigit() or (not number and ":" not in split)):
-        raise ConfigError(f"--split is {split!r}; known are {SPLITS}, and 'test:1'.{nearest(name, SPLITS)}")
-    return name, int(number or 0)
-
-
-def _restore(loader: Any, checkpoint: str, cfg: Any, split: str, step: int | None) -> int:
-    if split != "train":
-        raise ConfigError(f"--checkpoint shows samples of the training; it cannot be combined with --split {split}")
-    saved = SavedState.read(checkpoint)
-    loader.load_state_dict(saved.data, override=try_get_key(cfg, OVERRIDE_KEY) or ())
-    return saved.step if step is None else step
 
 
 def _stages(loader: Any, rows: StepRows, shown: Sequence[int]) -> dict[int, list[Stage]]:
@@ -151,17 +127,6 @@ def _stages(loader: Any, rows: StepRows, shown: Sequence[int]) -> dict[int, list
         if stages:
             by_row[origin.row] = stages
     return by_row
-
-
-def _wrong_stages(stages: dict[int, list[Stage]], rows: StepRows) -> list[str]:
-    """A warning if the last stage is not equal to any field: the stages then do not show what the model gets."""
-    for row, own in stages.items():
-        if not any(field_equals(own[-1][1], values[row]) for values in rows.values.values()):
-            return [
-                f"The last of the dataset's stages is not equal to a field of {rows.origins[row].name}: "
-                "a transform draws random numbers that are not seeded for the sample, or a later step changes it."
-            ]
-    return []
 
 
 def _raw_lengths(loader: Any, rows: StepRows) -> dict[str, list[int]]:
