@@ -95,12 +95,12 @@ def _add_stages(cards: list[Card], rows: StepRows, stages: dict[int, list[Stage]
         name
         for name, values in rows.values.items()
         if all(
-            own and field_equals(own[-1][1], values[row]) and is_picture(values[row]) for row, own in zip(shown, told)
+            own and _field_equals(own[-1][1], values[row]) and is_picture(values[row]) for row, own in zip(shown, told)
         )
     ]
 
 
-def field_equals(value: Any, array: np.ndarray) -> bool:
+def _field_equals(value: Any, array: np.ndarray) -> bool:
     """Whether the last stage of a sample (`value`) is equal to a field (`array`)."""
     if isinstance(value, Image.Image):
         return False
