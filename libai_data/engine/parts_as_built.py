@@ -8,6 +8,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
+from inspect import isfunction
 from typing import Any
 
 import numpy as np
@@ -96,8 +97,9 @@ class PartsAsBuilt:
         contents = {
             f"{owner}.{name}": _digest(value)
             for owner, thing in (*self._owners(hooks), *((f"model.{name}".rstrip("."), part) for name, part in parts))
+            for known in [_names_of_package(thing)]
             for name, value in list(vars(thing).items())
-            if not name.startswith("_") and f"{owner}.{name}" not in self._named
+            if not (name.startswith("_") or name in known or f"{owner}.{name}" in self._named)
             if not (owner.startswith("model") and isinstance(value, PLAIN))
         }
         before = self._contents or {}
@@ -159,4 +161,16 @@ def _has_been_read(loader: Any) -> bool:
 
 
 def _is_own(hook: HookBase) -> bool:
-    return type(hook).__module__.startswith("libai_data.")
+    return _is_of_package(type(hook))
+
+
+def _is_of_package(kind: type) -> bool:
+    return kind.__module__.startswith("libai_data.")
+
+
+def _names_of_package(hook: Any) -> set[str]:
+    """The names that the methods of this package's hooks use: these hooks restore their attributes themselves."""
+    if not isinstance(hook, HookBase):
+        return set()
+    methods = [each for kind in type(hook).__mro__ if _is_of_package(kind) for each in vars(kind).values()]
+    return {name for method in methods if isfunction(method) for name in method.__code__.co_names}

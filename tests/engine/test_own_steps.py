@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import oneflow as flow
@@ -12,6 +14,7 @@ import pytest
 
 from libai_data.engine import DefaultTrainer, HookBase
 from libai_data.engine.checkpoint.folder import read_state
+from libai_data.engine.hooks import BestCheckpointer, EvalHook
 from libai_data.errors import ConfigError
 from libai_data.iterables import DataLoader, from_iterable
 from libai_data.mesh import set_mesh
@@ -453,6 +456,26 @@ def test_what_the_steps_change_and_no_checkpoint_holds_is_named_once(tmp_path: P
     assert log.count("The training changes") == 1
     names = "trainer.calls, Counts.steps, Counts.seen, Counts.average, model.memories, model.first.memory"
     assert f"WARNING libai_data.engine.parts_as_built: The training changes {names}, which the checkpoints do" in log
+
+
+class CountsTries(BestCheckpointer):
+    tries = 0
+
+    def _act(self) -> None:
+        self.tries += 1
+        super()._act()
+
+
+@pytest.mark.parametrize(("kind", "named"), [(BestCheckpointer, None), (CountsTries, "CountsTries.tries")])
+def test_what_hooks_of_this_package_restore_is_not_named(tmp_path: Path, kind: Any, named: str | None) -> None:
+    accuracies = count(1.0)
+    hooks = EvalHook(1, lambda: {"Acc@1": next(accuracies)}), kind(1, mock.Mock(), "Acc@1")
+    cfg = tiny_config(str(tmp_path), train_iter=5, checkpointer={"period": 1}, evaluation={"enabled": False})
+    built(cfg, *hooks).train()
+    log = (tmp_path / "log.txt").read_text()
+    assert log.count("is the best so far") == 5
+    assert log.count("The training changes") == (named is not None)
+    assert f"The training changes {named}, which" in log or named is None
 
 
 @pytest.mark.parametrize("graph", [False, True])
