@@ -131,9 +131,9 @@ class ChatDataset(Map):
         starts, stops = np.fromiter(chain.from_iterable(places), np.int64, 2 * len(places)).reshape(-1, 2).T
         carries_loss = np.zeros(len(ids), bool)
         for span in spans:
-            # With a template that marks spans, a partly marked token counts, as for Hugging Face.
-            begins = stops > span.start if self._template.marks else starts >= span.start
-            carries_loss |= begins & (starts < span.stop)
+            # As for Hugging Face, a token counts if a part of it does: " Yes" has the space that ends a prompt, and a
+            # whole answer.
+            carries_loss |= (stops > span.start) & (starts < span.stop)
         return self._laid_out(np.array(ids, np.int64), carries_loss, prefix)
 
     def _carries_loss(self, number: int, message: Message) -> bool:

@@ -60,8 +60,8 @@ class ChatTemplate:
             extension for extension in environment.iter_extensions() if isinstance(extension, GenerationMarks)
         )
         names = {word for _, token, word in environment.lex(source) if token == "name"}
-        self.marks = "generation" in names
-        """Whether the template marks what an assistant says, by `{% generation %}`."""
+        # Whether the template marks what an assistant says.
+        self._has_marks = "generation" in names
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._source, self._special)
@@ -120,7 +120,7 @@ class ChatTemplate:
         text, parts = self._rendered(messages, tools)
         self._check_written(text, messages, tools)
         assistants = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
-        if not self.marks:
+        if not self._has_marks:
             return text, [self._span(text, messages, number, tools) for number in wanted]
         numbers = [part.number for part in parts]
         if any(number != UNKNOWN for number in numbers):

@@ -117,6 +117,16 @@ def test_spaces_count_where_they_are_whatever_the_tokenizer_makes_of_their_place
     assert learned(arrays(dataset[0]), folder) == "\nb "
 
 
+def test_a_token_with_the_end_of_a_prompt_and_the_first_word_of_an_answer_counts(
+    folder: Path, tokenizer: TextTokenizer
+) -> None:
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}"
+    template += "{% if add_generation_prompt %}assistant: {% endif %}"
+    assert [len(ids) for ids in tokenizer.encode_batch([" the", "the"])] == [1, 2]
+    dataset = ChatDataset([conversation("a", "the fox", "b", "the")], tokenizer, 64, chat_template=template)
+    assert learned(arrays(dataset[0]), folder) == " the fox<|im_end|> the<|im_end|>"
+
+
 DROPS = CHATML.replace("<|im_start|>", "{% if message.role in ['user', 'assistant'] %}<|im_start|>", 1)
 DROPS = DROPS.replace("\n{% endfor", "\n{% endif %}{% endfor", 1)
 
