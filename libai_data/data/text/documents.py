@@ -47,10 +47,10 @@ def read_piece(piece: Piece, keys: Sequence[str]) -> Iterator[Record]:
             yield from _rows(piece, keys)
     else:
         is_json = piece.format == JSON_LINES
-        for line, data in _lines(piece.read()):
+        for line, data in _lines(_unmarked(piece.read())):
             record: Record
             try:
-                text = _unmarked(data).decode("utf-8")
+                text = data.decode("utf-8")
                 record = _texts_of(line, parsed_object(text), keys) if is_json else Document(line, (text,) * len(keys))
             except UnicodeDecodeError as error:
                 record = BadLine(line, f"not UTF-8: {error.reason} at byte {error.start}")

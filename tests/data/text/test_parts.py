@@ -173,6 +173,9 @@ def test_byte_order_marks_of_files_that_were_joined_are_no_text(tmp_path: Path) 
     assert read_all([tmp_path / "x.txt"], Cutting()) == ([("one",), ("two",), ("three",)], [])
     (tmp_path / "x.jsonl").write_text('\ufeff{"text": "one"}\n\ufeff{"text": "two"}\n', "utf-8")
     assert read_all([tmp_path / "x.jsonl"], Cutting()) == ([("one",), ("two",)], [])
+    # As an editor writes an empty file.
+    (tmp_path / "empty.jsonl").write_text("\ufeff\n\ufeff", "utf-8")
+    assert read_all([tmp_path / "empty.jsonl"], Cutting()) == ([], [])
 
 
 def test_inputs_are_files_globs_and_folders_each_file_once(tmp_path: Path) -> None:
