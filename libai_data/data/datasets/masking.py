@@ -75,8 +75,8 @@ class Masker:
         return masked, clean, chosen
 
     def choose(self, tokens: np.ndarray, special: np.ndarray, random: np.random.Generator) -> np.ndarray:
-        """Choose the tokens to predict, bool [n]: `round(probability * n)`, at least 1, or fewer if no further whole
-        word fits. No token is chosen that is `special`, bool [n].
+        """Choose the tokens to predict, bool [n]: `round(probability * n)`, at least 1, or fewer if no further n-gram
+        of whole words fits. No token is chosen that is `special`, bool [n].
 
         If a word has more tokens than this number, each of its tokens counts as a word. So at least one token is
         chosen, unless all are special.
