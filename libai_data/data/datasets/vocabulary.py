@@ -55,7 +55,7 @@ class VocabularyTables(NamedTuple):
 def vocabulary_tables(tokenizer: Any) -> VocabularyTables:
     """Tables of a tokenizer's vocabulary; a ConfigError if it has only special tokens.
 
-    Words are found by "##" (WordPiece), or by the mark of white space before a token (byte-level BPE, sentencepiece).
+    Words are found by "##" (WordPiece), or by the white space before a token (byte-level BPE, sentencepiece).
     Each character of a script without spaces begins a word too, unless it is a combining mark.
     """
     vocabulary: dict[str, int] = tokenizer.get_vocab()
@@ -89,11 +89,12 @@ def vocabulary_tables(tokenizer: Any) -> VocabularyTables:
 
 
 def _begins_word(content: bytes) -> bool:
-    """Whether a token begins with a character of a script without spaces, or with the first bytes of one."""
+    """Whether a token begins with white space such as the end of a line, with a character of a script without spaces,
+    or with the first bytes of one."""
     lead = content[0] if content else 0
     length = 4 if lead >= 0xF0 else 3 if lead >= 0xE0 else 1
     if length == 1 or lead > 0xF4:
-        return False
+        return content[:1].isspace()
     known = content[:length]
     # If a token ends within a character, the other bytes are unknown; so all possible characters must be in one range.
     ends = [(known + filler * (length - len(known))).decode(errors="replace") for filler in (b"\x80", b"\xbf")]

@@ -137,6 +137,14 @@ def test_byte_level_tokens_make_words_by_the_space_before_them() -> None:
     assert tables.ordinary.tolist() == [FIRST, FIRST + 1, FIRST + 2]
 
 
+@pytest.mark.parametrize(
+    "tokens", [["\u0120the", "re", "\u010a", "\u0109x"], ["\u2581the", "re", "<0x0A>", "\t"]], ids=["bytes", "pieces"]
+)
+def test_the_end_of_a_line_begins_a_word_like_a_space(tokens: list[str]) -> None:
+    tables = vocabulary_tables(Tokenizer(0, 0, tokens))
+    assert tables.continues[FIRST:].tolist() == [False, True, False, False]
+
+
 def test_wrong_numbers_are_refused() -> None:
     for wrong in ({"probability": 1.0}, {"probability": 0.0}, {"max_ngrams": 0}):
         with pytest.raises(ConfigError):
