@@ -43,7 +43,7 @@ class Preprocessed:
 
     Args:
         prefixes: key -> path of its `.bin` and `.idx` without their endings.
-        documents: number of documents that were written.
+        documents: number of documents that were written, of at least one key.
         empty: number of documents that were left out, because they have no token or only white space.
         tokens: key -> number of tokens.
         unknown: number of tokens of all keys that stand for what the tokenizer does not know, such as [UNK].

@@ -81,7 +81,7 @@ class Task:
 class ShardReport:
     """The result of tokenizing a part."""
 
-    documents: int = 0
+    documents: int = 0  # documents with a token, in at least one of the keys
     empty: int = 0  # documents without a token, or of white space alone, which are left out
     characters: int = 0
     tokens: dict[str, int] = field(default_factory=dict)
@@ -146,10 +146,13 @@ def write_shard(folder: Path, part: Part, task: Task, tokenizer: TextTokenizer) 
     with ExitStack() as finished_together:
         writers = [finished_together.enter_context(IndexedWriter(prefix, dtype)) for prefix in prefixes]
         for batch in _batches(part, task, report):
+            has_tokens = np.zeros(len(batch), bool)
             for number, (key, writer) in enumerate(zip(task.keys, writers)):
                 texts = [document.texts[number] for document in batch]
                 sequences = [_sequences_of(text, task) for text in texts]
-                report.tokens[key] += _write(writer, sequences, tokenizer, ends, report, number == 0)
+                report.tokens[key] += _write(writer, sequences, tokenizer, ends, report, has_tokens)
+            report.documents += int(has_tokens.sum())
+            report.empty += int((~has_tokens).sum())
     for prefix in prefixes:
         for suffix in (".bin", ".idx"):
             report.sizes[prefix.name + suffix] = os.path.getsize(f"{prefix}{suffix}")
@@ -202,15 +205,15 @@ def _write(
     tokenizer: TextTokenizer,
     ends: tuple[list[int], list[int]],
     report: ShardReport,
-    counts: bool,
+    has_tokens: np.ndarray,
 ) -> int:
-    """Write documents of one key; returns the number of tokens."""
+    """Write documents of one key, and mark in `has_tokens` those that have a token; returns the number of tokens."""
     texts = [text for document in documents for text in document]
     encoded = _encoded(texts, tokenizer, writer.dtype)
     begin, end = (np.array(ids, writer.dtype) for ids in ends)
     unknown = [tokenizer.get_vocab()[token] for token in _UNKNOWN if token in tokenizer.get_vocab()]
     total = 0
-    for document in documents:
+    for number, document in enumerate(documents):
         sequences = [ids for ids in islice(encoded, len(document)) if len(ids)]
         report.unknown += sum(int(np.count_nonzero(ids == ident)) for ids in sequences for ident in unknown)
         if sequences:
@@ -218,7 +221,5 @@ def _write(
             sequences[-1] = np.concatenate([sequences[-1], end])
             writer.add_document(sequences)
             total += sum(map(len, sequences))
-        if counts:
-            report.documents += bool(sequences)
-            report.empty += not sequences
+            has_tokens[number] = True
     return total

@@ -284,6 +284,15 @@ def test_a_tokenizer_never_overwrites_its_input(tmp_path: Path) -> None:
     assert path.read_text() == "some words\n"
 
 
+@pytest.mark.parametrize("keys", [("title", "text"), ("text", "title")])
+def test_a_document_counts_if_any_key_has_a_token(tmp_path: Path, tokenizer: str, keys: tuple[str, ...]) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"title": "", "text": "a fox"}\n{"title": " ", "text": ""}\n')
+    made = preprocess([str(path)], str(tmp_path / "out"), Task(TokenizerFiles(tokenizer), keys))
+    assert (made.documents, made.empty, made.tokens["title"]) == (1, 1, 0)
+    assert len(documents_of(made.prefixes["text"])) == 1
+
+
 def test_a_key_that_is_given_twice_or_names_no_file_is_refused(tokenizer: str) -> None:
     with pytest.raises(ConfigError, match=r"keys of texts \(--json-keys\) are \['text', 'text'\]; give one or more"):
         Task(TokenizerFiles(tokenizer), ("text", "text"))
