@@ -94,7 +94,7 @@ def list_files(url: str, attempts: int) -> list[str]:
             found = [path for path, info in store.glob(name, detail=True).items() if info["type"] == "file"]
         # Web servers return quoted names. Sort them like the same files on a local disk.
         key = unquote if _is_http(url) else None
-        return sorted((str(store.unstrip_protocol(path)) for path in found), key=key)
+        return sorted((_address_like(url, str(name), path) for path in found), key=key)
 
     try:
         return _with_retries(url, "listed", ask, attempts)
@@ -102,6 +102,14 @@ def list_files(url: str, attempts: int) -> list[str]:
         if isinstance(error.__cause__, _ABSENT):
             return []
         raise
+
+
+def _address_like(url: str, name: str, path: str) -> str:
+    """The address of a path in a store, spelled as `url`, whose own path is `name`. fsspec spells some addresses
+    differently (s3:// for s3a://), or without their host (hdfs://, sftp://)."""
+    url, name = url.rstrip("/"), name.rstrip("/")
+    tail = next(name[cut:] for cut in range(len(name) + 1) if url.endswith(name[cut:]))
+    return url[: len(url) - len(tail)] + path[len(name) - len(tail) :]
 
 
 def _is_file(store: Any, name: str) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
+import re
 import shutil
 import signal
 import socket
@@ -14,11 +16,15 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Callable
 
+import fsspec
+import numpy as np
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
-from libai_data.data.sources import local_cache, remote
+from libai_data.data.sources import local_cache, open_source, remote
 from libai_data.data.sources.local_cache import LocalCache, is_used, use
 from libai_data.data.sources.remote import fetch, look_up
+from libai_data.data.sources.shard_counts import counted
 from libai_data.data.sources.storage import LocalFile, Storage, listed, local_path
 from libai_data.errors import ConfigError, StorageError
 from tests.data.sources.object_store import BUSY, CUT, FAIL, FLIP, STALL, ObjectStore
@@ -108,6 +114,30 @@ def test_objects_are_listed_as_local_files_are(object_store: ObjectStore) -> Non
     for nothing in ("s3://bucket/d/*.txt", "s3://bucket/nothing", "s3://another-bucket/d"):
         with pytest.raises(ConfigError, match="no file is named by 's3://"):
             listed(nothing)
+
+
+class StoreOfAHost(MemoryFileSystem):
+    """A store whose paths lack the host of their address, as those of hdfs://, sftp:// and ftp:// do."""
+
+    protocol = "hosted"
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return re.sub("^hosted://[^/]*", "", path).rstrip("/")
+
+
+@pytest.mark.parametrize("address", ["s3a://bucket/d", "memory://bucket/d", "hosted://user@host:80/bucket/d"])
+def test_files_have_the_address_under_which_their_folder_was_given(address: str, object_store: ObjectStore) -> None:
+    fsspec.register_implementation("hosted", StoreOfAHost, clobber=True)
+    for name in ("0.npy", "deep/1.npy"):
+        content = io.BytesIO()
+        np.save(content, np.arange(2))
+        object_store.put(f"d/{name}", content.getvalue())
+        fsspec.filesystem("memory").pipe(f"/bucket/d/{name}", content.getvalue())
+    expected = [f"{address}/0.npy", f"{address}/deep/1.npy"]
+    assert listed(address) == listed(f"{address}/") == listed(f"{address}/**/*.npy") == expected
+    assert local_path(expected[1]).read_bytes() == content.getvalue()
+    assert counted(address, open_copy=open_source).names.many(np.arange(2)) == ["0.npy", "deep/1.npy"]
 
 
 def test_web_pages_list_their_files_and_give_them(web: str, object_store: ObjectStore) -> None:
