@@ -117,7 +117,7 @@ def _is_file(store: Any, name: str) -> bool:
     if "*" in name or not _is_http(name):
         return bool(store.isfile(name))
     try:
-        return bool(store.info(name)["type"] == "file")
+        return not _is_folder(name, store.info(name))
     except FileNotFoundError as error:
         if getattr(error.__cause__, "status", 404) not in _GONE:
             raise
@@ -264,8 +264,14 @@ def _s3_options() -> dict[str, Any]:
 _OPTIONS = {"http": _http_options, "https": _http_options, "s3": _s3_options, "s3a": _s3_options}
 
 
+def _is_folder(url: str, info: dict[str, Any]) -> bool:
+    """Whether a store describes a folder. Web servers redirect to its address with "/", a page that lists its files."""
+    is_listed = info.get("mimetype") == "text/html" and unquote(str(info.get("url"))) == unquote(f"{url}/")
+    return is_listed or info.get("type") == "directory"
+
+
 def _described(url: str, info: dict[str, Any]) -> RemoteFile:
-    if info.get("type") == "directory":
+    if _is_folder(url, info):
         raise ConfigError(f"{url} is a folder, but a file is expected")
     md5, sure = _reported_md5(_protocol_of(url), info)
     version = {key: str(info[key]) for key in _VERSION_KEYS if info.get(key) is not None}

@@ -143,9 +143,12 @@ def test_files_have_the_address_under_which_their_folder_was_given(address: str,
 def test_web_pages_list_their_files_and_give_them(web: str, object_store: ObjectStore) -> None:
     assert listed(f"{web}/*.tar") == [f"{web}/a.tar", f"{web}/b.tar"]
     assert listed(f"{web}/c.txt") == [f"{web}/c.txt"]
+    assert listed(f"{web}/deep") == listed(f"{web}/deep/") == [f"{web}/deep/d.tar"]
     assert local_path(f"{web}/deep/d.tar").read_bytes() == b"deep/d.tar"
     with pytest.raises(ConfigError, match=f"there is no {web}/nothing"):
         local_path(f"{web}/nothing")
+    with pytest.raises(ConfigError, match=f"{web}/deep is a folder"):
+        local_path(f"{web}/deep")
 
 
 def test_web_pages_list_files_with_odd_names_in_the_order_of_local_files(
