@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -102,31 +103,36 @@ def histograms(rows: StepRows, raw_lengths: Mapping[str, list[int]]) -> dict[str
     floating-point fields, and the lengths of padded fields before padding (`raw_lengths`).
     """
     labels: dict[str, Bars] = {}
-    lengths = {f"{name}: lengths before padding": _counted(each, True) for name, each in raw_lengths.items() if each}
+    lengths = {f"{name}: lengths before padding": _counted(each) for name, each in raw_lengths.items() if each}
     numbers: dict[str, Bars] = {}
     for name, values in rows.values.items():
         if all(value.size == 1 and value.dtype.kind in "iu" for value in values) or is_class_label(name, values[0]):
-            labels[f"{name}: samples by value"] = _counted([int(value.reshape(-1)[0]) for value in values], True)
+            labels[f"{name}: samples by value"] = _counted([int(value.reshape(-1)[0]) for value in values])
         if is_padding_mask(name, values[0]) or (is_mask(name, values[0]) and values[0].ndim == 1):
             what = "tokens" if is_padding_mask(name, values[0]) else "places"
-            lengths[f"{name}: marked {what} a sample"] = _counted(list(map(np.count_nonzero, values)), True)
+            lengths[f"{name}: marked {what} a sample"] = _counted(list(map(np.count_nonzero, values)))
         if values[0].dtype.kind == "f":
             every = np.concatenate([value.reshape(-1) for value in values]).astype(np.float64)
             if np.isfinite(every).any():
-                numbers[f"{name}: numbers by value"] = _counted(every[np.isfinite(every)], False)
+                numbers[f"{name}: numbers by value"] = _counted_in_ranges(every[np.isfinite(every)])
     return {**labels, **lengths, **numbers}
 
 
-def _counted(values: Sequence[float] | np.ndarray, whole: bool) -> Bars:
-    """Count each value if there are few, else ranges of equal width; integers that do not occur count as 0."""
-    array = np.asarray(values)
-    low, high = array.min(), array.max()
-    if whole:
-        step = -(-(int(high) - int(low) + 1) // _MOST_BARS)
-        edges = np.arange(int(low), int(high) + step + 1, step)
-        names = [str(edge) if step == 1 else f"{edge} to {edge + step - 1}" for edge in edges[:-1].tolist()]
-        return list(zip(names, np.histogram(array, edges)[0].tolist()))
+def _counted(values: Sequence[int]) -> Bars:
+    """Count each value if there are few, else ranges of equal width; values that do not occur count as 0."""
+    low, high = min(values), max(values)
+    step = -(-(high - low + 1) // _MOST_BARS)
+    counts = Counter((value - low) // step for value in values)
+    starts = range(low, high + 1, step)
+    names = [str(start) if step == 1 else f"{start} to {start + step - 1}" for start in starts]
+    return [(name, counts[number]) for number, name in enumerate(names)]
+
+
+def _counted_in_ranges(numbers: np.ndarray) -> Bars:
+    """Count finite numbers in ranges of equal width."""
+    low, high = numbers.min(), numbers.max()
     if low == high:
-        return [(f"{low:g}", len(array))]
-    bars, limits = np.histogram(array, _MOST_BARS)
-    return [(f"{edge:.3g}", int(count)) for edge, count in zip(limits.tolist(), bars.tolist())]
+        return [(f"{low:g}", len(numbers))]
+    # Of quarters, because the distance between the largest floats is infinite.
+    bars, limits = np.histogram(numbers / 4, _MOST_BARS)
+    return [(f"{4 * edge:.3g}", int(count)) for edge, count in zip(limits.tolist(), bars.tolist())]

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from libai_data.commands.inspection import inspect_config
+from libai_data.commands.inspection.findings import histograms
+from libai_data.commands.inspection.step_rows import StepRows
 from libai_data.config import LazyCall
 from libai_data.data.samplers import Order
 from tests.commands.inspection.data import Planted, Sentences, config_with
@@ -37,6 +39,16 @@ def test_a_planted_fault_is_found_and_is_the_only_one(what: str, words: str) -> 
     assert words in found
     if what == "duplicate":
         assert "sample 0 (row " in found and "sample 5 (row " in found and "are equal in every field" in found
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int64", "uint64", "float16", "float32", "float64"])
+def test_a_histogram_counts_each_number_once_up_to_the_largest_of_its_dtype(dtype: str) -> None:
+    limits = np.finfo(dtype) if dtype.startswith("float") else np.iinfo(dtype)
+    values = [np.array(each, dtype) for each in (limits.min, limits.max, *np.linspace(limits.min / 2, limits.max / 2))]
+    rows = StepRows(0, 0, len(values), len(values), values={"x": values})
+    (bars,) = histograms(rows, {}).values()
+    counts = [count for _, count in bars]
+    assert sum(counts) == len(values) and counts[0] > 0 and counts[-1] > 0
 
 
 def test_a_sample_that_comes_twice_within_a_step_is_explained_by_the_epochs() -> None:
