@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -199,15 +200,31 @@ class FileColumns:
 
 
 def _are_alike(one: Any, other: Any) -> bool:
-    """Whether the values of two Arrow types are Python values of one kind. Nulls may be of any type."""
+    """Whether the values of two Arrow types are Python values of one kind. Nulls may be of any type, and structs may
+    lack fields of each other."""
     import pyarrow as pa
 
     if one is None or other is None:  # A file does not have the column.
         return False
     one, other = (kind.value_type if pa.types.is_dictionary(kind) else kind for kind in (one, other))
-    try:
-        pa.unify_schemas([pa.schema([("", one)]), pa.schema([("", other)])], promote_options="permissive")
-    except pa.ArrowException:
-        return False
-    # Arrow would convert ints to floats.
-    return pa.types.is_integer(one) == pa.types.is_integer(other) or pa.types.is_null(one) or pa.types.is_null(other)
+    if pa.types.is_null(one) or pa.types.is_null(other):
+        return True
+    ours, theirs = map(_parts_of, (one, other))
+    are_alike = all(_are_alike(ours[name], theirs[name]) for name in ours.keys() & theirs.keys())
+    return are_alike and _kind_of(one) == _kind_of(other)
+
+
+def _kind_of(kind: Any) -> tuple[str, bool]:
+    """The kind of the Python values of a type, such as "int" for uint8: the name of the type without size and layout,
+    and whether times have a time zone."""
+    word = re.match(r"(?:large_|fixed_size_|u(?=int))?(extension.*|[a-z]+)", str(kind))[1]  # type: ignore[index]
+    return {"halffloat": "float", "double": "float"}.get(word, word), getattr(kind, "tz", None) is None
+
+
+def _parts_of(kind: Any) -> dict[Any, Any]:
+    """The types within a type, by the names of a struct, or else by number."""
+    import pyarrow as pa
+
+    is_struct = pa.types.is_struct(kind)
+    fields = map(kind.field, range(kind.num_fields))
+    return {each.name if is_struct else number: each.type for number, each in enumerate(fields)}

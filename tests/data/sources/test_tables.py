@@ -6,7 +6,8 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Mapping
-from datetime import time
+from datetime import datetime, time, timezone
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,7 @@ def test_columns_are_refused_for_formats_that_have_none(tmp_path: Path) -> None:
         ({"a": [1], "b": ["x"], "c": [2]}, r"b\.\w+ has the columns {'c': 'int64'}, .*a\.\w+ {'c': 'None'}"),
         ({"a": [1.5], "b": ["x"]}, r"{'a': 'double'}, .*{'a': 'int64'}"),
         ({"a": [1], "b": [["x"]]}, r"{'b': 'list<\w+: string>'}, .*{'b': 'string'}"),
+        ({"a": [1], "b": [b"x"]}, r"{'b': 'binary'}, .*{'b': 'string'}"),
     ],
 )
 def test_files_whose_columns_differ_are_refused_when_they_are_opened_or_streamed(
@@ -77,6 +79,25 @@ def test_files_whose_columns_differ_are_refused_when_they_are_opened_or_streamed
         list(open_source(f"file://{tmp_path}/*.{kind}", streaming=True))
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (1.0, Decimal("1")),
+        (datetime(2026, 1, 1), datetime(2026, 1, 1, tzinfo=timezone.utc)),
+        ([1], [1.0]),
+        ([[True]], [[1]]),
+        ({"x": {"y": "text"}}, {"x": {"y": b"bytes"}, "z": 1}),
+    ],
+)
+def test_columns_whose_values_differ_in_kind_below_their_surface_are_refused(
+    tmp_path: Path, one: Any, other: Any
+) -> None:
+    for name, value in (("a", one), ("b", other)):
+        _write(tmp_path / f"{name}.arrow", {"column": [value]})
+    with pytest.raises(SchemaError, match=r"the files differ: .*/b\.arrow has the columns {'column'"):
+        SOURCES["arrow"](tmp_path)
+
+
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
 def test_columns_of_one_kind_of_values_may_have_several_types(tmp_path: Path, kind: str) -> None:
     text = pyarrow.array(["x", "x"])
@@ -90,6 +111,8 @@ def test_columns_of_one_kind_of_values_may_have_several_types(tmp_path: Path, ki
         {"a": 4, "b": "x", "c": [2]},
         {"a": None, "b": "x", "c": None},
     ]
+    _write(tmp_path / f"d.{kind}", {"a": [5], "b": text[:1].cast("string_view"), "c": [[]]})
+    assert SOURCES[kind](tmp_path)[6] == {"a": 5, "b": "x", "c": []}
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
