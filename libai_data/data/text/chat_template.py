@@ -36,7 +36,7 @@ class Span(NamedTuple):
 
     number: int  # number of the message, or UNKNOWN
     start: int  # the first character of the message's words, behind a generation prompt; or of the part
-    stop: int  # the character behind the message's end, without white space after it; or behind the part
+    stop: int  # the character behind the message's end, without white space after this end; or behind the part
 
 
 class ChatTemplate:
@@ -175,7 +175,10 @@ class ChatTemplate:
         start, stop = self._start(text, messages, number, tools), len(text)
         if number + 1 < len(messages):
             stop = len(self._before(text, messages, number + 1, tools))
-        return Span(number, start, start + len(text[start:stop].rstrip()))
+        said = text[start:stop]
+        # If nothing else ends the message, the end of the line does.
+        ends_line = said.strip() == messages[number].get("content", "").strip()
+        return Span(number, start, start + len(said.rstrip(" ") if ends_line else said.rstrip()))
 
     def _start(self, text: str, messages: Sequence[Message], number: int, tools: Any) -> int:
         if messages[number]["role"] != "assistant":

@@ -127,6 +127,15 @@ def test_a_token_with_the_end_of_a_prompt_and_the_first_word_of_an_answer_counts
     assert learned(arrays(dataset[0]), folder) == " the fox<|im_end|> the<|im_end|>"
 
 
+@pytest.mark.parametrize(("end", "counts"), [("\n", "\n"), ("\n\n", "\n\n"), (" ", ""), ("<|im_end|>\n", "<|im_end|>")])
+def test_the_end_of_a_line_counts_if_nothing_else_ends_a_message(
+    folder: Path, tokenizer: TextTokenizer, end: str, counts: str
+) -> None:
+    template = f"{{% for m in messages %}}{{{{ m.role }}}}:{{{{ m.content }}}}{end}{{% endfor %}}"
+    dataset = ChatDataset([conversation("a", "the fox", "b", "over")], tokenizer, 64, chat_template=template)
+    assert learned(arrays(dataset[0]), folder) == f"the fox{counts}over{counts}"
+
+
 DROPS = CHATML.replace("<|im_start|>", "{% if message.role in ['user', 'assistant'] %}<|im_start|>", 1)
 DROPS = DROPS.replace("\n{% endfor", "\n{% endif %}{% endfor", 1)
 
