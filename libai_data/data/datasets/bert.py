@@ -121,8 +121,8 @@ class BertDataset(SentenceDataset):
         tokens[0] = self._cls
         for passage, end in zip(passages, separators.tolist()):
             tokens[end - len(passage) : end] = passage
-        special = np.zeros(count, bool)
-        special[0] = special[separators] = True
+        # As in LiBai, also those of the corpus, such as ends of documents.
+        special = (tokens == self._cls) | (tokens == self._sep)
         masked, clean, chosen = self._masker.mask(tokens, special, random)
         types = np.zeros(self.max_seq_length, np.int64)
         types[1 + separators[0] : count] = self.binary_head

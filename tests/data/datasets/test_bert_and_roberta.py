@@ -68,6 +68,16 @@ def test_half_of_the_pairs_follow_each_other_and_the_label_says_which(corpus: An
     assert abs(np.mean(labels) - 0.5) < 3 * 0.5 / np.sqrt(len(labels))
 
 
+@pytest.mark.parametrize("kind", [BertDataset, RobertaDataset])
+def test_separators_of_the_corpus_are_not_predicted(tmp_path: Path, kind: Any) -> None:
+    # As `--append-eod` writes them with BERT's vocabulary.
+    source = write_corpus(tmp_path / "with_ends", [[[FIRST] * 5, [FIRST] * 5 + [SEP]]] * 20)
+    dataset = kind("x", Tokenizer(), source, max_seq_length=16, mask_lm_prob=0.5)
+    for index in range(len(dataset)):
+        labels = read(dataset, index)["lm_labels"]
+        assert set(labels[labels >= 0].tolist()) == {FIRST}
+
+
 def truncated_by_loop(first: list[int], second: list[int], limit: int) -> tuple[int, int]:
     """BERT's loop: one token of the longer passage at a time."""
     a, b = len(first), len(second)
