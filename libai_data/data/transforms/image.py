@@ -76,7 +76,7 @@ class ImageToFloat:
                     f"the image has {shape[0]} channels, but {name} has {len(values)} values; give one for each "
                     "channel, or one for all"
                 )
-        if out is None or out.shape != shape or out.dtype != np.float32:
+        if out is None or out.shape != shape or out.dtype != np.float32 or not out.flags.c_contiguous:
             out = np.empty(shape, np.float32)
         # A table of all levels gives the same numbers as the formula, in a fifth of the time.
         for number, target in enumerate(out):

@@ -358,6 +358,14 @@ def test_an_image_with_a_palette_is_refused_with_the_ways_to_convert_it(transfor
     assert as_sample(transform, np.asarray(picture)).size
 
 
+def test_an_array_whose_rows_are_apart_is_not_used_for_floats_but_filled_by_a_copy() -> None:
+    out = np.zeros((3, 8, 16), np.float32)[:, :, ::2]
+    pixels = np.full((8, 8, 3), 255, np.uint8)
+    assert ImageToFloat()(pixels, out) is not out
+    transform_into(Compose([ImageToFloat()]), pixels, out, "images")
+    assert np.unique(out).tolist() == [1]
+
+
 def test_an_image_without_pixels_does_not_become_floats() -> None:
     with pytest.raises(SchemaError, match=r"the image is uint8 \[0, 5, 3\]"):
         ImageToFloat()(np.zeros((0, 5, 3), np.uint8))
