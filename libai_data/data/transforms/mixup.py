@@ -168,6 +168,8 @@ def _mix_image(image: np.ndarray, partner: np.ndarray, mix: _Mix) -> None:
         # As one plane, so that OpenCV writes the result directly into the image's memory.
         flat = image.reshape(len(image), -1)
         opencv().addWeighted(flat, mix.own, partner.reshape(len(partner), -1), 1 - mix.own, 0, dst=flat)
+        if not image.flags.c_contiguous:  # `flat` is a copy.
+            image[...] = flat.reshape(image.shape)
 
 
 class SoftLabels:

@@ -141,6 +141,16 @@ def test_mixup_blends_images_and_labels_in_the_same_shares(mode: str, form: str)
     assert len(np.unique(shares)) == {"batch": 1, "pair": 2, "elem": 4}[mode]
 
 
+@pytest.mark.parametrize("form", ["float32", "uint8"])
+def test_images_in_another_order_of_memory_are_mixed_too(form: str) -> None:
+    images = np.stack([image_of(index, form) for index in range(4)])
+    labels = np.eye(4, dtype=np.float32)
+    found = [{"images": each, "labels": labels.copy()} for each in (images.copy(), np.asfortranarray(images))]
+    for fields in found:
+        Mixup(num_classes=4)(fields, BatchRandom(0, 0, np.zeros(4, int), np.arange(4)))
+    assert equal(found[1:], found[:1]) and not np.array_equal(found[1]["images"], images)
+
+
 def test_labels_are_those_of_flowvision() -> None:
     import oneflow as flow
     from flowvision.data.mixup import mixup_target
