@@ -64,6 +64,15 @@ def without_protocol(path: str) -> str:
     return re.sub(r"^(file|local)://", "", path)
 
 
+def as_requested(url: str) -> str:
+    """The address that is sent to the store. Characters of a web server's may be given with or without quotes."""
+    if not _is_http(url):
+        return url
+    from yarl import URL  # a part of aiohttp
+
+    return str(URL(url))
+
+
 def look_up(url: str, attempts: int) -> RemoteFile:
     """Ask the store for the size and version of a file. A ConfigError if there is no such file, access is denied, or
     the package for the store is not installed; a StorageError if the store does not answer."""

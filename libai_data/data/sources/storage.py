@@ -25,7 +25,7 @@ from libai_data.data.files.identity import key_of
 from libai_data.data.sources.file_formats import check_no_table, is_left_out
 from libai_data.data.sources.local_cache import LocalCache
 from libai_data.data.sources.paths import check_is_file, checked_path, is_file, why_missing
-from libai_data.data.sources.remote import fetch, is_remote, list_files, look_up, without_protocol
+from libai_data.data.sources.remote import as_requested, fetch, is_remote, list_files, look_up, without_protocol
 from libai_data.errors import ConfigError, StorageError
 from libai_data.errors.argument_rules import PATH, check
 
@@ -204,7 +204,7 @@ def listed(patterns: PathLike | Sequence[PathLike]) -> list[str]:
         for path in paths:
             folder, name = os.path.split(path)
             # A path may be relative, or lead through a linked folder.
-            found.setdefault(path if remote else os.path.join(real_folder(folder), name), path)
+            found.setdefault(as_requested(path) if remote else os.path.join(real_folder(folder), name), path)
     if not found:
         raise ConfigError("no files are given; give files, globs (in quotes) or folders")
     return list(found.values())
