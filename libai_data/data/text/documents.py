@@ -47,7 +47,7 @@ def read_piece(piece: Piece, keys: Sequence[str]) -> Iterator[Record]:
             yield from _rows(piece, keys)
     else:
         is_json = piece.format == JSON_LINES
-        for line, data in _lines(_unmarked(piece.read())):
+        for line, data in _lines(piece.read()):
             record: Record
             try:
                 text = data.decode("utf-8")
@@ -74,15 +74,10 @@ def count_lines(piece: Piece) -> int:
     return data.count(b"\n") + data.count(b"\r") - data.count(b"\r\n")
 
 
-def _unmarked(data: bytes) -> bytes:
-    """Remove byte order marks of UTF-8 from the beginning of lines; files that were joined have one in the middle."""
-    for end in (b"\n", b"\r"):
-        data = data.replace(end + _BYTE_ORDER_MARK, end)
-    return data[len(_BYTE_ORDER_MARK) :] if data.startswith(_BYTE_ORDER_MARK) else data
-
-
 def _lines(data: bytes) -> Iterator[tuple[int, bytes]]:
-    for line, content in enumerate(data.splitlines(), 1):
+    """The lines that are not blank. Files that were joined have byte order marks at the beginning of any line."""
+    for line, marked in enumerate(data.splitlines(), 1):
+        content = marked.removeprefix(_BYTE_ORDER_MARK)
         if content and not content.isspace():
             yield line, content
 

@@ -176,6 +176,10 @@ def test_byte_order_marks_of_files_that_were_joined_are_no_text(tmp_path: Path) 
     # As an editor writes an empty file.
     (tmp_path / "empty.jsonl").write_text("\ufeff\n\ufeff", "utf-8")
     assert read_all([tmp_path / "empty.jsonl"], Cutting()) == ([], [])
+    # A mark between CR and LF is a line.
+    (tmp_path / "mixed.txt").write_bytes(b"\r\xef\xbb\xbf\n\xff")
+    (part,) = cut_into_parts([tmp_path / "mixed.txt"], Cutting())
+    assert [record.line for record in read_piece(part.pieces[0], ["text"])] == [3]
 
 
 def test_inputs_are_files_globs_and_folders_each_file_once(tmp_path: Path) -> None:
