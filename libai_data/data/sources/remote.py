@@ -13,8 +13,9 @@ import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from string import punctuation
 from typing import Any, Callable, TypeVar
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from libai_data.data.files.identity import digest_of_file, key_of
 from libai_data.data.sources.file_formats import is_left_out
@@ -66,11 +67,7 @@ def without_protocol(path: str) -> str:
 
 def as_requested(url: str) -> str:
     """The address that is sent to the store. Characters of a web server's may be given with or without quotes."""
-    if not _is_http(url):
-        return url
-    from yarl import URL  # a part of aiohttp
-
-    return str(URL(url))
+    return quote(url, safe=punctuation) if _is_http(url) else url
 
 
 def look_up(url: str, attempts: int) -> RemoteFile:
