@@ -20,7 +20,7 @@ from libai_data.data.sources.array_record import ArrayRecordSource, array_record
 from libai_data.data.sources.arrow_columns import import_pyarrow
 from libai_data.data.sources.packed_record import pack_record
 from libai_data.data.sources.parquet import ParquetSource
-from libai_data.data.sources.webdataset import WebDatasetSource
+from libai_data.data.sources.webdataset import WebDatasetSource, key_and_ending
 from libai_data.errors import SchemaError
 
 _ROW_GROUP = 4096
@@ -60,11 +60,11 @@ class _WebDataset:
     def _write(self, record: Any, index: int) -> dict[str, Any]:
         fields = {"bin": record} if isinstance(record, bytes) else dict(record)
         key = str(fields.pop("__key__", f"{index:09d}"))
-        last = key.rpartition("/")[2]
-        if key.startswith(("/", "./")) or ".." in key.split("/") or not last or "." in last or "\0" in key:
+        is_read = key_and_ending(f"{key}.x") == (key, "x")
+        if not is_read or key.startswith(("/", "./")) or ".." in key.split("/") or "\0" in key:
             raise SchemaError(
                 f"the key {key!r} cannot be a key of WebDataset: it must be a relative path, without './' at its "
-                "beginning and without a dot in its last part"
+                "beginning, without a dot in its last part and not in a folder such as '__meta__'"
             )
         # A reader would make one sample of two records with one key, and none of a record without fields.
         if key in self._keys or not fields:

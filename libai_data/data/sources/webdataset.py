@@ -116,7 +116,7 @@ def _build(file: MappedFile) -> list[np.ndarray]:
 def _samples(file: MappedFile, index: TarIndex) -> Iterator[tuple[str, dict[str, int]]]:
     """For each sample, its key, and a dict from ending to the number of the member."""
     seen: set[str] = set()
-    members = ((number, *named) for number, named in enumerate(map(_key_and_ending, index.names)) if named is not None)
+    members = ((number, *named) for number, named in enumerate(map(key_and_ending, index.names)) if named is not None)
     for key, of_sample in groupby(members, key=itemgetter(1)):
         sample: dict[str, int] = {}
         for number, _, ending in of_sample:
@@ -134,7 +134,7 @@ def _refused(file: MappedFile, index: TarIndex, number: int, why: str) -> Format
     return FormatError(f"{file.source} at offset {int(index.offsets[number])}, {index.names[number]!r}: {why}")
 
 
-def _key_and_ending(path: str) -> tuple[str, str] | None:
+def key_and_ending(path: str) -> tuple[str, str] | None:
     """The key of a member's sample and the name of the field; None if the file is no field."""
     folder, slash, name = path.rpartition("/")
     stem, dot, ending = name.partition(".")

@@ -326,6 +326,7 @@ def test_the_command_tells_what_it_made_and_what_it_kept(tmp_path: Path, capsys:
         ([{"__key__": "k", "a": 1}, {"__key__": "k", "b": 1}], r"record 1 \(key 'k'\) has the key of an earlier one"),
         ([{"a": 1}, {}], r"record 1 .* has no field"),
         ([{"__key__": "./k", "a": 1}], r"key './k' cannot be a key"),
+        ([{"__key__": "__meta__/k", "a": 1}], r"key '__meta__/k' cannot be a key"),
         ([{"__key__": "k\0", "a": 1}], r"key 'k\\x00' cannot be a key"),
         ([{"a\0": 1}], r"field 'a\\x00' would be a file with the ending 'a\\x00.json'"),
     ],
