@@ -37,10 +37,6 @@ class ScalarHistory:
         """All values that are kept, as (value, iteration), oldest first."""
         return list(self._values)
 
-    def since(self, iteration: int) -> list[float]:
-        """The values that belong to iterations after `iteration`."""
-        return [value for value, at in self._values if at > iteration]
-
 
 class EventStorage:
     """Scalars put by trainers and hooks, for writers to read.

@@ -82,7 +82,9 @@ class _FileWriter(EventWriter):
 
 
 class JSONWriter(_FileWriter):
-    """Writes a line of JSON for each iteration with new scalars; losses are means since the line before.
+    """Writes a line of JSON for each iteration with new scalars.
+
+    Losses are means since the line before, of at most the last 1,000 steps.
 
     Non-finite numbers are written as null, so that every line is JSON.
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -107,6 +108,18 @@ def test_the_storage_is_that_of_the_running_training() -> None:
     assert trainer.storage.history("seen").values() == [(0.0, 0), (1.0, 1), (2.0, 2)]
     with pytest.raises(RuntimeError, match="no training is running"):
         get_event_storage()
+
+
+def test_the_share_of_waiting_counts_every_step_of_a_long_period() -> None:
+    class Waiting(CountingTrainer):
+        def run_step(self) -> None:
+            self.storage.put_scalar("data_time", 0.5)
+
+    trainer = Waiting([])
+    trainer.register_hooks([hooks.IterationTimer(8, period=1500)])
+    with mock.patch("time.perf_counter", side_effect=count()):  # each step takes a second
+        trainer.train(0, 1500)
+    assert trainer.storage.latest()["data_wait_share"] == (0.5, 1499)
 
 
 @pytest.mark.parametrize(("starts", "logged"), [((4, 9), {"position": (9, 0), "epoch": (0.75, 0)}), ((4, UNKNOWN), {})])

@@ -41,16 +41,16 @@ class IterationTimer(HookBase):
         self._warmup_iter = warmup_iter
         self._steps = 0
         self._seconds = 0.0
+        self._waits = 0.0
         self._all_steps = 0
         self._all_samples = 0
         self._all_seconds = 0.0
-        self._last_put = -1
         self._train_start = 0.0
         self._step_start = 0.0
 
     def before_train(self) -> None:
         self._train_start = time.perf_counter()
-        self._steps, self._seconds, self._last_put = 0, 0.0, self.trainer.start_iter - 1
+        self._steps, self._seconds, self._waits = 0, 0.0, 0.0
 
     def before_step(self) -> None:
         self._step_start = time.perf_counter()
@@ -60,6 +60,8 @@ class IterationTimer(HookBase):
         iteration = self.trainer.iter
         self._steps += 1
         self._seconds += seconds
+        waited, measured_at = self.trainer.storage.latest().get("data_time", (0.0, -1))
+        self._waits += waited if measured_at == iteration else 0.0
         if iteration - self.trainer.start_iter >= self._warmup_iter:
             self._all_steps += 1
             self._all_samples += self._schedule.size_of(iteration)
@@ -80,19 +82,18 @@ class IterationTimer(HookBase):
     def _put(self, iteration: int) -> None:
         storage = self.trainer.storage
         per_step = self._seconds / self._steps
-        waits = storage.history("data_time").since(self._last_put) if "data_time" in storage.histories() else []
         position_of = self._schedule.position_of
         samples = position_of(iteration + 1) - position_of(iteration + 1 - self._steps)
         storage.put_scalars(
             smoothing_hint=False,
             time=per_step,
             samples_per_second=samples / max(self._seconds, 1e-9),
-            data_wait_share=min(sum(waits) / max(self._seconds, 1e-9), 1.0),
+            data_wait_share=min(self._waits / max(self._seconds, 1e-9), 1.0),
             eta_seconds=per_step * (self.trainer.max_iter - iteration - 1),
         )
         storage.samples = position_of(iteration + 1)
         storage.put_scalar("consumed_samples", storage.samples, smoothing_hint=False)
-        self._steps, self._seconds, self._last_put = 0, 0.0, iteration
+        self._steps, self._seconds, self._waits = 0, 0.0, 0.0
 
 
 class DataProgress(HookBase):
