@@ -314,7 +314,9 @@ def _keeps_state(thing: Any) -> bool:
     waiting = [getattr(thing, "_ex_iterable", None)]
     while waiting:
         examples = waiting.pop()
-        if "BufferShuffled" in type(examples).__name__:
+        name = type(examples).__name__
+        # Streams that were concatenated cannot load the state of a shard, which has only some of them.
+        if "BufferShuffled" in name or ("VerticallyConcatenated" in name and get_worker_info() is not None):
             return False
         # Streams that were joined or interleaved have several sources.
         sources = getattr(examples, "ex_iterables", None) or [getattr(examples, "ex_iterable", None)]

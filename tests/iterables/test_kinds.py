@@ -435,6 +435,27 @@ def test_batches_of_grain_are_found_below_later_stages() -> None:
     assert not yields_batches(grain.DataLoader(data_source=rows, sampler=sampler, operations=[apart()]))
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_shards_of_concatenated_hugging_face_streams_continue_at_every_cut(num_workers: int) -> None:
+    datasets = pytest.importorskip("datasets")
+    # More rows than a shard reads at a time: there is a state within each shard.
+    parts = [datasets.Dataset.from_dict({"y": [*range(start, start + 200)]}) for start in (0, 200)]
+    streams = [part.to_iterable_dataset(num_shards=count) for count, part in enumerate(parts, 1)]
+    whole = datasets.concatenate_datasets([streams[0].map(dict), streams[1]])
+    loaders = [from_iterable(whole, 100, num_shards=3, num_workers=num_workers) for _ in range(2)]
+    expected = [batch["y"].numpy().tolist() for batch in loaders[0]]
+    assert sorted(label for labels in expected for label in labels) == [*range(400)]
+    for cut in (1, 2, 3):
+        loaders[0].set_epoch(0)
+        batches = iter(loaders[0])
+        for _ in range(cut):
+            next(batches)
+        loaders[1].load_state_dict(loaders[0].state_dict())
+        assert [batch["y"].numpy().tolist() for batch in loaders[1]] == expected[cut:]
+    for loader in loaders:
+        loader.close()
+
+
 def test_batches_of_hugging_face_are_found_below_later_stages() -> None:
     pytest.importorskip("datasets")
     batched = hugging_face_stream().batch(3)
