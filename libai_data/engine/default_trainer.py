@@ -69,6 +69,7 @@ class DefaultTrainer(RunsStages, TrainerBase):
 
         cfg = LazyConfig.load("config.py")
         default_setup(cfg, args)
+        seed_all(cfg.train.seed)  # else, the first weights differ in each run
         trainer = DefaultTrainer(cfg)
         trainer.train()
 
