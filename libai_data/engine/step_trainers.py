@@ -87,7 +87,9 @@ class EagerTrainer(_StepTrainer):
 
     def _step(self, next_inputs: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
         mean_outputs: dict[str, Any] = {}
-        self.optimizer.zero_grad()  # An interrupted step or a hook may have left gradients.
+        # An interrupted step or a hook may have left gradients. If they were zero, momentum would change weights that
+        # have no gradient in this step, but not after a resume.
+        self.optimizer.zero_grad(set_to_none=True)
         for _ in range(self.grad_acc_steps):
             outputs = self.model(**next_inputs(1))
             loss = total_loss(outputs) / self.grad_acc_steps

@@ -10,12 +10,14 @@ import numpy as np
 import oneflow as flow
 import pytest
 
+from libai_data import LazyCall
 from libai_data.engine.checkpoint import Checkpointer
 from libai_data.engine.checkpoint import checkpointer as checkpointer_module
 from libai_data.engine.data_state import PlainState
 from libai_data.engine.optim import get_default_optimizer_params
+from tests.engine import data_runs
 from tests.engine.test_checkpointer import new_model, train
-from tests.engine.tiny import TinyModel, assert_equal_weights, on_one_rank, weights
+from tests.engine.tiny import CLASSES, TinyModel, assert_equal_weights, on_one_rank, weights
 
 
 class Counts(flow.optim.SGD):
@@ -133,3 +135,33 @@ def test_numbers_modes_and_frozen_weights_that_a_training_changes_in_the_model_a
     train(other, resumed)
     assert (other.calls, other.period) == (4, 7)
     assert_equal_weights(other, weights(model))
+
+
+class TakesTurns(TinyModel):
+    """Has a layer that every second step uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        self.skipped = flow.nn.Linear(CLASSES, CLASSES)
+        flow.nn.init.ones_(self.skipped.weight)
+        flow.nn.init.zeros_(self.skipped.bias)
+
+    def forward(self, points: Any, labels: Any = None) -> dict[str, Any]:
+        self.calls += 1
+        scores = self.second(self.first(points))
+        scores = self.skipped(scores) if self.calls % 2 else scores
+        return {"loss": flow._C.sparse_softmax_cross_entropy(scores, labels).mean()}
+
+
+@pytest.mark.parametrize("stop_after", [4, 5])
+def test_weights_without_a_gradient_continue_as_in_an_uninterrupted_training(tmp_path: Path, stop_after: int) -> None:
+    def config(name: str) -> Any:
+        cfg = data_runs.config_of(tmp_path / name, checkpointer={"period": 1})
+        cfg.model = LazyCall(TakesTurns)()
+        return cfg
+
+    whole = data_runs.train(config("whole"))
+    data_runs.train(config("parts"), stop_after=stop_after)
+    resumed = data_runs.train(config("parts"), resume=True)
+    assert_equal_weights(resumed.model, weights(whole.model))
