@@ -17,7 +17,7 @@ from time import perf_counter
 from typing import Any, Callable, NamedTuple
 
 from libai_data.data.items import ReuseCheck, fields_in
-from libai_data.data.random.generator_states import watched
+from libai_data.data.random.generator_states import Watched, watched
 from libai_data.data.random.hashing import combine64
 from libai_data.data.random.kept_objects import random_hashes_of, warn_of_random_hashes
 from libai_data.data.random.sample_random import become_worker_process
@@ -101,11 +101,15 @@ class ShardReader:
 
     def __call__(self, part: Part) -> tuple[list[Any], bool, str | None]:
         """The rows of a part, whether the shard has ended, and the state after the part if the source has one."""
-        generators = watched() if self._sharding.by_processes and part.shard == part.place.taken == 0 else None
-        marks = generators and generators.marks()
+        generators: Watched | None = None
+        marks: Any = None
         next_start, iterator, save, thing = self._open.pop(part.shard, (None, iter(()), None, None))
         if next_start != (part.epoch, part.place.taken):
-            thing, iterator, save = self._opened(part)
+            thing, init = self._unpickled()
+            if self._sharding.by_processes and part.shard == part.place.taken == 0:
+                generators = watched()  # not before the modules of the source are imported, because OneFlow's draw
+                marks = generators.marks()
+            iterator, save = self._opened(part, thing, init)
         items: list[Any] = []
         began, size = perf_counter(), 0
         ended, reuse = True, ReuseCheck("the iterable")
@@ -125,17 +129,21 @@ class ShardReader:
             self._open[part.shard] = (part.epoch, part.place.taken + len(items)), iterator, save, thing
         return items, ended, state
 
-    def _opened(self, part: Part) -> tuple[Any, Iterator[Any], SaveState | None]:
-        """Open a shard where the part begins."""
+    def _unpickled(self) -> tuple[Any, Callable[[int], Any] | None]:
+        """The source and `worker_init_fn`."""
         if self._sharding.by_processes:
             become_worker_process()
             forget_job()
         thing, init = pickle.loads(self._pickled)
+        return thing, init
+
+    def _opened(self, part: Part, thing: Any, init: Callable[[int], Any] | None) -> Opened:
+        """Open a shard where the part begins."""
         with self._as_worker(part.shard, thing):
             if init is not None:
                 init(part.shard)
             source = source_of(thing, self._batches, self._sharding.skips)
-            return thing, *open_at(source, part.epoch, part.shard, self._sharding.shards, part.place)
+            return open_at(source, part.epoch, part.shard, self._sharding.shards, part.place)
 
     @contextmanager
     def _as_worker(self, shard: int, thing: Any) -> Iterator[None]:

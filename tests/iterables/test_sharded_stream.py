@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import random
 import signal
 import threading
 import time
@@ -379,6 +380,23 @@ def test_batches_are_read_by_processes_too(num_workers: int, capfd: pytest.Captu
     loader.close()
     # In each epoch it draws a seed for its workers, and nothing else.
     assert "draws from torch" not in capfd.readouterr().err
+
+
+class DrawsWhenLoaded(Asks):
+    """As if its module imported OneFlow, which draws from Python's generator."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        random.random()
+        vars(self).update(state)
+
+
+def test_what_draws_while_a_process_loads_the_iterable_is_no_draw_of_the_iterable(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    loader = from_iterable(DrawsWhenLoaded(), 4, num_workers=1)
+    assert rows(loader) == list(range(30))
+    loader.close()
+    assert "which the whole program shares" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("workers", [{}, {"num_workers": 1}, {"num_workers": 1, "worker_type": "thread"}])
