@@ -17,7 +17,7 @@ from time import perf_counter
 from typing import Any, Callable, NamedTuple
 
 from libai_data.data.items import ReuseCheck, fields_in
-from libai_data.data.random.generator_states import Watched, watched
+from libai_data.data.random.generator_states import watched
 from libai_data.data.random.hashing import combine64
 from libai_data.data.random.kept_objects import random_hashes_of, warn_of_random_hashes
 from libai_data.data.random.sample_random import become_worker_process
@@ -101,8 +101,7 @@ class ShardReader:
 
     def __call__(self, part: Part) -> tuple[list[Any], bool, str | None]:
         """The rows of a part, whether the shard has ended, and the state after the part if the source has one."""
-        generators: Watched | None = None
-        marks: Any = None
+        generators = marks = None
         next_start, iterator, save, thing = self._open.pop(part.shard, (None, iter(()), None, None))
         if next_start != (part.epoch, part.place.taken):
             thing, init = self._unpickled()

@@ -387,7 +387,7 @@ class DrawsWhenLoaded(Asks):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         random.random()
-        vars(self).update(state)
+        self.__dict__.update(state)
 
 
 def test_what_draws_while_a_process_loads_the_iterable_is_no_draw_of_the_iterable(
