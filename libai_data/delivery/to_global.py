@@ -76,9 +76,38 @@ def _all_fields(batch: Fields, device_type: str | None) -> dict[str, Any]:
         return {name: to_global(value, device_type) for name, value in given.items()}
     leaves: dict[str, Any] = {}
     skeleton = taken_apart(given, leaves)
+    _refuse_entries_of_samples(origin_of(batch), given)
     made = _all_global(batch, {name: _laid_out(name, value) for name, value in leaves.items()}, device_type)
     together: dict[str, Any] = put_together(skeleton, lambda leaf: made.get(leaf.path, leaves[leaf.path]))
     return together
+
+
+def _refuse_entries_of_samples(origin: Origin, fields: Mapping[str, Any]) -> None:
+    """Refuse a list with an entry for each sample in a loader's first batch, because entries of different samples would
+    be joined: each tensor is joined with that of the same path on the other ranks.
+
+    Raises:
+        SchemaError: There are several data-parallel ranks, and a list has as many entries as this rank has samples,
+            but its tensors have other numbers of rows.
+    """
+    ranks = get_mesh().data_parallel_size
+    if ranks == 1 or origin.info is None or origin.agreement is None or origin.agreement.batches:
+        return
+    samples = origin.info.size // ranks
+    for name, value in fields.items():
+        if not isinstance(value, (list, tuple)) or len(value) != samples:
+            continue
+        leaves: dict[str, Any] = {}
+        taken_apart({name: value}, leaves)
+        for path, leaf in leaves.items():
+            laid_out = _laid_out(path, leaf)
+            shape = None if is_texts(laid_out) else list(laid_out.tensor.shape)
+            if shape is not None and shape[:1] != [samples]:
+                raise SchemaError(
+                    f"field '{name}' has an entry for each of the {samples} samples of this rank, as '{path}' of shape "
+                    f"{shape} shows. Ranks join tensors row by row, so entries of different samples would be joined; "
+                    "return one tensor with a row for each sample, such as by collate_fn=PadCollator(...)"
+                )
 
 
 def _all_global(batch: Fields, fields: Mapping[str, Any], device_type: str | None) -> dict[str, Any]:

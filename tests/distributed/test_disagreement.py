@@ -28,6 +28,9 @@ TOLD = {
     "first batch of a loader": r"field 'y' is int64 .* on rank 0, but bool .* on rank 1",
     "third batch of a collator": r"field 'tokens' is float64 \[2, 3\], .* rank 0, but float64 \[2, 5\], .* rank 1 "
     r"\(a collator that pads .*fixed=True, .*readers=rank0",
+    "an entry for each sample": r"field 'boxes' has an entry for each of the 2 samples of this rank, "
+    r"as 'boxes.0.box' of shape \[3, 4\].*PadCollator",
+    "an entry for each view": "agreed",
     "agree again": "agreed",
 }
 

@@ -50,6 +50,15 @@ def stacked(samples: Any) -> dict[str, Any]:
     return {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
 
 
+def listed(samples: Any) -> dict[str, Any]:
+    """As in object detection: a list with an entry for each sample, of its own number of rows."""
+    return {"x": np.stack([sample["x"] for sample in samples]), "boxes": [{"box": sample["box"]} for sample in samples]}
+
+
+def of_views(samples: Any) -> dict[str, Any]:
+    return {"views": [np.stack([sample["x"] for sample in samples])] * 2}
+
+
 def batches_of(dataset: Any, collate_fn: Any = None) -> Iterator[Any]:
     sampler = CyclicSampler(dataset, 2, data_parallel_rank=RANK, data_parallel_size=2)
     return iter(DataLoader(dataset, sampler, collate_fn=collate_fn))
@@ -87,6 +96,10 @@ CASES: dict[str, Callable[[], Any]] = {
         next(batches_of(Samples(x=X[0], y=on_one_rank(1, Y[0].astype(bool), Y[0]))))
     ),
     "third batch of a collator": grow_later,
+    "an entry for each sample": lambda: to_global(
+        next(batches_of(Samples(x=X[0], box=np.zeros((3, 4))), collate_fn=listed))
+    ),
+    "an entry for each view": lambda: to_global(next(batches_of(Samples(x=X[0]), collate_fn=of_views))),
     "agree again": lambda: to_global(BOTH),
 }
 
