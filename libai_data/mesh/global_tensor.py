@@ -51,7 +51,9 @@ def nd_sbp(sbp_list: Sequence[str]) -> list[Any]:
 def global_shape(shape: Sequence[int], sbp_list: Sequence[str], mesh: ParallelMesh) -> tuple[int, ...]:
     """Shape of the global tensor of data-parallel shards of shape `shape`; a SchemaError if it cannot be split."""
     if not shape:
-        raise SchemaError("the tensor has no batch dim; stack samples into a batch first")
+        raise SchemaError(
+            "the tensor has no batch dim; stack samples into a batch first, or repeat a number for each row"
+        )
     whole = (shape[0] * mesh.data_parallel_size, *shape[1:])
     sizes = (mesh.data_parallel_size, mesh.tensor_parallel_size)
     parts = [1] * len(whole)

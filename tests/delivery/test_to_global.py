@@ -54,7 +54,7 @@ def test_a_dict_serves_as_a_batch_and_stays_as_it_was() -> None:
         ("text", "field 'x'.*str"),
         (None, "field 'x'.*NoneType"),
         (np.zeros(2, np.uint16), "field 'x'.*uint16"),
-        (np.float32(1), "field 'x'.*no batch dim"),
+        (np.float32(1), "field 'x'.*no batch dim.*repeat a number"),
         (DistTensorData(np.zeros(2), ["split_0", "split_1"]), "field 'x'.*tensor axis splits dim 1, .*1 dims"),
         (DistTensorData(np.zeros(2), ["split_0", "sum"]), "field 'x'.*'sum' for the tensor axis"),
         (DistTensorData(np.zeros(2), ["split_0"]), "field 'x'.*one entry for each"),
