@@ -272,8 +272,8 @@ def _refuse_pairs(sampler: Any, batch_sampler: Any, **given: bool) -> None:
         )
     if has_attribute(sampler, "num_replicas"):
         raise ConfigError(
-            f"sampler is a {type(sampler).__name__}, which splits samples over ranks. Remove it and set shuffle=True: "
-            "the loader splits the samples over the mesh"
+            f"sampler is a {type(sampler).__name__}, which splits samples over ranks. Remove it and set "
+            f"shuffle={attribute_of(sampler, 'shuffle') is not False}: the loader splits the samples over the mesh"
         )
     inner = attribute_of(batch_sampler, "sampler")
     place = attribute_of(inner, "rank"), attribute_of(inner, "num_replicas")

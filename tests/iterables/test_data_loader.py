@@ -347,6 +347,7 @@ def test_weights_take_the_place_of_a_weighted_sampler(caplog: pytest.LogCaptureF
         ({"sampler": [0], "readers": "node"}, "readers='node'"),
         ({"sampler": [0], "ends": "pad"}, "a DataLoader with a sampler has no argument 'ends'"),
         ({"batch_sampler": [[0]], "shuffle_buffer": 2}, "a DataLoader with a sampler has no argument 'shuffle_buffer'"),
+        ({"batch_size": 11, "drop_last": True}, "all 10 samples .* set drop_last=False, or a smaller batch_size"),
         ({"drop_last": True, "ends": "pad"}, "ends='pad' contradicts drop_last=True; remove one"),
         ({"generator": torch.Generator(), "seed": 1}, "generator and seed are two names of one argument"),
         ({"prefetch_factor": 2, "prefetch": 3}, "prefetch_factor and prefetch are two names of one argument"),
@@ -407,6 +408,9 @@ def test_a_distributed_sampler_is_refused_or_within_a_batch_sampler_must_be_for_
     sampler = torch.utils.data.DistributedSampler(Pictures(), num_replicas=2, rank=0)
     with pytest.raises(ConfigError, match=r"Remove it and set shuffle=True"):
         DataLoader(Pictures(), 2, sampler=sampler)
+    ordered = torch.utils.data.DistributedSampler(Pictures(), num_replicas=2, rank=0, shuffle=False)
+    with pytest.raises(ConfigError, match=r"Remove it and set shuffle=False"):
+        DataLoader(Pictures(), 2, sampler=ordered)
 
     def loader_for(replicas: int, rank: int) -> Any:
         sampler = torch.utils.data.DistributedSampler(Pictures(), replicas, rank, shuffle=False)

@@ -129,5 +129,5 @@ def check_holds_a_batch(samples: int, global_batch_size: int, data_parallel_size
         raise ConfigError(
             f"drop_last leaves out all {samples} samples of an epoch, fewer than one global batch of "
             f"{global_batch_size} (micro_batch_size {global_batch_size // data_parallel_size} x data_parallel_size "
-            f"{data_parallel_size}); set drop_last=False, or a smaller micro batch (train.train_micro_batch_size)"
+            f"{data_parallel_size}); set drop_last=False, or a smaller batch_size (train.train_micro_batch_size)"
         )
