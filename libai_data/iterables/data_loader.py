@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABCMeta
 from collections.abc import Mapping
+from types import GenericAlias
 from typing import TYPE_CHECKING, Any
 
 from libai_data.data.attributes import attribute_of, has_attribute
@@ -236,6 +237,9 @@ class DataLoader(_Made, metaclass=ABCMeta):
             **options,
         )
         return _with_attributes(loader, dataset, kept)
+
+    # Annotations of PyTorch programs name the type of the batches, as in `DataLoader[Any]`.
+    __class_getitem__ = classmethod(GenericAlias)  # type: ignore[var-annotated]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         raise TypeError(

@@ -7,7 +7,7 @@ import os
 import random
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_origin
 
 import numpy as np
 import pytest
@@ -402,6 +402,11 @@ def test_numbers_of_numpy_are_taken_like_those_of_python(source: Any, arguments:
         name: np.array(value)[()] if type(value) in (int, float) else value for name, value in arguments.items()
     }
     assert batches(as_numpy) == batches(arguments)
+
+
+def test_an_annotation_may_name_the_type_of_the_batches() -> None:
+    loader_class: Any = DataLoader
+    assert get_origin(loader_class[int]) is DataLoader
 
 
 def test_a_distributed_sampler_is_refused_or_within_a_batch_sampler_must_be_for_this_rank() -> None:
