@@ -175,8 +175,10 @@ def _samples_read_wrongly(heads: np.ndarray, samples: np.ndarray, mesh: Parallel
             other = reader_of.setdefault(sample, readers[0])
             if other != readers[0]:
                 found.append(
-                    f"sample {sample[1]} of epoch {sample[0]} was read by rank {other} and by rank {readers[0]} (a "
-                    "batch_sampler of your own that repeats samples on purpose needs check_every=0)"
+                    f"sample {sample[1]} of epoch {sample[0]} was read by rank {other} and by rank {readers[0]} (each "
+                    "rank reads the lists of its own batch_sampler: give it a DistributedSampler, or pass the loader a "
+                    "sampler and a batch_size instead; a batch_sampler of your own that repeats samples on purpose "
+                    "needs check_every=0)"
                 )
                 break
     return found
