@@ -253,7 +253,8 @@ def streaming_report(
         needed = {use.shard for use in uses}
         enough = max(
             cache_for(
-                order.most_bytes(each, batch_size, ahead + BESIDE_AHEAD, own_sizes),
+                # A loader refuses a cache without room for the largest shard, whoever reads this shard.
+                max(order.most_bytes(each, batch_size, ahead + BESIDE_AHEAD, own_sizes), int(sizes.max())),
                 share_of_node(len(parts), mesh.data_parallel_size, mesh.parts_of_data),
             )
             for each, parts in zip(spans, of_readers)

@@ -695,6 +695,19 @@ def test_the_plan_shows_what_each_node_fetches_and_keeps(store: ObjectStore) -> 
     assert streaming_report(object(), plain, ParallelMesh(1, 1, 1), 5, "node") == []
 
 
+def test_the_cache_that_the_plan_shows_has_room_for_the_largest_shard_on_every_node(tmp_path: Path) -> None:
+    for number, width in enumerate([100] * 4 + [2000] * 4):
+        np.save(tmp_path / f"{number}.npy", np.zeros((10, width)))
+    assert index([f"file://{tmp_path}"]) == 0
+    source = open_source(f"file://{tmp_path}", streaming=True)
+    dataset = Numbers(source)
+    order = CyclicSampler(dataset, 10, lanes=2, block=1).order  # the first lane has the small shards
+    *_, small, large, _ = streaming_report(dataset, order, ParallelMesh(2, 1, 1, num_nodes=2), 5, "every_rank")
+    largest = int(source.table.sizes.max())
+    assert small.split()[0] == "0" and f" {2 * largest + 1:,} bytes" in small
+    assert large.split()[0] == "1" and f" {2 * 2 * largest + 1:,} bytes" in large
+
+
 def test_a_cache_that_is_deleted_is_filled_again(store: ObjectStore, tmp_path: Path) -> None:
     source = open_source(FOLDER, streaming=True)
     held = source.hold(2)
