@@ -55,7 +55,7 @@ def _plan(asked: argparse.Namespace) -> list[str]:
     try:
         (loader,) = opened.loaders
         rows = read_step(opened, "train", loader, 0, mesh.data_parallel_size, 1, rows=1)
-        dataset, order = indexed_dataset_of(loader), getattr(getattr(loader, "stream", None), "order", None)
+        dataset, stream = indexed_dataset_of(loader), getattr(loader, "stream", None)
     finally:
         opened.close()
     fields = tuple(
@@ -69,7 +69,7 @@ def _plan(asked: argparse.Namespace) -> list[str]:
     first = opened.plan.first
     job = JobPlan(mesh, first.micro_batch_size, fields, reads_parts(dataset))
     readers = read_mode(try_get_key(cfg, "dataloader.train.readers") or "every_rank")
-    streamed = streaming_report(dataset, order, mesh, first.micro_batch_size, readers, ahead)
+    streamed = streaming_report(dataset, stream, mesh, first.micro_batch_size, readers, ahead)
     return report(job, first.num_accumulation_steps, readers) + streamed
 
 
@@ -222,7 +222,7 @@ def _bytes(count: float) -> str:
 
 
 def streaming_report(
-    dataset: Any, order: Any, mesh: ParallelMesh, rows: int, readers: str, ahead: int = 0
+    dataset: Any, stream: Any, mesh: ParallelMesh, rows: int, readers: str, ahead: int = 0
 ) -> list[str]:
     """Lines about the streaming of the first epoch; no lines if the dataset is not streamed.
 
@@ -235,17 +235,23 @@ def streaming_report(
         return []
     sizes = shards.sizes
     title = f"Streaming {shards.name}: {len(sizes):,} shard files, {bytes_in_words(int(sizes.sum()))}."
+    order = getattr(stream, "order", None)
     if not isinstance(order, LaneOrder):
         return ["", f"{title} Without lanes, each node fetches what its ranks read, when they read it."]
     size, lengths = shards.sources[0].storage.size, shard_lengths_of(dataset)
     plan, batch_size = ReadPlan(mesh, readers), rows * mesh.data_parallel_size
     batches, own_sizes = -(-order.epoch_size // batch_size), shards.sizes_of(lengths)
+    # In an endless stream, the ranks of the job exchange the starts of their lanes; here is only one rank.
+    reads_all_lanes = stream.reads_all_lanes and not stream.endless
     costs: dict[tuple[str, ...], list[int]] = {}
     for node in range(mesh.num_nodes):
         of_readers = [parts for rank in plan.ranks_of(node) if (parts := plan.shards_read_by(rank))]
         if not of_readers:
             continue
-        spans = [range(parts[0] * rows, (parts[-1] + 1) * rows) for parts in of_readers]
+        spans = [
+            range(batch_size) if reads_all_lanes else range(parts[0] * rows, (parts[-1] + 1) * rows)
+            for parts in of_readers
+        ]
         span = range(min(each.start for each in spans), max(each.stop for each in spans))
         in_lanes = ShardPlan(order.shard_uses(span, batch_size), lambda shard, batch: batch)
         of_epoch = takewhile(lambda use: use.first < batches, shards.plan_of(in_lanes, lengths).uses)

@@ -670,7 +670,7 @@ def test_the_plan_shows_what_each_node_fetches_and_keeps(store: ObjectStore) -> 
     sizes = source.table.sizes
     dataset = Numbers(source)
     sampler = CyclicSampler(dataset, 10, shuffle=True, seed=3, lanes=2, block=1)
-    title, *lines = streaming_report(dataset, sampler.order, ParallelMesh(2, 1, 1, num_nodes=2), 5, "every_rank")[1:]
+    title, *lines = streaming_report(dataset, sampler, ParallelMesh(2, 1, 1, num_nodes=2), 5, "every_rank")[1:]
     assert title.startswith(f"Streaming {FOLDER}: 10 shard files, {bytes_in_words(int(sizes.sum()))}.")
     shown = [" ".join(line.split()) for line in lines]
     half = bytes_in_words(int(sizes[:5].sum()))
@@ -679,18 +679,18 @@ def test_the_plan_shows_what_each_node_fetches_and_keeps(store: ObjectStore) -> 
     enough = 2 * int(np.sort(sizes[_of_half(sampler.order)])[-2:].sum()) + 1  # the end of a block, and the next one
     assert shown[2] == f"0 5 {half} {half} {enough:,} bytes {each}"
     blend = halves_of(dataset)
-    order = CyclicSampler(blend, 10, shuffle=True, seed=3, lanes=2, block=1).order
-    nodes = streaming_report(blend, order, ParallelMesh(2, 1, 1, num_nodes=2), 5, "every_rank")[4:-1]
+    stream = CyclicSampler(blend, 10, shuffle=True, seed=3, lanes=2, block=1)
+    nodes = streaming_report(blend, stream, ParallelMesh(2, 1, 1, num_nodes=2), 5, "every_rank")[4:-1]
     # Nodes whose numbers are equal share a row; the sizes of the files decide.
     assert {line.split()[1] for line in nodes} == {"6"}, "three of the five shards of each half"
     for keep in (_is_odd, np.ones(len(dataset), bool)):
         kept = FilteredDataset(dataset, keep)
-        order = CyclicSampler(kept, 10, shuffle=True, seed=3, lanes=2, block=1).order
-        row, last = streaming_report(kept, order, ParallelMesh(2, 1, 1, num_nodes=2), 5, "every_rank")[4:][-2:]
+        stream = CyclicSampler(kept, 10, shuffle=True, seed=3, lanes=2, block=1)
+        row, last = streaming_report(kept, stream, ParallelMesh(2, 1, 1, num_nodes=2), 5, "every_rank")[4:][-2:]
         assert (row.split()[1], row.split()[-1], "not known" in last) == ("5", "-", True)
     assert f"a cache of {bytes_in_words(int(source.storage.size))} (" in shown[-1]
     assert bytes_a_batch([ShardUse(0, 0, 3), ShardUse(1, 2, 5), ShardUse(2, 6, 7)], sizes, int(sizes[0])) == np.inf
-    plain = CyclicSampler(dataset, 10).order
+    plain = CyclicSampler(dataset, 10)
     assert "Without lanes" in streaming_report(dataset, plain, ParallelMesh(1, 1, 1), 5, "node")[1]
     assert streaming_report(object(), plain, ParallelMesh(1, 1, 1), 5, "node") == []
 
@@ -701,11 +701,22 @@ def test_the_cache_that_the_plan_shows_has_room_for_the_largest_shard_on_every_n
     assert index([f"file://{tmp_path}"]) == 0
     source = open_source(f"file://{tmp_path}", streaming=True)
     dataset = Numbers(source)
-    order = CyclicSampler(dataset, 10, lanes=2, block=1).order  # the first lane has the small shards
-    *_, small, large, _ = streaming_report(dataset, order, ParallelMesh(2, 1, 1, num_nodes=2), 5, "every_rank")
+    stream = CyclicSampler(dataset, 10, lanes=2, block=1)  # the first lane has the small shards
+    *_, small, large, _ = streaming_report(dataset, stream, ParallelMesh(2, 1, 1, num_nodes=2), 5, "every_rank")
     largest = int(source.table.sizes.max())
     assert small.split()[0] == "0" and f" {2 * largest + 1:,} bytes" in small
     assert large.split()[0] == "1" and f" {2 * 2 * largest + 1:,} bytes" in large
+
+
+def test_the_plan_counts_all_shards_for_each_node_if_an_epoch_needs_the_lengths_of_all_samples(
+    store: ObjectStore,
+) -> None:
+    dataset = Numbers(open_source(FOLDER, streaming=True))
+    for keep, shards in ((_is_odd, SHARDS), (np.ones(len(dataset), bool), SHARDS // 2)):
+        kept = FilteredDataset(dataset, keep)
+        stream = TransformRounds(kept, 10, shuffle=True, seed=3, lanes=2, block=1)
+        *_, row, _ = streaming_report(kept, stream, ParallelMesh(2, 1, 1, num_nodes=2), 5, "every_rank")
+        assert row.split()[1] == str(shards)
 
 
 def test_a_cache_that_is_deleted_is_filled_again(store: ObjectStore, tmp_path: Path) -> None:
