@@ -84,9 +84,7 @@ def read_step(
     found.collated = bool(attribute_of(loader, "collates", False))
     wanted = min(max(rows, 1), found.size)
     if isinstance(loader, BatchLoader) and stream is not None and has_attribute(stream, "batch_at"):
-        # After the end of a single round, the loader would read the next round.
-        ended = not stream.endless and found.position >= stream.batches_per_round() * stream.global_batch_size
-        chunks = iter(()) if ended else _from_position(loader, found.position)
+        chunks = _from_position(loader, found.position)
     else:
         chunks = _from_beginning(loader, found.position // found.micro_batch_size)
     for chunk in chunks:
@@ -110,6 +108,8 @@ class _Chunk(NamedTuple):
 def _from_position(loader: BatchLoader, position: int) -> Iterator[_Chunk]:
     for ready in loader.begin(position, fetches_ahead=False):
         batch = ready.index_batch
+        if batch.epoch and not loader.stream.endless:
+            return  # The position is after the end of the first epoch.
         # The outputs of a filter or packer have no index.
         indices = None if loader.stream.makes_outputs else batch.indices
         yield _Chunk(ready.arrays, ready.layouts, batch.epochs, indices, batch.valid)

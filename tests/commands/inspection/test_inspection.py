@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from libai_data import DataLoader
 from libai_data.commands.inspect import main
 from libai_data.commands.inspection import inspect_config, page_of
 from libai_data.commands.inspection.step_rows import read_step, stages_of_sample
@@ -158,6 +159,25 @@ def test_the_outputs_of_a_filter_are_those_that_each_rank_takes(tmp_path: Path, 
         opened.close()
         dataset: Any = ranks[0].dataset
         np.testing.assert_array_equal(rows, [dataset[start].points.tensor for start in starts])
+
+
+def epochs_of_filter(train_batch_size: int, seed: int, num_workers: int, readers: str = "every_rank") -> DataLoader:
+    return DataLoader(filtered("bools"), train_batch_size, seed=seed, num_workers=num_workers, readers=readers)
+
+
+def test_an_epoch_of_a_filter_is_shown_up_to_its_end(tmp_path: Path) -> None:
+    cfg = config_of(tmp_path, global_batch_size=16)
+    cfg.dataloader.train = LazyCall(epochs_of_filter)()
+    kept = filtered("bools")
+    points = [sample.points.tensor for sample in map(kept.dataset.__getitem__, range(150)) if is_kept(sample)]
+    last = (len(points) - 1) // 16
+    for step in (0, last):
+        opened = one_rank_loaders(cfg, 1)
+        rows = read_step(opened, "train", opened.loaders[0], step, 1, 16, 16).values["points"]
+        opened.close()
+        np.testing.assert_array_equal(rows, points[16 * step : 16 * step + 16])
+    with pytest.raises(ConfigError, match=f"no step {last + 1}: the loader ends before it"):
+        inspect_config(cfg, step=last + 1)
 
 
 @pytest.mark.parametrize(("step", "rows"), [(0, 8), (2, 5)])
