@@ -8,6 +8,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cache
 from inspect import isfunction
 from typing import Any
 
@@ -97,7 +98,7 @@ class PartsAsBuilt:
         contents = {
             f"{owner}.{name}": _digest(value)
             for owner, thing in (*self._owners(hooks), *((f"model.{name}".rstrip("."), part) for name, part in parts))
-            for known in [_names_of_package(thing)]
+            for known in [_names_of_package(thing.__class__)]
             for name, value in list(vars(thing).items())
             if not (name.startswith("_") or name in known or f"{owner}.{name}" in self._named)
             if not (owner.startswith("model") and isinstance(value, PLAIN))
@@ -168,9 +169,9 @@ def _is_of_package(kind: type) -> bool:
     return kind.__module__.startswith("libai_data.")
 
 
-def _names_of_package(hook: Any) -> set[str]:
+@cache
+def _names_of_package(kind: type) -> frozenset[str]:
     """The names that the methods of this package's hooks use: these hooks restore their attributes themselves."""
-    if not isinstance(hook, HookBase):
-        return set()
-    methods = [each for kind in type(hook).__mro__ if _is_of_package(kind) for each in vars(kind).values()]
-    return {name for method in methods if isfunction(method) for name in method.__code__.co_names}
+    bases = [base for base in kind.__mro__ if _is_of_package(base)] if issubclass(kind, HookBase) else []
+    methods = [each for base in bases for each in vars(base).values() if isfunction(each)]
+    return frozenset(name for method in methods for name in method.__code__.co_names)

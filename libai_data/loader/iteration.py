@@ -60,6 +60,7 @@ class Pass:
         return self
 
     def __next__(self) -> Instance:
+        # Checks are made here before the functions that report what they find, because a call costs more than a check.
         one_thread, own = self._one_thread, get_ident()
         if one_thread.users.setdefault(USER, own) != own:
             one_thread.begin()

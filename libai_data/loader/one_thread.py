@@ -22,7 +22,6 @@ class OneThread:
         """The id of the thread that uses the loader; empty if none does."""
 
     def begin(self) -> None:
-        # An iterator does the same in its `__next__`, because this call would cost more than what it does.
         own = get_ident()
         user = self.users.setdefault(USER, own)  # one step, for all threads
         if user != own:

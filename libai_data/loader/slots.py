@@ -52,7 +52,10 @@ def bytes_of(specs: Sequence[ArraySpec]) -> int:
 
 def views(lease: np.ndarray, specs: Sequence[ArraySpec]) -> dict[str, np.ndarray]:
     """The arrays in a slot's bytes, uint8 [size]."""
-    return {name: np.ndarray(shape, dtype, lease, offset) for name, dtype, shape, offset in specs}
+    arrays: dict[str, np.ndarray] = {}
+    for name, dtype, shape, offset in specs:  # No comprehension, which would be one more call for each batch.
+        arrays[name] = np.ndarray(shape, dtype, lease, offset)
+    return arrays
 
 
 @dataclass
@@ -128,10 +131,7 @@ class SlotList:
         # it would be in a callback in Python.
         reference = weakref.ref(lease, self._returned.append)
         self._handed_out[id(reference)] = reference, slot.number
-        arrays: dict[str, np.ndarray] = {}
-        for name, dtype, shape, offset in specs:
-            arrays[name] = np.ndarray(shape, dtype, lease, offset)
-        return arrays
+        return views(lease, specs)
 
     def copied(self, arrays: Mapping[str, np.ndarray]) -> tuple[Slot, tuple[ArraySpec, ...], dict[str, np.ndarray]]:
         """Copy arrays into a slot; returns the slot, where each array is within it, and `hand_out` of both."""
