@@ -11,6 +11,8 @@ from pathlib import Path
 MEGABYTE = 1e6
 # Of a line of /proc/stat: all but idle and iowait, and guests, which count as user time already.
 _BUSY_COLUMNS = (1, 2, 3, 6, 7, 8)
+_SECONDS_OF_A_LOOK = 0.2
+_CORES_AT_REST = 0.2
 
 
 class Onlooker:
@@ -57,6 +59,19 @@ def own_seconds() -> float:
     below = set(descendants())
     alive = sum(int(fields[11]) + int(fields[12]) for pid, fields in _all_stats() if pid in below)
     return time.process_time() + ended.ru_utime + ended.ru_stime + alive / _ticks()
+
+
+def wait_for_rest(longest: float) -> None:
+    """Wait until this process and its descendants use almost no core, at most `longest` seconds.
+
+    After a measurement, the workers of its loader read ahead, and would slow down what is measured next.
+    """
+    end, used = time.perf_counter() + longest, own_seconds()
+    while time.perf_counter() < end:
+        time.sleep(_SECONDS_OF_A_LOOK)
+        before, used = used, own_seconds()
+        if used - before < _CORES_AT_REST * _SECONDS_OF_A_LOOK:
+            return
 
 
 def _all_stats() -> list[tuple[int, list[bytes]]]:

@@ -6,7 +6,6 @@ What slows the machine down so slows all contenders of a row.
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -14,13 +13,13 @@ from pathlib import Path
 from statistics import median
 from typing import Callable
 
-from tools.benchmarks.processes import Onlooker
+from tools.benchmarks.processes import Onlooker, wait_for_rest
 from tools.benchmarks.timing import Cost
 
 Measure = Callable[[], float]
 """Measures once; seconds, or whatever the row is about. Less is better."""
 
-_SECONDS_TO_SETTLE = 0.2
+_LONGEST_REST = 30.0
 
 
 class Unavailable(Exception):
@@ -204,21 +203,21 @@ class Scale:
     peers_python: str = sys.executable
 
 
-def measure(row: Row, rounds: int, step: Callable[[str], None], settle: float = _SECONDS_TO_SETTLE) -> Measured:
+def measure(row: Row, rounds: int, step: Callable[[str], None], settle: float = _LONGEST_REST) -> Measured:
     """Measure a row's contenders in interleaved rounds.
 
     Args:
         row: what to measure.
         rounds: how often.
         step: told the contender's name after each measurement.
-        settle: seconds of rest before each, in which the contender before comes to rest.
+        settle: the most seconds to wait before each, until the other contenders are at rest.
     """
     measured = Measured(row)
     with ExitStack() as opened:
         measures = _open(row.contenders, opened, measured)
         for _ in range(rounds):
             for name, take in list(measures.items()):
-                time.sleep(settle)
+                wait_for_rest(settle)
                 onlooker = Onlooker()
                 try:
                     taken = take()

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tools.benchmarks.processes import descendants, private_beyond, resident
+from tools.benchmarks.processes import descendants, private_beyond, resident, wait_for_rest
 
 SLEEP = "import sys; print(flush=True); sys.stdin.read()"
 
@@ -27,6 +27,16 @@ def test_children_and_their_children_are_found_while_they_live() -> None:
     assert parent.pid in found
     assert len(found) == 2
     assert not (set(descendants()) - before)
+
+
+def test_a_rest_begins_when_what_another_contender_reads_ahead_is_done(tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    busy = "import time; end = time.process_time() + 1\nwhile time.process_time() < end: pass"
+    process = sleeping(f"import sys; print(flush=True); {busy}\nopen({str(done)!r}, 'w').close()\nsys.stdin.read()")
+    wait_for_rest(50)
+    is_done, is_alive = done.exists(), process.poll() is None
+    process.communicate()
+    assert is_done and is_alive
 
 
 def growth(code: str, measure: Callable[[int], float]) -> float:
