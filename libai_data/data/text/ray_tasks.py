@@ -20,8 +20,6 @@ _RETRIES = 2
 # A network file system may show a new file this late.
 _SECONDS_TO_APPEAR = 90.0
 
-_writer_of = lru_cache(maxsize=1)(WriteShards)
-
 
 def tokenize_on_ray(
     folder: Path, parts: Iterable[Part], task: Task, workers: int
@@ -42,13 +40,13 @@ def tokenize_on_ray(
     folder, own = folder.absolute(), not ray.is_initialized()
     if own:
         ray.init(log_to_driver=False)
-    tokenize = ray.remote(num_cpus=1, max_retries=_RETRIES)(_tokenize)
+    tokenize, run = ray.remote(num_cpus=1, max_retries=_RETRIES)(_tokenize), os.urandom(8)
     running: dict[Any, Part] = {}
     try:
         for part in parts:
             if len(running) == workers:
                 yield _finished(ray, running, folder)
-            running[tokenize.remote(part, folder, task, os.getcwd())] = part
+            running[tokenize.remote(part, folder, task, run, os.getcwd())] = part
         while running:
             yield _finished(ray, running, folder)
     finally:
@@ -58,7 +56,13 @@ def tokenize_on_ray(
             ray.shutdown()
 
 
-def _tokenize(part: Part, folder: Path, task: Task, relative_to: str) -> tuple[ShardReport | None, str]:
+@lru_cache(maxsize=1)
+def _writer_of(folder: Path, task: Task, run: bytes) -> WriteShards:
+    """The writer for a run. Ray's processes stay for the next run, for which the tokenizer may have changed."""
+    return WriteShards(folder, task)
+
+
+def _tokenize(part: Part, folder: Path, task: Task, run: bytes, relative_to: str) -> tuple[ShardReport | None, str]:
     """Write a shard, in a process of the cluster; returns the report, or why there is none."""
     # If this machine has no such folder, only absolute paths work.
     with suppress(OSError):
@@ -66,7 +70,7 @@ def _tokenize(part: Part, folder: Path, task: Task, relative_to: str) -> tuple[S
     # The tokenizers' own threads would make each process take all of its machine's processors.
     os.environ.update(TOKENIZERS_PARALLELISM="false", RAYON_NUM_THREADS="1")
     try:
-        return _writer_of(folder, task)(part), ""
+        return _writer_of(folder, task, run)(part), ""
     except Exception:
         return None, f"{os.uname().nodename}:\n{traceback.format_exc()}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import shutil
 import signal
@@ -137,3 +138,16 @@ def test_what_fails_is_told_with_its_part_and_what_to_do(
 def test_a_cluster_of_another_kind_is_refused(tmp_path: Path, tokenizer: str) -> None:
     with pytest.raises(ConfigError, match="cluster is 'slurm'; it must be"):
         preprocess([str(tmp_path)], str(tmp_path / "out"), Task(TokenizerFiles(tokenizer)), cluster="slurm")
+
+
+def test_a_tokenizer_that_was_trained_again_makes_the_tokens_of_the_next_run(
+    local_ray: Any, tmp_path: Path, tokenizer: str
+) -> None:
+    write_json_lines(tmp_path / "corpus.jsonl", texts(20))
+    own = Path(shutil.copy(tokenizer, tmp_path / "tokenizer.json"))
+    arguments: tuple[Any, ...] = ([str(tmp_path / "corpus.jsonl")], str(tmp_path / "x"), Task(TokenizerFiles(str(own))))
+    before = preprocess(*arguments, cluster="ray")
+    found = json.loads(own.read_text(encoding="utf-8"))
+    found["model"]["merges"] = []
+    own.write_text(json.dumps(found), encoding="utf-8")
+    assert preprocess(*arguments, cluster="ray").tokens == preprocess(*arguments).tokens != before.tokens
