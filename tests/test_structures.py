@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as hnp
 
 from libai_data import DataLoader
 from libai_data.delivery import to_global
-from libai_data.engine.batches import join_micro_batches
+from libai_data.engine.batches import join_inputs
 from libai_data.errors import SchemaError
 from libai_data.iterables.combined import CombinedLoader
 from libai_data.mesh.arrays import as_array, is_flow_tensor
@@ -337,9 +337,9 @@ def test_a_batch_within_a_batch_stays_one() -> None:
     assert to_global(batch)["a"]["x"].is_global
     x, y = to_global(batch)["b"]
     assert x.is_global and y.is_global
-    joined = join_micro_batches([batch, batch])
-    assert isinstance(joined, Mapping) and joined["a"]["x"].numpy().tolist() == [1] * 4
-    x, y = joined["b"]
+    joined = join_inputs([to_global(batch), to_global(batch)])
+    assert joined["a"]["x"].numpy().tolist() == [1] * 4
+    x, y = joined["b"].values()
     assert y.numpy().tolist() == [2] * 4
 
 

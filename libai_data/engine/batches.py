@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,12 +9,12 @@ from typing import Any, Callable
 
 import numpy as np
 
-from libai_data.data.items import array_in, laid_out_like
-from libai_data.data.nesting import put_together, taken_apart
+from libai_data.data.nesting import is_texts, put_together, taken_apart
 from libai_data.delivery.gather import digest_of, gather_words
 from libai_data.errors import ConfigError, SchemaError
+from libai_data.mesh.arrays import is_flow_tensor
 from libai_data.mesh.current import get_data_parallel_rank, get_data_parallel_size
-from libai_data.structures import DistTensorData, Instance, Origin, RowIndices, batch_info, origin_of
+from libai_data.structures import batch_info
 
 
 class StepInputs:
@@ -62,10 +61,7 @@ class StepInputs:
         start = time.perf_counter()
         batches = [self.next() for _ in range(count)]
         mixup_func = getattr(self.loader, "mixup_func", None)
-        if count == 1 or all(isinstance(batch, Instance) for batch in batches):
-            inputs = call_get_batch(get_batch, join_micro_batches(batches), device, mixup_func)
-        else:
-            inputs = join_inputs([call_get_batch(get_batch, batch, device, mixup_func) for batch in batches])
+        inputs = join_inputs([call_get_batch(get_batch, batch, device, mixup_func) for batch in batches])
         is_first, self._is_first = self._is_first, False
         if is_first and batch_info(batches[0]) is None:
             refuse_copies(inputs, f"train loader ({type(getattr(self.loader, 'counted', self.loader)).__name__})")
@@ -147,37 +143,14 @@ def mixed_up(data: Any, mixup_func: Callable[..., Any] | None, device: str) -> A
     return data
 
 
-def join_micro_batches(batches: Sequence[Any]) -> Any:
-    """Join the local tensors of consecutive batches along dim 0, by field; a single batch of any kind is unchanged."""
-    if len(batches) == 1:
-        return batches[0]
-    first = batches[0]
-    joined = copy.copy(first)
-    joined._origin = None
-    for name in first.get_fields():
-        joined.set(name, _join_values([batch.get(name) for batch in batches]))
-    origin = _joined_origin([origin_of(batch) for batch in batches])
-    if origin is not None:
-        joined.attach(origin)
-    return joined
-
-
-def _joined_origin(origins: Sequence[Origin]) -> Origin | None:
-    """The origin of joined batches, with which the ranks compare them like one batch; None if a batch has no place."""
-    infos = [origin.info for origin in origins if origin.info is not None]
-    if len(infos) < len(origins):
-        return None
-    size, valid = (sum(getattr(info, name) for info in infos) for name in ("size", "valid"))
-    rows = [origin.rows for origin in origins if origin.rows is not None]
-    # Rows of padding are at the ends of the batches that are joined, where the comparison does not expect them.
-    has_rows = len(rows) == len(origins) and valid == size
-    joined = RowIndices(*map(np.concatenate, zip(*rows))) if has_rows else None
-    return origins[0]._replace(info=infos[0]._replace(size=size, valid=valid), rows=joined, skipped=origins[-1].skipped)
-
-
 def join_inputs(inputs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Join model inputs along dim 0. Each rank joins its own rows: those of one input come before those of the next."""
-    return {name: _join_global([each[name] for each in inputs]) for name in tuple(inputs[0].keys())}
+    if len(inputs) == 1:
+        return inputs[0]
+    leaves: list[dict[str, Any]] = [{} for _ in inputs]
+    skeleton, *_ = [taken_apart(each, own) for each, own in zip(inputs, leaves)]
+    joined: dict[str, Any] = put_together(skeleton, lambda leaf: _join_leaves([own[leaf.path] for own in leaves]))
+    return joined
 
 
 def name_inputs(micro_batches: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -191,41 +164,19 @@ def part_inputs(inputs: dict[str, Any], count: int) -> list[dict[str, Any]]:
     return [{name: inputs[f"{name}_{number}"] for name in names} for number in range(count)]
 
 
-def _join_global(tensors: list[Any]) -> Any:
+def _join_leaves(parts: list[Any]) -> Any:
     import oneflow as flow
 
-    first = tensors[0]
+    first = parts[0]
+    if is_texts(first):
+        return [text for part in parts for text in part]
+    if not is_flow_tensor(first):
+        return first  # A graph refuses it.
     if not first.is_global:
-        return flow.cat(tensors, dim=0)
-    shape = (sum(tensor.shape[0] for tensor in tensors), *first.shape[1:])
+        return flow.cat(parts, dim=0)
+    shape = (sum(part.shape[0] for part in parts), *first.shape[1:])
     joined = flow.empty(shape, dtype=first.dtype, placement=first.placement, sbp=first.sbp)
     own = joined.to_local()
-    parts = [tensor.to_local() for tensor in tensors]
     if own.numel():
-        own.copy_(flow.cat(parts, dim=0))
+        own.copy_(flow.cat([part.to_local() for part in parts], dim=0))
     return joined
-
-
-def _join_values(parts: list[Any]) -> Any:
-    """Join one field of several batches, leaf by leaf."""
-    leaves: list[dict[str, Any]] = [{} for _ in parts]
-    skeleton, *_ = [taken_apart({"": part}, own) for part, own in zip(parts, leaves)]
-    return put_together(skeleton[""], lambda leaf: _join_leaves([own[leaf.path] for own in leaves]))
-
-
-def _join_leaves(parts: list[Any]) -> Any:
-    first = parts[0]
-    if isinstance(first, Instance):
-        return join_micro_batches(parts)
-    if isinstance(first, list):
-        return [item for part in parts for item in part]
-    joined = _join_tensors([array_in(part) for part in parts])
-    return laid_out_like(joined, first) if isinstance(first, DistTensorData) else joined
-
-
-def _join_tensors(tensors: list[Any]) -> Any:
-    if all(isinstance(tensor, np.ndarray) for tensor in tensors):
-        return np.concatenate(tensors)
-    import oneflow as flow
-
-    return flow.cat(tensors, dim=0)

@@ -9,9 +9,10 @@ import numpy as np
 import oneflow as flow
 import pytest
 
-from libai_data.engine.batches import StepInputs, call_get_batch, join_inputs, join_micro_batches
+from libai_data.delivery import to_global
+from libai_data.engine.batches import StepInputs, call_get_batch, join_inputs
 from libai_data.errors import ConfigError, SchemaError
-from libai_data.structures import Agreement, BatchInfo, DistTensorData, Instance, Origin, RowIndices, origin_of
+from libai_data.structures import DistTensorData, Instance
 
 
 @pytest.mark.parametrize(
@@ -64,14 +65,12 @@ def _batch(first: int) -> Instance:
 
 
 def test_micro_batches_of_any_kind_are_joined_row_by_row_with_their_layouts() -> None:
-    joined = join_micro_batches([_batch(0), _batch(2), _batch(4)])
-    assert joined.x.tensor.numpy()[:, 0].tolist() == [0, 1, 2, 3, 4, 5]
-    assert joined.y.tensor.tolist() == [0, 1, 2, 3, 4, 5]
-    assert joined.y.placement_idx == -1
-    for batch in (None, (1, 2), {"a": 1}):
-        assert join_micro_batches([batch]) is batch
+    joined = StepInputs([_batch(0), _batch(2), _batch(4)]).joined(3, lambda data: to_global(data), "cpu")
+    assert joined["x"].numpy()[:, 0].tolist() == [0, 1, 2, 3, 4, 5]
+    assert joined["y"].numpy().tolist() == [0, 1, 2, 3, 4, 5]
+    assert all(each.is_global and each.sbp == joined["x"].sbp for each in joined.values())
     placement, sbp = flow.placement("cpu", [0]), [flow.sbp.split(0)]
-    parts = [{"x": flow.tensor([i, i + 1]).to_global(placement, sbp)} for i in (0, 2)]
+    parts: list[dict[str, Any]] = [{"x": flow.tensor([i, i + 1]).to_global(placement, sbp)} for i in (0, 2)]
     assert join_inputs(parts)["x"].numpy().tolist() == [0, 1, 2, 3]
     inputs = StepInputs([(1.0, 2.0), (3.0, 4.0)])
     joined = inputs.joined(2, lambda data: {"x": flow.tensor(data)}, "cpu")
@@ -79,29 +78,12 @@ def test_micro_batches_of_any_kind_are_joined_row_by_row_with_their_layouts() ->
     assert inputs.seconds > 0
 
 
-@pytest.mark.parametrize(("valid", "rows"), [(4, [0, 1, 2, 3]), (3, None)])
-def test_joined_micro_batches_are_compared_and_laid_out_like_one_batch(valid: int, rows: Any) -> None:
-    agreement, parts = Agreement(), frozenset(["x"])
-    batches = []
-    for number in (0, 1):
-        batches.append(_batch(2 * number))
-        info = BatchInfo(number, 0, 2 * number, 2, 2 if number == 0 else valid - 2)
-        read = RowIndices(np.zeros(2, np.int64), np.arange(2) + 2 * number)
-        batches[-1].attach(Origin(info, read, agreement, parts, skipped=number))
-    origin = origin_of(join_micro_batches(batches))
-    assert origin.info == BatchInfo(0, 0, 0, 4, valid)
-    assert origin.agreement is agreement
-    assert (origin.parts, origin.skipped) == (parts, 1)
-    assert (None if origin.rows is None else origin.rows.indices.tolist()) == rows
-
-
-def test_a_part_of_a_field_stays_a_part_when_it_changes_or_is_joined() -> None:
+def test_a_part_of_a_field_stays_a_part_when_it_changes() -> None:
     part = DistTensorData(flow.ones(2, 3), ["split_0", "split_1"], -1)
     part._is_part = True  # as a loader marks the part that the tensor axis needs
     batch = Instance(x=part)
     batch["x"] = batch["x"] * 2
-    for changed in (batch, join_micro_batches([batch, batch])):
-        assert changed.x._is_part and changed.x.sbp_list == ["split_0", "split_1"] and changed.x.placement_idx == -1
+    assert batch.x._is_part and batch.x.sbp_list == ["split_0", "split_1"] and batch.x.placement_idx == -1
     assert not Instance.stack([Instance(x=DistTensorData(1))]).x._is_part
 
 

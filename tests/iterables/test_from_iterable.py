@@ -37,7 +37,7 @@ from libai_data.data.random.sample_random import BatchRandom
 from libai_data.data.transforms import BatchTransform, Mixup
 from libai_data.delivery import to_global
 from libai_data.delivery.read_plan import READERS
-from libai_data.engine.batches import join_micro_batches
+from libai_data.engine.batches import join_inputs
 from libai_data.engine.evaluation import DatasetEvaluator
 from libai_data.engine.evaluation.inference import inference_on_dataset
 from libai_data.errors import CheckpointError, ConfigError, PassError, SampleError, SchemaError
@@ -883,10 +883,10 @@ def test_reading_ahead_is_bounded_and_ends_with_the_loader() -> None:
 
 def test_nested_batches_are_joined_and_evaluated() -> None:
     samples = [{"in": {"ids": np.full(2, n), "pair": (n, [np.ones(1)])}, "name": f"n{n}"} for n in range(5)]
-    joined = join_micro_batches(list(from_iterable(samples, 2, ends="pad"))[:2])
-    assert joined.get("in")["ids"].tensor.numpy()[:, 0].tolist() == [0, 1, 2, 3]
-    assert joined.get("in")["pair"][1][0].shape == (4, 1)
-    assert joined.name == ["n0", "n1", "n2", "n3"]
+    joined = join_inputs([to_global(batch) for batch in list(from_iterable(samples, 2, ends="pad"))[:2]])
+    assert joined["in"]["ids"].numpy()[:, 0].tolist() == [0, 1, 2, 3]
+    assert joined["in"]["pair"][1][0].shape == (4, 1)
+    assert joined["name"] == ["n0", "n1", "n2", "n3"]
 
     class Seen(DatasetEvaluator):
         def __init__(self) -> None:
