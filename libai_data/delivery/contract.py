@@ -80,9 +80,9 @@ def _order(origin: Origin) -> str:
     return "" if origin.agreement is None else origin.agreement.order
 
 
-def _head(signature: list[FieldSignature], origin: Origin) -> np.ndarray:
+def _head(signature: tuple[FieldSignature, ...], origin: Origin) -> np.ndarray:
     place = [0] * len(_NAMES) if origin.info is None else [_word(value) for value in origin.info]
-    words = digest_of(_order(origin).encode()), digest_of(repr(signature).encode())
+    words = digest_of(_order(origin).encode()), digest_of_signature(signature)
     common_sample = (None if origin.agreement is None else origin.agreement.common_sample) or 3 * [_ABSENT]
     return np.array([*place, origin.rows is not None, *words, origin.skipped, *common_sample], dtype=np.int64)
 
@@ -209,47 +209,34 @@ def _first_difference(values: dict[int, bytes]) -> tuple[int, ...]:
     return next(((rank, ranks[0]) for rank in ranks[1:] if values[rank] != values[ranks[0]]), ())
 
 
-def signature_of(batch: Mapping[str, Any]) -> list[FieldSignature]:
+def signature_of(batch: Mapping[str, Any]) -> tuple[FieldSignature, ...]:
     """What must be equal on all ranks, field by field, in order."""
-    return [
-        (name, "strings", (), (), 0)
-        if not isinstance(value, DistTensorData)
-        else (
-            name,
-            str(value.tensor.dtype).replace("oneflow.", ""),
-            tuple(value.shape),
-            tuple(value.sbp_list),
-            value.placement_idx,
-        )
-        for name, value in batch.items()
-    ]
-
-
-def signature_digest(batch: Mapping[str, Any]) -> int:
-    """A digest of `signature_of`; quick for fields that occurred before."""
-    fields = (
-        (name, value.tensor.dtype, tuple(value.tensor.shape), tuple(value.sbp_list), value.placement_idx)
+    return tuple(
+        (name, _name_of(value.tensor.dtype), value.shape, tuple(value.sbp_list), value.placement_idx)
         if isinstance(value, DistTensorData)
-        else (name, "strings")
+        else (name, "strings", (), (), 0)
         for name, value in batch.items()
     )
-    return _digest_of_fields(tuple(fields))
+
+
+@lru_cache(maxsize=64)
+def _name_of(dtype: Any) -> str:
+    """The name of a dtype; a tensor of OneFlow and an array of numpy have equal names."""
+    return str(dtype).replace("oneflow.", "")
 
 
 @lru_cache(maxsize=512)
-def _digest_of_fields(fields: tuple[tuple[Any, ...], ...]) -> int:
-    # A tensor of OneFlow and an array of numpy have equal fields.
-    words = [(name, str(dtype).replace("oneflow.", ""), *layout) for name, dtype, *layout in fields]
-    return digest_of(repr(words).encode())
+def digest_of_signature(signature: tuple[FieldSignature, ...]) -> int:
+    return digest_of(repr(signature).encode())
 
 
-def raise_differences(signature: list[FieldSignature]) -> None:
+def raise_differences(signature: tuple[FieldSignature, ...]) -> None:
     """Raise a SchemaError on every rank that says how the fields differ. Collective; call it on all ranks."""
     signatures = [broadcast_py_object(signature, src=rank) for rank in range(get_mesh().world_size)]
     raise SchemaError("the ranks' batches differ: " + "; ".join(_differences(signatures)))
 
 
-def _differences(signatures: list[list[FieldSignature]]) -> list[str]:
+def _differences(signatures: list[tuple[FieldSignature, ...]]) -> list[str]:
     names: dict[str, list[int]] = {}
     for rank, signature in enumerate(signatures):
         for field in signature:
@@ -277,7 +264,7 @@ def _differences(signatures: list[list[FieldSignature]]) -> list[str]:
     ]
 
 
-def _advice(signatures: list[list[FieldSignature]], name: str) -> str:
+def _advice(signatures: list[tuple[FieldSignature, ...]], name: str) -> str:
     """Advice if readers padded to different lengths, because each knows only its own samples; otherwise ""."""
     fields = [field for signature in signatures for field in signature if field[0] == name]
     shapes = {field[2] for field in fields}

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from libai_data.data.nesting import is_texts, put_together, taken_apart
-from libai_data.delivery.contract import check_contract, check_places, signature_digest, signature_of
+from libai_data.delivery.contract import check_contract, check_places, digest_of_signature, signature_of
 from libai_data.errors import ContractError, MeshError, SchemaError, nearest
 from libai_data.mesh.current import get_mesh
 from libai_data.mesh.global_tensor import local_to_global
@@ -154,11 +154,12 @@ def _compare_with_other_ranks(batch: Fields, fields: Mapping[str, Any]) -> None:
         if mesh.world_size > 1 and agreement.check_every > 0 and origin.info is not None:
             step, epoch, position, size, valid, _ = origin.info
             agreement.first_use = agreement.first_use or collectives_begun()
-            place = (step, epoch or 0, position, size, valid, agreement.first_use, signature_digest(fields))
+            signature = signature_of(fields)
+            place = (step, epoch or 0, position, size, valid, agreement.first_use, digest_of_signature(signature))
             try:
                 note_batch(place)
             except ContractError as error:
-                own = ", ".join(f"{name} {dtype} {list(shape)}" for name, dtype, shape, *_ in signature_of(fields))
+                own = ", ".join(f"{name} {dtype} {list(shape)}" for name, dtype, shape, *_ in signature)
                 raise ContractError(f"{error} (fields of this rank: {own})") from None
 
 
