@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Callable
 
@@ -49,7 +50,8 @@ class MainThread:
         self._folder = f"/proc/self/task/{os.getpid()}"
         self._ident = threading.main_thread().ident or 0
         self._has_gpus = has_gpus
-        self._switches, self._used, self._at = "", (0.0, 0.0), 0.0
+        self._switches: list[str] = []
+        self._used, self._at = (0.0, 0.0), 0.0
         self.is_idle = self.is_in_oneflow = False
 
     def check_visible(self) -> None:
@@ -67,14 +69,16 @@ class MainThread:
 
         If `has_left`, the program has ended, and the main thread waits in OneFlow's shutdown, or for threads.
         """
-        switches, used, now = self._context_switches(), resource.getrusage(resource.RUSAGE_SELF)[:2], time.monotonic()
+        switches = [line for line in self._shown("status").splitlines() if "ctxt_switches" in line]
+        used, now = resource.getrusage(resource.RUSAGE_SELF)[:2], time.monotonic()
         still = bool(switches) and switches == self._switches
         own, of_system = used[0] - self._used[0], used[1] - self._used[1]
         idle = own + of_system < _IDLE * (now - self._at)
         yields = of_system > max(_YIELDING * (now - self._at), _TIMES_THE_OWN * own)
         self._switches, self._used, self._at = switches, used, now
         self.is_idle = idle or yields
-        self.is_in_oneflow = still and self._sleeps_on_a_lock() and self._was_called_by_oneflow()
+        # A thread that sleeps, or reads a file or the network, does not wait for a lock.
+        self.is_in_oneflow = still and "futex" in self._shown("wchan") and self._was_called_by_oneflow()
         if self.waits_for_threads():
             return SECONDS_IDLE if idle and not self._has_gpus else _SECONDS_INCOMPLETE
         if not self.is_in_oneflow:
@@ -93,20 +97,11 @@ class MainThread:
             frame = frame.f_back
         return frame is not None and frame.f_code is threading._shutdown.__code__  # type: ignore[attr-defined]
 
-    def _context_switches(self) -> str:
-        try:
-            with open(f"{self._folder}/status") as file:
-                return "".join(line for line in file if "ctxt_switches" in line)
-        except OSError:
-            return ""
-
-    def _sleeps_on_a_lock(self) -> bool:
-        """Whether the main thread waits as OneFlow does; it does not if it sleeps or reads a file or the network."""
-        try:
-            with open(f"{self._folder}/wchan") as file:
-                return "futex" in file.read()
-        except OSError:
-            return False
+    def _shown(self, name: str) -> str:
+        """What the kernel shows of the main thread in a file; "" if it cannot be read."""
+        with suppress(OSError), open(f"{self._folder}/{name}") as file:
+            return file.read()
+        return ""
 
     def _was_called_by_oneflow(self) -> bool:
         """Whether OneFlow, and not Python, has called what the main thread waits for.
@@ -114,17 +109,14 @@ class MainThread:
         The stack holds the address to which each native function returns, the innermost first. The kernel tells where
         the stack begins: proc(5), /proc/pid/syscall.
         """
-        try:
-            with open(f"{self._folder}/syscall") as file:
-                words = file.read().split()
-            if len(words) < _WORDS_WITH_STACK:
-                return False
-            with open("/proc/self/mem", "rb", buffering=0) as memory:
-                stack = os.pread(memory.fileno(), _BYTES_OF_STACK, int(words[-2], 16))
-                read = partial(os.pread, memory.fileno(), _LONGEST_CALL)
-                return first_caller(stack, _native_code(), read) == _ONEFLOW
-        except OSError:
+        words = self._shown("syscall").split()
+        if len(words) < _WORDS_WITH_STACK:
             return False
+        with suppress(OSError), open("/proc/self/mem", "rb", buffering=0) as memory:
+            stack = os.pread(memory.fileno(), _BYTES_OF_STACK, int(words[-2], 16))
+            read = partial(os.pread, memory.fileno(), _LONGEST_CALL)
+            return first_caller(stack, _native_code(), read) == _ONEFLOW
+        return False
 
 
 def first_caller(stack: bytes, code: Sequence[tuple[int, int, str]], read: Callable[[int], bytes]) -> str:
