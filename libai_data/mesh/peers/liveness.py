@@ -162,7 +162,7 @@ def _ending_after(seconds: float, message: str, port: int | None = None) -> Iter
 def _is_readable(end_read: int, seconds: float, answers: Rank0Answers | None) -> bool:
     """Whether `end_read` becomes readable within `seconds`; meanwhile, `answers` answers questions."""
     end = time.monotonic() + seconds
-    questions = [] if answers is None else answers.filenos()
+    questions = [] if answers is None else [answers]
     while (left := end - time.monotonic()) > 0:
         ready, _, _ = select.select([end_read, *questions], [], [], left)
         if end_read in ready:

@@ -55,18 +55,17 @@ class Rank0Answers:
         self._machine_of: dict[str, str] = {}
         self._reported: set[str] = set()
         self._answer = json.dumps({"job": job_id(), "has_joined": has_joined}).encode()
-        self._socket: socket.socket | None = None
-        with suppress(OSError):
+        try:
             self._socket = bound(port, socket.SOCK_DGRAM)
+        except OSError:
+            self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)  # It has no port, so no question comes.
 
-    def filenos(self) -> list[int]:
-        """The descriptor at which questions arrive, if there is one."""
-        return [] if self._socket is None else [self._socket.fileno()]
+    def fileno(self) -> int:
+        """The descriptor at which questions arrive."""
+        return self._socket.fileno()
 
     def answer_one(self) -> str:
         """Wait for a question and answer it; returns what to report of the rank that asked, "" if nothing is wrong."""
-        if self._socket is None:
-            return ""
         question, sender = self._socket.recvfrom(_LONGEST)
         if not question.startswith(_QUESTION):
             return ""
@@ -94,14 +93,12 @@ class Rank0Answers:
 
     def close(self) -> None:
         """Answer no more."""
-        if self._socket is not None:
-            self._socket.close()
+        self._socket.close()
 
     def answer_from_now_on(self) -> None:
         """Answer in a thread, until this process ends."""
-        if self._socket is not None:
-            keep_from_forks(self._socket)
-            threading.Thread(target=self._answer_all, name="answers of rank 0", daemon=True).start()
+        keep_from_forks(self._socket)
+        threading.Thread(target=self._answer_all, name="answers of rank 0", daemon=True).start()
 
     def _answer_all(self) -> None:
         while True:
