@@ -9,6 +9,7 @@ import pickle
 import select
 import socket
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from libai_data.mesh.peers.pickling import pickled
@@ -72,20 +73,20 @@ class Channel:
         return descriptor
 
     def _receive(self) -> tuple[bytes, int | None]:
+        receive = partial(self._end.recvmsg, _MESSAGE, socket.CMSG_SPACE(4))
         try:
-            data, ancillary, _, _ = self._end.recvmsg(_MESSAGE, socket.CMSG_SPACE(4))
+            data, ancillary, _, _ = receive()
         except ConnectionResetError:
             # Raised once if the other end closed with unread messages. The messages that it sent can still be received.
-            data, ancillary, _, _ = self._end.recvmsg(_MESSAGE, socket.CMSG_SPACE(4))
+            data, ancillary, _, _ = receive()
         if not data:
             raise EOFError("the other end is closed")
-        return data, _descriptor_of(ancillary)
+        descriptors = [array.array("i", sent[:4])[0] for _, kind, sent in ancillary if kind == socket.SCM_RIGHTS]
+        return data, descriptors[0] if descriptors else None
 
     def speaks(self) -> bool:
         """Whether a message has arrived, or the other end is closed."""
-        waiting = select.poll()
-        waiting.register(self._end.fileno(), select.POLLIN)
-        return bool(waiting.poll(0))
+        return self._has_event(select.POLLIN)
 
     def finish(self) -> None:
         """Send nothing more: after the messages already sent, the other end's `receive` raises EOFError."""
@@ -99,19 +100,13 @@ class Channel:
 
     def is_closed_there(self) -> bool:
         """Whether no process has the other end open, or this end is closed."""
-        if self._end.fileno() < 0:
-            return True
+        return self._end.fileno() < 0 or self._has_event(0)
+
+    def _has_event(self, kind: int) -> bool:
         waiting = select.poll()
-        waiting.register(self._end.fileno(), 0)
+        waiting.register(self._end.fileno(), kind)
         return bool(waiting.poll(0))
 
     def close(self) -> None:
         """Close this end; then `receive` of the other end raises EOFError."""
         self._end.close()
-
-
-def _descriptor_of(ancillary: Any) -> int | None:
-    for _, kind, data in ancillary:
-        if kind == socket.SCM_RIGHTS:
-            return int(array.array("i", data[:4])[0])
-    return None
