@@ -162,9 +162,9 @@ def _ending_after(seconds: float, message: str, port: int | None = None) -> Iter
 def _is_readable(end_read: int, seconds: float, answers: Rank0Answers | None) -> bool:
     """Whether `end_read` becomes readable within `seconds`; meanwhile, `answers` answers questions."""
     end = time.monotonic() + seconds
-    questions = [] if answers is None else [answers]
+    ends: list[Any] = [end_read] if answers is None else [end_read, answers]
     while (left := end - time.monotonic()) > 0:
-        ready, _, _ = select.select([end_read, *questions], [], [], left)
+        ready, _, _ = select.select(ends, [], [], left)
         if end_read in ready:
             return True
         if ready and answers is not None:
