@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import yaml
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import Node, OmegaConf
 from omegaconf._utils import get_yaml_loader
 
 from libai_data.config.keys import join_path
@@ -67,57 +67,36 @@ def from_yaml(text: str, origin: str) -> Any:
 
 
 def _plain(value: Any, path: str, unsaved: list[str]) -> Any:
-    if isinstance(value, (DictConfig, ListConfig)):
-        return _plain_container(value, path, unsaved)
-    if isinstance(value, dict):
-        return _plain_items(list(value.items()), path, unsaved)
+    if isinstance(value, Node):
+        value = _as_written(value)
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return _plain({TARGET: type(value), **value._asdict()}, path, unsaved)
+        value = {TARGET: type(value), **value._asdict()}
+    elif dataclasses.is_dataclass(value) and not isinstance(value, (type, enum.Enum)):
+        value = {TARGET: type(value), **{f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}}
+    if isinstance(value, dict):
+        plain: dict[Any, Any] = {}
+        for key, item in value.items():
+            where = join_path(path, key)
+            written = _plain(item, where, unsaved)
+            is_target = key == TARGET and isinstance(written, _Named)
+            plain[_plain(key, where, unsaved)] = written.name if is_target else written
+        return plain
     if isinstance(value, (list, tuple)):
         return [_plain(item, join_path(path, index), unsaved) for index, item in enumerate(value)]
-    if isinstance(value, enum.Enum):  # before numbers: an IntEnum is both
-        return _named(value, path, unsaved)
     if isinstance(value, np.generic):
         return value.item()
-    if type(value) in _SCALARS or isinstance(value, pathlib.PurePath):
-        return value
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _plain(_fields(value), path, unsaved)
-    return _named(value, path, unsaved)
+    # Not an IntEnum, which is a number too.
+    return value if type(value) in _SCALARS or isinstance(value, pathlib.PurePath) else _named(value, path, unsaved)
 
 
-def _plain_container(node: Any, path: str, unsaved: list[str]) -> Any:
-    if node._is_none() or node._is_missing() or node._is_interpolation():
-        return node._value()
-    keys = list(node) if isinstance(node, DictConfig) else range(len(node))
-    items = [(key, _raw(node, key)) for key in keys]
-    if isinstance(node, ListConfig):
-        return [_plain(item, join_path(path, index), unsaved) for index, item in items]
+def _as_written(node: Node) -> Any:
+    """What a node of a config contains: a text for an interpolation, and nodes for the parts of a section or list."""
+    content = node._value()
     kind = OmegaConf.get_type(node)
-    if dataclasses.is_dataclass(kind):
-        given = {field.name for field in dataclasses.fields(kind) if field.init}
-        items = [(TARGET, kind), *((key, item) for key, item in items if key in given)]
-    return _plain_items(items, path, unsaved)
-
-
-def _raw(node: Any, key: Any) -> Any:
-    """A value of a container as written: an interpolation is returned as text, and not resolved."""
-    child = node._get_node(key)
-    return child if isinstance(child, (DictConfig, ListConfig)) else child._value()
-
-
-def _fields(value: Any) -> dict[str, Any]:
-    return {TARGET: type(value), **{f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}}
-
-
-def _plain_items(items: list[tuple[Any, Any]], path: str, unsaved: list[str]) -> dict[Any, Any]:
-    plain: dict[Any, Any] = {}
-    for key, value in items:
-        where = join_path(path, key)
-        written = _plain(value, where, unsaved)
-        is_target = key == TARGET and isinstance(written, _Named)
-        plain[_plain(key, where, unsaved)] = written.name if is_target else written
-    return plain
+    if isinstance(content, dict) and dataclasses.is_dataclass(kind):
+        given = [field.name for field in dataclasses.fields(kind) if field.init]
+        return {TARGET: kind, **{name: content[name] for name in given if name in content}}
+    return content
 
 
 def _named(value: Any, path: str, unsaved: list[str]) -> Any:
