@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from libai_data.config import instantiate
+from libai_data.data.attributes import call_if_there
 from libai_data.engine.checkpoint.changed_attributes import ChangedAttributes
 from libai_data.engine.data_state import PlainState, has_state
 from libai_data.errors import ConfigError
@@ -178,34 +179,30 @@ class ScheduleState:
         self._scheduler = scheduler
         module = getattr(getattr(type(scheduler), "state_dict", None), "__module__", "oneflow")
         is_own = has_state(scheduler) and module.partition(".")[0] != "oneflow"
-        self._own = PlainState(scheduler) if is_own else None
-        if self._own is not None:
-            self._own.check(f"schedule {type(scheduler).__name__}")
-        kind = type(scheduler).__name__
+        kind, attributes = type(scheduler).__name__, partial(_attributes_of, scheduler)
         besides = ("optimizer", "schedulers", "last_step", "_last_lr")
-        self._attributes = None if is_own else ChangedAttributes(kind, partial(_attributes_of, scheduler), besides)
+        self._key = "own" if is_own else "attributes"  # under which the state besides the step is stored
+        self._more: Any = PlainState(scheduler) if is_own else ChangedAttributes(kind, attributes, besides)
+        call_if_there(self._more, "check", f"schedule {kind}")
 
     def note_start(self) -> None:
         """Before the first step: compare the attributes with their present values."""
-        if self._attributes is not None:
-            self._attributes.note_start()
+        call_if_there(self._more, "note_start")
 
     def state_dict(self) -> dict[str, Any]:
         state = {"last_step": self._scheduler.last_step, "lr": [float(rate) for rate in self._scheduler.get_last_lr()]}
         rates = [float(group["lr"]) for group in self._groups()]
         if rates != state["lr"]:
             state["group_lr"] = rates
-        if self._attributes is not None:
-            state["attributes"] = self._attributes.state_dict()
-        return state if self._own is None else {**state, "own": self._own.state_dict()}
+        return {**state, self._key: self._more.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state; warn if the learning rate is another one than before."""
         check_state(state, _SAVED, "a schedule", "lr_scheduler", "the checkpoint")
-        if self._own is not None and "own" in state:
-            self._own.load_state_dict(state["own"])
-        elif self._attributes is not None and state.get("attributes") and "lr" in state:
-            self._attributes.load_state_dict(state["attributes"])
+        if self._key == "own" and "own" in state:
+            self._more.load_state_dict(state["own"])
+        elif self._key == "attributes" and state.get("attributes") and "lr" in state:
+            self._more.load_state_dict(state["attributes"])
             self._scheduler.last_step = state["last_step"]
             # Instead of a step, which would change the attributes.
             self._set_rates(state["lr"])
