@@ -127,21 +127,19 @@ def complete_batch_sizes(
             raise ConfigError(
                 "neither train.train_micro_batch_size nor train.global_batch_size is set; set one of them"
             )
-        return BatchSizes(micro_batch_size, steps, micro_batch_size * steps * data_parallel_size)
-    if micro_batch_size is None:
+        global_batch_size = micro_batch_size * steps * data_parallel_size
+    elif micro_batch_size is None:
         micro_batch_size = _divide(global_batch_size, "num_accumulation_steps", steps, data_parallel_size)
-        return BatchSizes(micro_batch_size, steps, global_batch_size)
-    if num_accumulation_steps is None:
+    elif num_accumulation_steps is None:
         steps = _divide(global_batch_size, "train_micro_batch_size", micro_batch_size, data_parallel_size)
-        return BatchSizes(micro_batch_size, steps, global_batch_size)
-    product = micro_batch_size * num_accumulation_steps * data_parallel_size
+    product = micro_batch_size * steps * data_parallel_size
     if global_batch_size != product:
         raise ConfigError(
             f"train.global_batch_size is {global_batch_size}, but train_micro_batch_size x num_accumulation_steps x "
             f"data_parallel_size is {micro_batch_size} x {num_accumulation_steps} x {data_parallel_size} = {product}; "
             "leave one of them None to have it computed"
         )
-    return BatchSizes(micro_batch_size, num_accumulation_steps, global_batch_size)
+    return BatchSizes(micro_batch_size, steps, global_batch_size)
 
 
 def _divide(global_batch_size: int, name: str, size: int, data_parallel_size: int) -> int:
