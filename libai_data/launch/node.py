@@ -27,41 +27,27 @@ _SECONDS_LATER_THAN_GRACE = 5.0
 _SECONDS_FOR_PREDECESSOR = 120.0
 
 
-class StdinControl:
-    """Runs commands from stdin, in a thread. If stdin closes or is silent, the ranks get `grace_seconds` to end."""
-
-    def __init__(self, descriptor: int, ranks: Ranks, grace_seconds: float) -> None:
-        self._descriptor = descriptor
-        self._ranks = ranks
-        self._grace_seconds = grace_seconds
-        threading.Thread(target=self._listen, name="stdin of the launcher", daemon=True).start()
-
-    def _listen(self) -> None:
-        rest = b""
-        while select.select([self._descriptor], [], [], SECONDS_OF_SILENCE)[0]:
-            chunk = os.read(self._descriptor, 4096)
-            if not chunk:
-                break
-            *lines, rest = (rest + chunk).split(b"\n")
-            for line in lines:
-                self._obey(line.decode())
-        self._stop()
-
-    def _obey(self, word: str) -> None:
-        if word.startswith("signal "):
-            # Send the signal to this process; the handler in the main thread forwards the signal to the ranks.
-            os.kill(os.getpid(), int(word.split()[1]))
-        elif word == "fail":
-            self._ranks.fail()
-        elif word.startswith("left "):
-            self._ranks.note_left(word[len("left ") :])
-
-    def _stop(self) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-        # The main thread may block in a write to a pipe that nobody reads.
-        time.sleep(self._grace_seconds + _SECONDS_LATER_THAN_GRACE)
-        self._ranks.kill()
-        os._exit(1)
+def obey(descriptor: int, ranks: Ranks, grace_seconds: float) -> None:
+    """Run the commands that arrive at stdin. If it closes or is silent, the ranks get `grace_seconds` to end."""
+    rest = b""
+    while select.select([descriptor], [], [], SECONDS_OF_SILENCE)[0]:
+        chunk = os.read(descriptor, 4096)
+        if not chunk:
+            break
+        *lines, rest = (rest + chunk).split(b"\n")
+        for word in map(bytes.decode, lines):
+            if word.startswith("signal "):
+                # Send the signal to this process; the handler in the main thread forwards the signal to the ranks.
+                os.kill(os.getpid(), int(word.split()[1]))
+            elif word == "fail":
+                ranks.fail()
+            elif word.startswith("left "):
+                ranks.note_left(word[len("left ") :])
+    os.kill(os.getpid(), signal.SIGTERM)
+    # The main thread may block in a write to a pipe that nobody reads.
+    time.sleep(grace_seconds + _SECONDS_LATER_THAN_GRACE)
+    ranks.kill()
+    os._exit(1)
 
 
 def read_order(descriptor: int) -> bytes:
@@ -121,7 +107,8 @@ def main() -> int:
     os.environ.update(wanted["environment"])
     args = parse_args(wanted["arguments"])
     ranks = Ranks(args, controlled=True)
-    StdinControl(stdin, ranks, args.stop_grace_seconds)
+    commands = (stdin, ranks, args.stop_grace_seconds)
+    threading.Thread(target=obey, args=commands, name="stdin of the launcher", daemon=True).start()
     try:
         with wait_for_predecessor(wanted["job"]):
             return ranks.run(args.training_script_args)
