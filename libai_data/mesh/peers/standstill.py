@@ -10,6 +10,8 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple, Optional
 
 from libai_data.errors import by_rank
@@ -61,21 +63,21 @@ def in_words(place: Place, line: str) -> str:
 
 
 class OwnPlace:
-    """Where this rank waits. The main thread calls `enter` and `leave`, and the watchdog's thread calls `report`."""
+    """Where this rank waits. The main thread enters `at`, and the watchdog's thread calls `report`."""
 
     def __init__(self) -> None:
         self._place: Optional[Place] = None
         self._seen: Optional[Place] = None
         self._since = 0.0
 
-    def enter(self, place: Place) -> Optional[Place]:
-        """Record that the main thread now waits at `place`; returns the place before, for `leave`."""
+    @contextmanager
+    def at(self, place: Place) -> Iterator[None]:
+        """Record that the main thread waits at `place` within the block."""
         before, self._place = self._place, place
-        return before
-
-    def leave(self, before: Optional[Place]) -> None:
-        """Record that the main thread no longer waits there, but at `before`."""
-        self._place = before
+        try:
+            yield
+        finally:
+            self._place = before
 
     def report(self, now: float, begun: int, in_oneflow: bool, is_idle: bool) -> Report | None:
         """Where the main thread waits; None if it does not wait, or has waited only for a short time.

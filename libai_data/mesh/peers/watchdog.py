@@ -29,8 +29,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import Any, Callable, NoReturn, cast
 
@@ -113,14 +113,9 @@ class Liveness:
             # The other thread sends: the main thread may hold the lock for sending, or be in the middle of a message.
             self._links.call(b"s")
 
-    @contextmanager
-    def waiting(self, kind: str, what: str) -> Iterator[None]:
+    def waiting(self, kind: str, what: str) -> AbstractContextManager[None]:
         """Wraps code of the main thread that may wait for other ranks. `kind` is `COLLECTIVE` or `BATCH`."""
-        before = self._place.enter((self._collectives, kind, what))
-        try:
-            yield
-        finally:
-            self._place.leave(before)
+        return self._place.at((self._collectives, kind, what))
 
     def begin_collective(self, what: str = "", words: str = "") -> dict[int, str]:
         """Record that this rank begins a collective, which needs all ranks.

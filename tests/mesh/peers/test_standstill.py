@@ -109,12 +109,11 @@ def test_a_rank_that_was_stopped_may_continue() -> None:
 def test_each_wait_counts_from_its_own_beginning() -> None:
     own = OwnPlace()
     for begin in (0.0, 10.0):
-        before = own.enter((1, COLLECTIVE, "synchronize"))
-        assert own.report(begin, 1, False, True) is None
-        found = own.report(begin + 8.0, 1, False, True)
+        with own.at((1, COLLECTIVE, "synchronize")):
+            assert own.report(begin, 1, False, True) is None
+            found = own.report(begin + 8.0, 1, False, True)
         assert found is not None
         assert found.seconds == 8.0
-        own.leave(before)
         assert own.report(begin + 9.0, 1, False, True) is None
 
 
