@@ -73,22 +73,25 @@ def _examined(config: str, overrides: Sequence[str], seconds: float, codes: list
     job = JobRank.of(os.environ)
     forget_job()
     examined = Examined(job, config, overrides)
-    watchdog = _Watchdog(job.rank, seconds)
+    begun, total_seconds = ["its start"], seconds + min(seconds, _SECONDS_FOR_THE_REST)
+    watchdog = threading.Timer(total_seconds, _give_up, (job.rank, seconds, begun))
+    watchdog.daemon = True
+    watchdog.start()
     if job.rank > 0:
         link = call_rank0(job, seconds)
 
         def about_to(name: str) -> None:
-            watchdog.note(name)
+            begun.append(name)
             send_head(link, {"at": name})
 
         send_head(link, {"report": examine_all(examined, about_to)})
-        codes.append(answer_until_dismissed(link, job, _total_seconds(seconds)))
-        watchdog.end()
+        codes.append(answer_until_dismissed(link, job, total_seconds))
+        watchdog.cancel()
         return
     meeting = Meeting(job, seconds) if job.world_size > 1 else None
-    own = examine_all(examined, watchdog.note)
+    own = examine_all(examined, begun.append)
     lines = _lines(job, own, meeting)
-    watchdog.end()
+    watchdog.cancel()
     yield from table(lines)
     counts = [sum(finding.state == state for _, finding in lines) for state in (RED, WARNING)]
     yield ""
@@ -112,32 +115,11 @@ def _lines(job: JobRank, own: dict[str, Facts], meeting: Meeting | None) -> list
     return [*((MASTER, finding) for finding in reached), *judge_all(reports)]
 
 
-def _total_seconds(seconds: float) -> float:
-    return seconds + min(seconds, _SECONDS_FOR_THE_REST)
-
-
-class _Watchdog:
-    """Ends this process if the checks take too long, and names the current check. Storage may never answer."""
-
-    def __init__(self, rank: int, seconds: float) -> None:
-        self._rank, self._seconds = rank, seconds
-        self.current = "its start"
-        self._timer = threading.Timer(_total_seconds(seconds), self._give_up)
-        self._timer.daemon = True
-        self._timer.start()
-
-    def note(self, word: str) -> None:
-        self.current = word
-
-    def end(self) -> None:
-        self._timer.cancel()
-
-    def _give_up(self) -> None:
-        message = (
-            f"libai-data doctor: rank {self._rank} ends: '{self.current}' was not finished within {self._seconds:g} s\n"
-        )
-        os.write(2, message.encode())
-        os._exit(1)
+def _give_up(rank: int, seconds: float, begun: Sequence[str]) -> None:
+    """End this process, because the checks take too long, and name the last one that has begun. Storage may never
+    answer."""
+    os.write(2, f"libai-data doctor: rank {rank} ends: '{begun[-1]}' was not finished within {seconds:g} s\n".encode())
+    os._exit(1)
 
 
 class Check(NamedTuple):
