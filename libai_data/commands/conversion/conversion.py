@@ -13,7 +13,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Callable
 
@@ -108,7 +108,8 @@ def convert(
     how = {name: value for name, value in asdict(conversion).items() if name not in ("output", "paths", "format")}
     plan = {**how, "records": len(source)}
     output = Path(conversion.output)
-    _refuse_overwriting(paths, output, _shards(conversion, len(source)))
+    shards = _shards(conversion, len(source))
+    _refuse_overwriting(paths, output, shards)
     folder = output / UNFINISHED
     _earlier(output, plan)  # If it is refused, the folder of finished shards must stay as it is.
     with own_folder(folder):
@@ -119,10 +120,13 @@ def convert(
             write_json(folder / f"{name}.json", finished)
         (output / MANIFEST).unlink(missing_ok=True)
         schema = schema_of(conversion.to, lambda: source.read_many(range(min(len(source), _RECORDS_FOR_SCHEMA))))
-        jobs = _jobs(conversion, source, schema)
-        jobs = [replace(job, earlier=_finished(folder, job)) for job in jobs]
+        bounds = [len(source) * number // len(shards) for number in range(len(shards) + 1)]
+        jobs = []
+        for path, first, stop in zip(shards, bounds, bounds[1:]):
+            identity = _input(source, first, stop, schema)
+            jobs.append(ShardJob(path, first, stop, identity, _finished(folder, path, identity)))
         reports: dict[str, ShardReport] = {}
-        result, done = Converted([job.path for job in jobs], len(source)), 0
+        result, done = Converted(shards, len(source)), 0
         progress(done, len(source))
         write = WriteShard(asked, form, conversion.to, schema, str(folder), source.identity)
         work = Work(write, _name, ConversionError)
@@ -132,12 +136,12 @@ def convert(
                 raise ConversionError(
                     f"the source of {_name(job)} changed while it was read; run the same command again"
                 )
-            write_json(_note(folder, job), asdict(report))
+            write_json(_note(folder, job.path), asdict(report))
             reports[job.path] = report
             done += report.records
             progress(done, result.records)
-        shards = {Path(path).name: asdict(report) for path, report in reports.items()}
-        write_json(output / MANIFEST, {"plan": plan, "shards": shards})
+        described = {Path(path).name: asdict(report) for path, report in reports.items()}
+        write_json(output / MANIFEST, {"plan": plan, "shards": described})
         result.size = sum(report.size for report in reports.values())
         shutil.rmtree(folder)
     return result
@@ -145,15 +149,6 @@ def convert(
 
 def _input(source: Any, first: int, stop: int, schema: Any) -> str:
     return key_of(source.identity_of(first, stop), str(schema))
-
-
-def _jobs(conversion: Conversion, source: Any, schema: Any) -> list[ShardJob]:
-    shards = _shards(conversion, len(source))
-    jobs = []
-    for number, path in enumerate(shards):
-        first, stop = len(source) * number // len(shards), len(source) * (number + 1) // len(shards)
-        jobs.append(ShardJob(path, first, stop, _input(source, first, stop, schema)))
-    return jobs
 
 
 def _shards(conversion: Conversion, records: int) -> list[str]:
@@ -200,16 +195,16 @@ def _earlier(output: Path, plan: dict[str, Any]) -> Manifest | None:
     return before
 
 
-def _note(folder: Path, job: ShardJob) -> Path:
-    return folder / f"{Path(job.path).name}.json"
+def _note(folder: Path, path: str) -> Path:
+    return folder / f"{Path(path).name}.json"
 
 
-def _finished(folder: Path, job: ShardJob) -> ShardReport | None:
+def _finished(folder: Path, path: str, identity: str) -> ShardReport | None:
     """The report of a shard whose file has its size and whose input did not change; else None."""
-    note = _note(folder, job)
+    note = _note(folder, path)
     try:
         report = ShardReport(**json.loads(note.read_text("utf-8")))
-        if Path(job.path).stat().st_size == report.size and report.input == job.input:
+        if Path(path).stat().st_size == report.size and report.input == identity:
             return report
     except (OSError, ValueError, TypeError):
         pass
