@@ -283,15 +283,8 @@ class BestCheckpointer(_OnEvaluations):
 
 
 _RULES = {"eval_period": whole(1), "patience": whole(1), "min_delta": real(0, 1e300), "mode": one_of("max", "min")}
-_SAVED = Keys(
-    {
-        "metric": TEXT,
-        "mode": _RULES["mode"],
-        "best": or_none(real(-1e308, 1e308)),
-        "best_iter": whole(-1),
-        "evaluations_since_best": whole(0),
-    }
-)
+_PROGRESS = {"best": or_none(real(-1e308, 1e308)), "best_iter": whole(-1), "evaluations_since_best": whole(0)}
+_SAVED = Keys({"metric": TEXT, "mode": _RULES["mode"], **_PROGRESS})
 
 
 class EarlyStopping(_OnEvaluations):
@@ -325,20 +318,13 @@ class EarlyStopping(_OnEvaluations):
 
     def state_dict(self) -> dict[str, Any]:
         """The best value, its iteration, and the evaluations since."""
-        return {
-            "metric": self._metric,
-            "mode": self._mode,
-            "best": self.best,
-            "best_iter": self.best_iter,
-            "evaluations_since_best": self.evaluations_since_best,
-        }
+        return {"metric": self._metric, "mode": self._mode, **{name: getattr(self, name) for name in _PROGRESS}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state; a state of another metric is ignored."""
         check_state(state, _SAVED, "a training", "EarlyStopping", "the checkpoint")
         if (state["metric"], state["mode"]) == (self._metric, self._mode):
-            self.best, self.best_iter = state["best"], state["best_iter"]
-            self.evaluations_since_best = state["evaluations_since_best"]
+            vars(self).update({name: state[name] for name in _PROGRESS})
 
     def before_train(self) -> None:
         if self.evaluations_since_best >= self._patience:
