@@ -39,17 +39,13 @@ class IterationTimer(HookBase):
         self._schedule = steps if isinstance(steps, StepSchedule) else StepSchedule(((0, steps),))
         self._period = period
         self._warmup_iter = warmup_iter
-        self._steps = 0
-        self._seconds = 0.0
-        self._waits = 0.0
-        self._all_steps = 0
-        self._all_samples = 0
-        self._all_seconds = 0.0
-        self._train_start = 0.0
-        self._step_start = 0.0
+        self._all_steps, self._all_samples, self._all_seconds = 0, 0, 0.0
 
     def before_train(self) -> None:
         self._train_start = time.perf_counter()
+        self._begin_period()
+
+    def _begin_period(self) -> None:
         self._steps, self._seconds, self._waits = 0, 0.0, 0.0
 
     def before_step(self) -> None:
@@ -93,7 +89,7 @@ class IterationTimer(HookBase):
         )
         storage.samples = position_of(iteration + 1)
         storage.put_scalar("consumed_samples", storage.samples, smoothing_hint=False)
-        self._steps, self._seconds, self._waits = 0, 0.0, 0.0
+        self._begin_period()
 
 
 class DataProgress(HookBase):
@@ -127,7 +123,6 @@ class DataProgress(HookBase):
         self._period = period
         self._tokens = tokens
         self._sources = sources
-        self._last_put = -1
 
     def before_train(self) -> None:
         self._last_put = self.trainer.start_iter - 1
