@@ -104,15 +104,9 @@ class Hosts:
         self._all = list(hosts)
         self._chosen = list(hosts)
         self._training = training
-        self._job = secrets.token_hex(8)
-        self._secret = ""
+        self._job, self._secret = secrets.token_hex(8), ""
         self._signals: list[int] = []
         self.stop_signal: int | None = None
-        self._nodes: list[RemoteNode] = []
-        self._first: str | None = None
-        self._distance = inf
-        self._rests: dict[str, bytes] = {}
-        self._told: set[str] = set()  # hosts whose launcher reported a failed rank
         for signum in FORWARDED:
             signal.signal(signum, self._receive_signal)
 
@@ -148,10 +142,13 @@ class Hosts:
 
     def run(self, script_args: list[str]) -> int:
         """Start all nodes, and wait for their end; returns the exit code of the node that failed first, else 0."""
-        self._first, self._distance, self._rests, self._told = None, inf, {}, set()
+        self._first: str | None = None
+        self._distance = inf
+        self._rests: dict[str, bytes] = {}
+        self._told: set[str] = set()  # hosts whose launcher reported a failed rank
         self._secret = secrets.token_hex(16)
+        self._nodes: list[RemoteNode] = []
         outputs = OutputPipes(self._print)
-        self._nodes = []
         try:
             for rank, host in enumerate(self._chosen):
                 self._nodes.append(RemoteNode(host, self._args.ssh, self._order(rank, script_args)))
