@@ -16,10 +16,11 @@ from libai_data.config.values import check_values, given
 from libai_data.data.datasets.class_numbers import ClassNumbers
 from libai_data.engine.built_parts import as_test_loaders, as_three_loaders, built_by
 from libai_data.engine.checkpoint import Checkpointer
+from libai_data.engine.data_state import PlainState, has_state
 from libai_data.engine.default_trainer import DefaultTrainer
 from libai_data.engine.failure import end_job_on_failure
 from libai_data.engine.output_folder import clear_trial
-from libai_data.engine.running_stages import stages_of
+from libai_data.engine.running_stages import RunsStages, stages_of
 from libai_data.engine.setup import default_setup, seed_all, set_key
 from libai_data.errors import ConfigError
 from libai_data.iterables.iterable_loader import indexed_dataset_of
@@ -115,7 +116,15 @@ def evaluate(cfg: Any, trainer_class: type[DefaultTrainer], resume: bool) -> dic
     checkpointer.load_weights(path, cfg.train.load_weight_may_differ or ())
     data = stages_of(cfg)
     if data is not None:
+        trainer = data.datamodule.trainer = RunsStages()  # whose flags the hooks of the module read
+        trainer.training, trainer.testing = False, True
         data.enter("test")
+        if has_state(data.datamodule):
+            checkpointer.stateful["datamodule"] = PlainState(data)
+    saved = checkpointer.peek(path).get("stateful", {})
+    for name, part in checkpointer.stateful.items():
+        if name in saved:
+            part.load_state_dict(saved[name])
     if data is None:
         loaders = as_test_loaders(built_by(trainer_class, "build_test_loader", cfg, tokenizer))
         if not loaders and _builds_train_loader(cfg, trainer_class):
@@ -130,7 +139,6 @@ def evaluate(cfg: Any, trainer_class: type[DefaultTrainer], resume: bool) -> dic
             "--eval-only has nothing to evaluate on: the config has "
             + (lacks if data is None else "a datamodule without test_dataloader")
         )
-    saved = checkpointer.peek(path).get("stateful", {})
     ClassNumbers(map(indexed_dataset_of, loaders)).load_state_dict(saved.get("classes", {}))
     model.eval()
     if try_get_key(cfg, "graph.enabled", default=False):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -16,12 +16,13 @@ from libai_data.config import LazyCall
 from libai_data.delivery.build import build_image_test_loader, build_image_train_loader
 from libai_data.engine import DefaultTrainer, default_setup
 from libai_data.engine.datamodule.datamodule import DataModule
+from libai_data.engine.evaluation import MeanLossEvaluator
 from libai_data.errors import ConfigError
 from libai_data.iterables import from_iterable
 from libai_data.mesh.current import set_mesh
 from tests.engine.data_runs import metric
 from tests.engine.test_default_trainer import trained
-from tests.engine.tiny import TinyDataset, assert_equal_weights, tiny_config, weights
+from tests.engine.tiny import TinyDataset, TinyModel, assert_equal_weights, tiny_config, weights
 
 
 class TinyModule(DataModule):
@@ -143,6 +144,47 @@ def test_it_validates_tests_and_predicts(tmp_path: Path) -> None:
     cfg.datamodule = LazyCall(TinyModule)()
     cfg.train.load_weight = str(tmp_path / "model_final")
     assert evaluate(cfg, DefaultTrainer, resume=False) == results
+
+
+class CountsSteps(TinyModel):
+    """Has scores that depend on the number of its steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = 0
+
+    def forward(self, points: Any, labels: Any = None) -> dict[str, Any]:
+        self.steps += self.training
+        outputs = super().forward(points, labels)
+        return {name: value * self.steps for name, value in outputs.items()}
+
+
+class CountsTrainingBatches(TinyModule):
+    """Shifts all points by the number of batches of the training so far."""
+
+    stages: ClassVar[set[tuple[bool, ...]]] = set()
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        self.stages.add((self.trainer.training, self.trainer.validating, self.trainer.testing))
+        self.batches += self.trainer.training
+        batch.points.tensor = batch.points.tensor + self.batches
+        return batch
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_an_evaluation_of_a_checkpoint_has_what_the_training_changed_in_module_and_model(
+    tmp_path: Path, resume: bool
+) -> None:
+    cfg = config(tmp_path, train_iter=5)
+    cfg.model, cfg.train.evaluation.evaluator = LazyCall(CountsSteps)(), LazyCall(MeanLossEvaluator)()
+    trainer = with_module(cfg, CountsTrainingBatches())
+    expected = trainer.evaluate("test")
+    assert expected == {"loss": metric(tmp_path, "val_loss")[4]}
+    CountsTrainingBatches.stages.clear()
+    cfg.datamodule = LazyCall(CountsTrainingBatches)()
+    cfg.train.load_weight = "" if resume else str(tmp_path / "model_final")
+    assert evaluate(cfg, DefaultTrainer, resume) == expected
+    assert CountsTrainingBatches.stages == {(False, False, True)}
 
 
 def lightning_module() -> Any:
