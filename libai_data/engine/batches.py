@@ -14,7 +14,7 @@ from libai_data.delivery.gather import digest_of, gather_words
 from libai_data.errors import ConfigError, SchemaError
 from libai_data.mesh.arrays import is_flow_tensor
 from libai_data.mesh.current import get_data_parallel_rank, get_data_parallel_size
-from libai_data.structures import batch_info
+from libai_data.structures import BatchInfo, batch_info
 
 
 class StepInputs:
@@ -24,6 +24,7 @@ class StepInputs:
         self.loader = loader
         self.seconds = 0.0  # that `joined` has taken; the trainer resets it
         self.taken = 0  # batches that were read, or lost by an error; the trainer resets it after each step
+        self.infos: list[BatchInfo | None] = []  # of the batches that `joined` has joined
         self.has_failed = False  # reading has raised an error, after which a pass with a state is of no use
         self._batches: Iterator[Any] | None = None
         self._is_first = True
@@ -60,6 +61,7 @@ class StepInputs:
         """Make the inputs from `count` consecutive batches, joined along dim 0, and add the time to `seconds`."""
         start = time.perf_counter()
         batches = [self.next() for _ in range(count)]
+        self.infos = [batch_info(batch) for batch in batches]
         mixup_func = getattr(self.loader, "mixup_func", None)
         inputs = join_inputs([call_get_batch(get_batch, batch, device, mixup_func) for batch in batches])
         is_first, self._is_first = self._is_first, False

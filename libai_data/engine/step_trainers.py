@@ -23,7 +23,7 @@ class _StepTrainer(TrainerBase):
         check_inputs: called once with the first inputs, before the model or graph sees them.
 
     Attributes:
-        on_inputs: called with the model's inputs, and the number of micro-batches that are joined in these inputs.
+        on_inputs: called with the model's inputs, and the `BatchInfo` (or None) of each batch that is joined in them.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class _StepTrainer(TrainerBase):
         self.grad_acc_steps = grad_acc_steps
         self.inputs = StepInputs(data_loader)
         self._check_inputs = check_inputs
-        self.on_inputs: Callable[[dict[str, Any], int], None] = lambda inputs, batches: None
+        self.on_inputs: Callable[[dict[str, Any], list[Any]], None] = lambda inputs, infos: None
 
     def run_step(  # type: ignore[override]
         self, get_batch: Callable[..., dict[str, Any]], input_placement_device: str = "cuda"
@@ -51,7 +51,7 @@ class _StepTrainer(TrainerBase):
             if self._check_inputs is not None:
                 self._check_inputs(inputs)
                 self._check_inputs = None
-            self.on_inputs(inputs, batches)
+            self.on_inputs(inputs, self.inputs.infos)
             return inputs
 
         self.write_metrics(self._step(next_inputs), self.inputs.seconds)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from libai_data.errors.argument_rules import Rule, whole
 from libai_data.errors.saved_state import Keys, check_state
 from libai_data.iterables.iterable_loader import indexed_dataset_of
 from libai_data.mesh.current import broadcast_py_object, get_data_parallel_size, is_main_process, tensor_to_rank0
+from libai_data.structures import BatchInfo
 
 _TOKEN_FIELDS = ("input_ids", "tokens", "token_ids", "encoder_input_ids")
 # Inputs that are nonzero for real tokens. The first two have the shape of the tokens. The last has a matrix for each
@@ -27,6 +28,7 @@ _TOKEN_FIELDS = ("input_ids", "tokens", "token_ids", "encoder_input_ids")
 _MASKS = ("attention_mask", "segment_ids", "encoder_attn_mask")
 
 _NONE = np.empty(0, np.int64)
+Infos = Sequence[Optional[BatchInfo]]
 _COUNTS = Rule(
     "a mapping from datasets to numbers of tokens",
     lambda value: isinstance(value, Mapping) and all(map(whole(0).accepts, value.values())),
@@ -39,7 +41,8 @@ class TokenCounter:
 
     If the model's inputs have a mask of real tokens, the number is its sum; of `cu_seqlens`, the last bound. The sum is
     computed on the inputs' devices, and read when the number is needed. Without a mask, all tokens of samples of equal
-    length count. If a collator may pad and there is no mask, the number is not known.
+    length count. If a collator may pad and there is no mask, the number is not known. Rows that fill up a batch do not
+    count.
 
     Attributes:
         sources: on rank 0, the tokens of each dataset of a blend or concatenation.
@@ -53,26 +56,33 @@ class TokenCounter:
         self._counted = 0
         self._new = 0
         self._unread: Any = None
-        self._rows: list[tuple[Any, int]] = []
+        self._batches: list[tuple[Any, Infos]] = []  # whose rows are counted one by one
         self._counted_until: StreamState | None = None
         self.sources: dict[str, int] = {}
         self._is_combined: bool | None = None
 
-    def add(self, inputs: Mapping[str, Any], batches: int = 1) -> None:
+    def add(self, inputs: Mapping[str, Any], infos: Infos = (None,)) -> None:
         """Count the tokens of a micro-batch: the model's inputs by name, global tensors [samples, ...].
 
-        `batches` is the number of batches that each rank has joined along dim 0.
+        `infos` are those of the batches that each rank has joined along dim 0.
         """
         rows = _real_tokens(inputs)
         if rows is None:
             if self._per_sample is None:
                 self._per_sample = tokens_per_sample(self._loader, inputs)
-            return
-        count = rows.sum()
-        self._unread = count if self._unread is None else self._unread + count
+            if attribute_of(self._loader, "endless") is False:  # Its steps may have fewer samples.
+                self._count(self._per_sample * sum(info.valid for info in infos if info is not None))
+        elif not _is_padded(infos):
+            count = rows.sum()
+            self._unread = count if self._unread is None else self._unread + count
         state = stream_state_of(self._loader)
-        if state is not None and state.start is None and self._has_sources():
-            self._rows.append((rows, batches))
+        is_of_sources = state is not None and state.start is None and self._has_sources()
+        if is_of_sources or (rows is not None and _is_padded(infos)):
+            self._batches.append((rows, infos))
+
+    def _count(self, tokens: int) -> None:
+        self._counted += tokens
+        self._new += tokens
 
     def _has_sources(self) -> bool:
         """Whether the tokens of several datasets are counted separately. The first call is collective."""
@@ -101,15 +111,15 @@ class TokenCounter:
         """Continue to count from a state of `state_dict`."""
         check_state(state, _KEYS, "a training", "tokens", "the checkpoint")
         self._counted, self._new, self._unread = int(state["tokens"]), 0, None
-        self.sources, self._counted_until, self._rows = dict(state.get("sources", {})), None, []
+        self.sources, self._counted_until, self._batches = dict(state.get("sources", {})), None, []
 
     def _read(self) -> None:
         if self._unread is not None:
-            count, self._unread = int(number_on_rank0(self._unread)), None
-            self._counted += count
-            self._new += count
-        rows = [_in_stream_order(tensor, batches) for tensor, batches in self._rows]
-        self._rows = []
+            self._count(int(number_on_rank0(self._unread)))
+            self._unread = None
+        batches = [(None if rows is None else _in_stream_order(rows, infos), infos) for rows, infos in self._batches]
+        self._batches = []
+        self._count(sum(int(tokens.sum()) for tokens, infos in batches if tokens is not None and _is_padded(infos)))
         before, parts = self._counted_until, parts_of(indexed_dataset_of(self._loader))
         of_lanes = self._exchange_tokens(before, parts)
         self._counted_until = stream_state_of(self._loader)
@@ -118,7 +128,7 @@ class TokenCounter:
         for sums in of_lanes:
             self._add_sources(parts, sums)
         if not of_lanes and parts and before.order.size == self._counted_until.order.size:
-            self._add_sources(parts, _sums(parts, *self._tokens_since(before, self._counted_until, rows)))
+            self._add_sources(parts, _sums(parts, *self._tokens_since(before, self._counted_until, batches)))
 
     def _exchange_tokens(self, before: StreamState | None, parts: list[tuple[str, int]]) -> list[list[int]]:
         """For each lane the tokens of each dataset since a state, if each rank knows those of its own lanes only."""
@@ -133,7 +143,7 @@ class TokenCounter:
         return [*{lane: sums for of_rank in told.values() for lane, sums in of_rank.items()}.values()]
 
     def _tokens_since(
-        self, before: StreamState, now: StreamState, rows: list[np.ndarray]
+        self, before: StreamState, now: StreamState, batches: list[tuple[np.ndarray | None, Infos]]
     ) -> tuple[np.ndarray, np.ndarray]:
         """Indices of the samples between two states, and their tokens, int64 [n] each; empty if they are not known."""
         if before.start is not None and now.start is not None:
@@ -141,10 +151,13 @@ class TokenCounter:
             if before.is_whole and now.is_whole and isinstance(dataset, PackedDataset):
                 return dataset.amounts_between(before.start, now.start)
             return _NONE, _NONE
-        _, indices = now.order.locate(now.left_out.places_of(np.arange(before.position, now.position)))
-        if not rows:
+        infos = [info for _, joined in batches for info in joined if info is not None]
+        positions = [np.arange(info.position, info.position + info.valid) for info in infos]
+        places = [now.order.in_rows(now.left_out.places_of(each)[None])[0] for each in positions]
+        _, indices = now.order.locate(np.concatenate([_NONE, *places]))
+        tokens = np.concatenate([_NONE, *(rows for rows, _ in batches if rows is not None)])
+        if not len(tokens):
             return indices, np.full(len(indices), self._per_sample or 0)
-        tokens = np.concatenate(rows)
         return (indices, tokens) if len(tokens) == len(indices) else (_NONE, _NONE)
 
     def _add_sources(self, parts: list[tuple[str, int]], sums: list[int]) -> None:
@@ -172,14 +185,21 @@ def parts_of(dataset: Any) -> list[tuple[str, int]]:
     ]
 
 
-def _in_stream_order(rows: Any, batches: int) -> np.ndarray:
-    """The numbers of the rows of joined batches, on rank 0, in the order of the stream. Collective."""
+def _is_padded(infos: Infos) -> bool:
+    return any(info is not None and info.valid < info.size for info in infos)
+
+
+def _in_stream_order(rows: Any, infos: Infos) -> np.ndarray:
+    """The numbers of the rows of joined batches, on rank 0, in the order of the stream, without padding. Collective."""
     local = tensor_to_rank0(rows, device="cpu", to_local=True)
     if not is_main_process():
         return _NONE
     # Each rank has its own rows of all these batches, batch after batch.
-    by_rank = local.numpy().reshape(get_data_parallel_size(), batches, -1)
-    return np.asarray(by_rank.transpose(1, 0, 2).ravel())
+    by_rank = local.numpy().reshape(get_data_parallel_size(), len(infos), -1)
+    by_batch = by_rank.transpose(1, 0, 2).reshape(len(infos), -1)
+    return np.concatenate(
+        [each[: info.valid] if info and len(each) == info.size else each for each, info in zip(by_batch, infos)]
+    )
 
 
 def tokens_per_sample(loader: Any, inputs: Mapping[str, Any]) -> int:

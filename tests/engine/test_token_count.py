@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,12 +11,13 @@ import numpy as np
 import oneflow as flow
 import pytest
 
+from libai_data import DataLoader, DataModule
 from libai_data.config import LazyCall
 from libai_data.data.datasets import BlendedDataset, ConcatDataset, PackedDataset
 from libai_data.data.samplers import CyclicSampler
 from libai_data.engine.token_count import TokenCounter, tokens_per_sample
 from libai_data.loader import BatchLoader, PadCollator
-from libai_data.structures import DistTensorData, Instance
+from libai_data.structures import DistTensorData, Instance, batch_info
 from tests.engine.data_runs import config_of, metric, train
 from tests.engine.tiny import TinyDataset, TinyModel
 from tests.properties import slowly
@@ -107,6 +109,58 @@ def test_tokens_of_each_of_several_datasets_are_counted_and_a_resume_continues(
     both = np.cumsum((1 + indices % 5).sum(axis=1))
     assert metric(tmp_path, "consumed_tokens/web") == {step: both[step] - tokens[step] for step in (3, 7, 11)}
     assert f"tokens {both[11]}  (web {both[11] - tokens[11]}, books {tokens[11]})" in (tmp_path / "log.txt").read_text()
+
+
+class Masked(TinyDataset):
+    """Sequences of 6 tokens, of which a mask shows 1 to 5 as real. The first ids tell the samples."""
+
+    def __init__(self, name: str, first: int, has_mask: bool) -> None:
+        super().__init__(15)
+        self.source, self._first, self._has_mask = SimpleNamespace(prefix=name), first, has_mask
+
+    def __getitem__(self, index: int) -> Any:
+        number = self._first + index
+        mask = {"attention_mask": (np.arange(6) <= number % 5).astype(np.int64)} if self._has_mask else {}
+        return {"input_ids": np.full(6, number), **mask}
+
+
+@pytest.mark.parametrize(
+    ("ends", "lanes", "has_mask"),
+    [("short", None, True), ("pad", None, True), ("pad", None, False), ("drop", None, True), ("cycle", 3, True)],
+)
+def test_tokens_of_each_dataset_are_counted_at_the_end_of_an_epoch_and_in_lanes(
+    ends: str, lanes: int | None, has_mask: bool
+) -> None:
+    dataset = ConcatDataset([Masked("a", 0, has_mask), Masked("b", 15, has_mask)])
+    loader = DataLoader(dataset, 4, shuffle=True, seed=1, ends=ends, lanes=lanes)
+    counter, expected = TokenCounter(loader), [0, 0]
+    counter.take(0, 0)
+    for _ in range(3):
+        for batch in islice(loader, 8):
+            info = batch_info(batch)
+            assert info is not None
+            ids = batch["input_ids"].numpy()[: info.valid, 0]
+            lengths = 1 + ids % 5 if has_mask else np.full(len(ids), 6)
+            expected[0] += int(lengths[ids < 15].sum())
+            expected[1] += int(lengths[ids >= 15].sum())
+            counter.add(dict(batch.items()), [info])
+        assert counter.take(0, 0)[0] == sum(expected)
+        assert counter.sources == {"a": expected[0], "b": expected[1]}
+
+
+class OneEpochEach(DataModule):
+    def train_dataloader(self) -> Any:
+        collate = PadCollator(fields={"input_ids": {"value": 0}, "attention_mask": {"value": 0}})
+        return DataLoader(Sentences(21), 8, ends="pad", collate_fn=collate)
+
+
+def test_a_training_counts_no_padding(tmp_path: Path) -> None:
+    cfg = config_of(tmp_path, log_period=3, train_iter=6)
+    del cfg["dataloader"]
+    cfg.datamodule, cfg.model._target_ = LazyCall(OneEpochEach)(), Reader
+    train(cfg)
+    real = sum(1 + index % 5 for index in range(21))
+    assert metric(tmp_path, "consumed_tokens") == {2: real, 5: 2 * real}
 
 
 class Lengths:

@@ -10,14 +10,14 @@ import numpy as np
 from libai_data.engine.token_count import TokenCounter
 from libai_data.mesh import ParallelMesh, get_mesh, set_mesh
 from libai_data.mesh.current import get_rank
-from libai_data.structures import DistTensorData
+from libai_data.structures import BatchInfo, DistTensorData
 
 REAL = np.arange(16).reshape(8, 2) % 5 + 1  # tokens of two fields of each of eight samples
 MESHES = ((4, 1, 1), (2, 2, 1), (2, 1, 2), (1, 2, 2))
 
 
 def counted(sizes: tuple[int, int, int]) -> list[int]:
-    """Tokens by a mask for each token, and by a matrix for each sample, of two micro-batches."""
+    """Tokens by a mask for each token, and by a matrix for each sample, of two micro-batches; one has padding."""
     set_mesh(ParallelMesh(*sizes, rank=get_rank()))
     mesh = get_mesh()
     rows = np.split(REAL, mesh.data_parallel_size)[mesh.data_parallel_rank]
@@ -32,13 +32,13 @@ def counted(sizes: tuple[int, int, int]) -> list[int]:
             data.to_global(device_type="cpu")
             inputs[field] = data.tensor
         counter = TokenCounter(SimpleNamespace(collates=True))
-        for _ in range(2):
-            counter.add(inputs)
+        counter.add(inputs)
+        counter.add(inputs, [BatchInfo(step=1, epoch=0, position=8, size=8, valid=7)])
         counts.append(counter.take(16, 16)[1])
     return counts
 
 
 found = [counted(sizes) for sizes in MESHES]
 if get_rank() == 0:
-    assert found == [[2 * int(count) for count in REAL.sum(axis=0)]] * len(MESHES), json.dumps(found)
+    assert found == [(REAL.sum(axis=0) + REAL[:7].sum(axis=0)).tolist()] * len(MESHES), json.dumps(found)
     print("counted")
