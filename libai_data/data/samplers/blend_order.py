@@ -221,16 +221,14 @@ def order_over(dataset: Any, seed: int, shuffle: bool, laned: LaneOrder | None =
     ignore."""
     blend = blend_of(dataset)
     refuse_inner_blend(dataset)
-    if blend is None:
-        return laned or Order(length_of(dataset), seed, shuffle)
-    if laned is None:
-        return BlendOrder(length_of(dataset), seed, shuffle, blend=blend)
-    return _laned_blend(laned, blend)
+    order = laned or Order(length_of(dataset), seed, shuffle)
+    return order if blend is None else _blended(order, blend)
 
 
-def _laned_blend(laned: LaneOrder, blend: Blend) -> LanedBlendOrder:
-    own = {each.name: getattr(laned, each.name) for each in fields(laned)}
-    return LanedBlendOrder(**own, blend=blend)
+def _blended(order: Order, blend: Blend) -> BlendOrder:
+    """The order of a blend, whose datasets have orders of the same kind, in lanes or not."""
+    kind = LanedBlendOrder if isinstance(order, LaneOrder) else BlendOrder
+    return kind(**{each.name: getattr(order, each.name) for each in fields(order)}, blend=blend)
 
 
 def order_from_json(state: Any) -> Order:
@@ -238,14 +236,13 @@ def order_from_json(state: Any) -> Order:
     plain = state["samples"], state["seed"], bool(state["shuffle"]), state["epoch_size"]
     if "weights" in state:
         return WeightedOrder(*plain, state["weights"]["digest"], state["weights"]["replacement"])
-    laned = None
+    order = Order(*plain)
     if "lanes" in state:
         lanes = state["lanes"]
-        laned = LaneOrder(*plain, lanes["lanes"], lanes["block"], lanes["digest"])
+        order = LaneOrder(*plain, lanes["lanes"], lanes["block"], lanes["digest"])
     if "blend" not in state:
-        return laned or Order(*plain)
+        return order
     blend = state["blend"]
     phases = tuple((int(start), tuple(int(count) for count in counts)) for start, counts in blend["phases"])
     limits = tuple(blend.get("limits", ())), blend.get("limited_from", 0)
-    whole = Blend(tuple(int(size) for size in blend["sizes"]), phases, (), *limits)
-    return BlendOrder(*plain, blend=whole) if laned is None else _laned_blend(laned, whole)
+    return _blended(order, Blend(tuple(int(size) for size in blend["sizes"]), phases, (), *limits))
