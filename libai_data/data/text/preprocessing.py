@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,8 +22,7 @@ from libai_data.data.text.shards import ShardReport, Task, finished_shard, shard
 from libai_data.errors import ConfigError, DataPipelineError
 from libai_data.errors.argument_rules import OUTPUT, check, instance_of, one_of, or_none, whole
 
-RAY = "ray"
-CLUSTERS = ("", RAY)
+CLUSTERS = ("", "ray")
 _RULES = {
     "workers": whole(1),
     "cluster": one_of(*CLUSTERS),
@@ -112,16 +111,16 @@ def preprocess(
         plan: dict[str, Any] = {**asdict(task), "tokenizer": task.tokenizer.fingerprint(), "format": cutting.format}
         plan.update(part_bytes=cutting.part_bytes, inputs=[file_identity(path) for path in paths])
         keep_to_plan(folder, plan)
-        run = _Run(folder, task, cutting, paths, progress)
-        run.tokenize(workers, cluster)
+        write = tokenize_on_ray if cluster else tokenize_parts
+        reports, kept = _tokenized(folder, cutting, paths, lambda parts: write(folder, parts, task, workers), progress)
         changed = [str(path) for path, before in zip(paths, plan["inputs"]) if file_identity(path) != before]
         if changed:
             raise ConfigError(f"inputs changed while they were read: {changed}; remove {folder} and run this again")
         level = "sentence" if task.split_sentences else "document"
         prefixes = {key: f"{output_prefix}_{key}_{level}" for key in task.keys}
-        result = run.summary(prefixes)
+        result = _summary(reports, prefixes, kept)
         result.begin, result.end = ((tokenizer.id_to_token(ids[0]), ids[0]) if ids else None for ids in ends)
-        bad = _write_bad(run.bad(), result, Path(f"{output_prefix}.bad_lines"))
+        bad = _write_bad(_bad_lines(reports), result, Path(f"{output_prefix}.bad_lines"))
         if not result.documents:
             shutil.rmtree(folder)
             raise BadLines(
@@ -137,7 +136,7 @@ def preprocess(
             for number, prefix in enumerate(prefixes.values()):
                 remove_unfinished(Path(prefix).parent, f"{Path(prefix).name}.")
                 writer = finished_together.enter_context(IndexedWriter(prefix, dtype_for(len(tokenizer))))
-                for part in range(len(run.reports)):
+                for part in range(len(reports)):
                     writer.add_source(shard_prefix(folder, part, number))
             # At no time may there be files of some keys beside those that an earlier run wrote of others.
             for prefix in prefixes.values():
@@ -146,67 +145,58 @@ def preprocess(
     return result
 
 
-@dataclass
-class _Run:
-    """The parts of a corpus, and their reports."""
+def _tokenized(
+    folder: Path,
+    cutting: Cutting,
+    paths: Sequence[Path],
+    write: Callable[[Iterable[Part]], Iterable[tuple[Part, ShardReport]]],
+    progress: Callable[[int, int, ShardReport], None],
+) -> tuple[list[ShardReport], int]:
+    """Write the shard of each part that has none yet; returns the reports of all parts, in the corpus's order, and how
+    many shards an earlier run had finished."""
+    reports: dict[int, ShardReport] = {}
+    total, done, kept = sum(map(os.path.getsize, paths)), 0, 0
 
-    folder: Path
-    task: Task
-    cutting: Cutting
-    paths: Sequence[Path]
-    progress: Callable[[int, int, ShardReport], None]
-    done: int = 0  # bytes
-    kept: int = 0  # shards that an earlier run had finished
-    reports: dict[int, ShardReport] = field(default_factory=dict)
+    def add(part: Part, report: ShardReport) -> None:
+        nonlocal done
+        reports[part.number] = report
+        done += part.cost
+        progress(done, total, report)
 
-    def tokenize(self, workers: int, cluster: str) -> None:
-        """Write the shard of each part that has none yet, with `workers` processes."""
-        total = sum(os.path.getsize(path) for path in self.paths)
-        write = tokenize_on_ray if cluster == RAY else tokenize_parts
-        for part, report in write(self.folder, self._missing(total), self.task, workers):
-            self._add(part, report, total)
-
-    def _missing(self, total: int) -> Iterator[Part]:
-        for part in cut_into_parts(self.paths, self.cutting):
-            report = finished_shard(self.folder, part.number)
+    def missing() -> Iterator[Part]:
+        nonlocal kept
+        for part in cut_into_parts(paths, cutting):
+            report = finished_shard(folder, part.number)
             if report is None:
                 yield part
             else:
-                self.kept += 1
-                self._add(part, report, total)
+                kept += 1
+                add(part, report)
 
-    def _add(self, part: Part, report: ShardReport, total: int) -> None:
-        self.reports[part.number] = report
-        self.done += part.cost
-        self.progress(self.done, total, report)
+    for part, report in write(missing()):
+        add(part, report)
+    return [reports[number] for number in sorted(reports)], kept
 
-    def summary(self, prefixes: dict[str, str]) -> Preprocessed:
-        """All parts' reports in one."""
-        reports = self.reports.values()
-        return Preprocessed(
-            prefixes,
-            sum(report.documents for report in reports),
-            sum(report.empty for report in reports),
-            {key: sum(report.tokens[key] for report in reports) for key in self.task.keys},
-            sum(report.unknown for report in reports),
-            sum(report.characters for report in reports),
-            sum(len(report.bad) for report in reports),
-            kept=self.kept,
-        )
 
-    def bad(self) -> Iterator[dict[str, Any]]:
-        """Bad lines in the corpus's order: file, line from 1 (0 for the file itself), reason."""
-        lines_before: dict[str, int] = {}
-        for number in sorted(self.reports):
-            report = self.reports[number]
-            bad: dict[int, list[tuple[int, str]]] = {}
-            for piece, line, reason in report.bad:
-                bad.setdefault(piece, []).append((line, reason))
-            for piece, (path, lines) in enumerate(report.pieces):
-                before = lines_before.get(path, 0)
-                for line, reason in bad.get(piece, ()):
-                    yield {"file": path, "line": line and before + line, "reason": reason}
-                lines_before[path] = before + lines
+def _summary(reports: Sequence[ShardReport], prefixes: dict[str, str], kept: int) -> Preprocessed:
+    names = ("documents", "empty", "unknown", "characters")
+    totals = {name: sum(getattr(report, name) for report in reports) for name in names}
+    tokens = {key: sum(report.tokens[key] for report in reports) for key in prefixes}
+    return Preprocessed(prefixes, tokens=tokens, bad=sum(len(report.bad) for report in reports), kept=kept, **totals)
+
+
+def _bad_lines(reports: Sequence[ShardReport]) -> Iterator[dict[str, Any]]:
+    """Bad lines in the corpus's order: file, line from 1 (0 for the file itself), reason."""
+    lines_before: dict[str, int] = {}
+    for report in reports:
+        bad: dict[int, list[tuple[int, str]]] = {}
+        for piece, line, reason in report.bad:
+            bad.setdefault(piece, []).append((line, reason))
+        for piece, (path, lines) in enumerate(report.pieces):
+            before = lines_before.get(path, 0)
+            for line, reason in bad.get(piece, ()):
+                yield {"file": path, "line": line and before + line, "reason": reason}
+            lines_before[path] = before + lines
 
 
 def _write_bad(bad: Iterator[dict[str, Any]], result: Preprocessed, path: Path) -> str:
