@@ -64,7 +64,8 @@ class StepPlan:
         rows = self.first.micro_batch_size * get_data_parallel_size()
         problem = ""
         if not callable(attribute_of(stream, "follow")) or not callable(attribute_of(loader, "follow")):
-            problem = f"the train loader ({type(loader).__name__}) does not use libai_data's CyclicSampler"
+            name = type(loader).__name__
+            problem = f"the train loader ({name}) does not use CyclicSampler, as DataLoader with ends='cycle' does"
         elif attribute_of(loader, "global_batch_size") != rows:
             problem = f"the train loader's batches have {loader.global_batch_size} rows, but the config has {rows}"
         if not problem:

@@ -40,8 +40,8 @@ class Ledger:
     def __init__(self, state: StreamState, batches: Mapping[int, int] | None = None) -> None:
         if state.schedule is None:
             raise CheckpointError(
-                "the data state has the place in the stream, but no steps: it was saved by a loader without a trainer; "
-                "call sampler.follow(StepSchedule(((0, global batch size),)))"
+                "the data state has the place in the stream, but no steps: its loader ends after each epoch, or was "
+                "used without a trainer, where sampler.follow(StepSchedule(((0, global batch size),))) gives it steps"
             )
         self.state = state
         self.schedule: StepSchedule = state.schedule
