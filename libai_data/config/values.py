@@ -35,7 +35,7 @@ _SWITCHED = {
     f"{_AUTO}.sbp_collector": f"{_AUTO}.enabled",
 }
 _ABSENT = object()
-# It is compared with and copied, never changed.
+# It is compared with, never changed.
 _default_train = cache(default_train)
 
 
@@ -60,14 +60,14 @@ def check_values(cfg: Any) -> None:
     _refuse_mistyped_sections(cfg)
     for section in ("train", "graph"):
         _check_given(_value_of(cfg, section), section)
-    defaults = _default_train()
-    check_keys(cfg.train, defaults, "train", also=WRITTEN_TRAIN_KEYS)
+    check_keys(cfg.train, _default_train(), "train", also=WRITTEN_TRAIN_KEYS)
     if try_get_key(cfg, "graph") is not None:
         check_keys(cfg.graph, default_graph(), "graph")
-    _complete(cfg, "train", defaults)
     problems = []
-    for key, (_, rule, *_) in KEYS.items():
+    for key, (default, rule, is_computed) in KEYS.items():
         value = _value_of(cfg, key)
+        if value is _ABSENT and key.startswith("train.") and not is_computed:
+            OmegaConf.update(cfg, key, default, force_add=True)
         if value is _ABSENT or rule.accepts(value):
             continue
         if isinstance(value, float) and value.is_integer() and rule.accepts(int(value)):
@@ -165,16 +165,6 @@ def _check_given(node: Any, path: str) -> None:
         except OmegaConfBaseException as error:
             raise _no_value(where, error) from None
         _check_given(value, where)
-
-
-def _complete(cfg: Any, path: str, defaults: Mapping[str, Any]) -> None:
-    """Add the keys that a section does not have, with their defaults."""
-    for key, default in defaults.items():
-        where = join_path(path, key)
-        if _value_of(cfg, where) is _ABSENT:
-            OmegaConf.update(cfg, where, default, force_add=True)
-        elif isinstance(default, DictConfig):
-            _complete(cfg, where, default)
 
 
 def _record_of(key: str) -> str:
