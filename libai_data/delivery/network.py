@@ -22,8 +22,8 @@ from libai_data.errors import PeerError
 from libai_data.loader.arena import Arena
 from libai_data.loader.schema import Layout
 from libai_data.loader.slots import SlotList, bytes_of, lay_out
+from libai_data.mesh.peers.links import SECONDS_UNHEARD, receive_exactly, receive_head, send_head
 from libai_data.mesh.peers.liveness import waiting_for_rank
-from libai_data.mesh.peers.network_link import SECONDS_UNHEARD, receive_exactly, receive_head, send_head
 from libai_data.structures import BatchInfo
 
 _SECONDS_TO_SEND_A_FAILURE = 2.0

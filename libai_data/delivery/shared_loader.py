@@ -35,9 +35,15 @@ from libai_data.loader.batch_loader import BatchLoader
 from libai_data.loader.iteration import Pass, refuse_in_fork
 from libai_data.loader.resumable import ResumableLoader, finish
 from libai_data.mesh.current import broadcast_py_object, get_rank
+from libai_data.mesh.peers.links import (
+    accept_followers,
+    accept_leaders,
+    connect_to_leader,
+    connect_to_rank0,
+    open_network_link,
+    open_node_link,
+)
 from libai_data.mesh.peers.liveness import collectives_begun
-from libai_data.mesh.peers.network_link import accept_leaders, connect_to_rank0, open_network_link
-from libai_data.mesh.peers.node_link import accept_followers, connect_to_leader, open_node_link
 from libai_data.structures import Agreement, BatchInfo, Instance, Origin, RowIndices
 
 _SENT_AHEAD = 4  # batches that may wait at each end of the connection to another node

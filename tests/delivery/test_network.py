@@ -20,8 +20,9 @@ from libai_data.delivery.shared_loader import _hang_up
 from libai_data.errors import PeerError, SampleError
 from libai_data.loader.arena import Arena
 from libai_data.loader.schema import Layout
-from libai_data.mesh.peers import network_link
-from libai_data.mesh.peers.network_link import (
+from libai_data.mesh.peers import links
+from libai_data.mesh.peers.links import (
+    SECONDS_TO_MEET_VARIABLE,
     Reception,
     accept_leaders,
     connect_to_rank0,
@@ -30,7 +31,6 @@ from libai_data.mesh.peers.network_link import (
     receive_head,
     send_head,
 )
-from libai_data.mesh.peers.node_link import SECONDS_TO_MEET_VARIABLE
 from libai_data.structures import BatchInfo
 from tests.deadline import wait_until
 
@@ -370,7 +370,7 @@ def test_strangers_at_the_door_are_turned_away_and_keep_nobody_waiting(monkeypat
         held.extend(socket.create_connection(("127.0.0.1", port)) for _ in range(20))  # silent
 
     # Who waits for a stranger waits longer than for the node, and names it as missing.
-    monkeypatch.setattr(network_link, "_SECONDS_TO_INTRODUCE_ONESELF", 1000.0)
+    monkeypatch.setattr(links, "_SECONDS_TO_INTRODUCE_ONESELF", 1000.0)
     ours, theirs = meet(strangers)
     send_head(ours, {"hello": 1})
     assert receive_head(theirs) == {"hello": 1}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from libai_data.mesh.peers.node_link import SECONDS_TO_MEET_VARIABLE
+from libai_data.mesh.peers.links import SECONDS_TO_MEET_VARIABLE
 from tests.distributed.jobs import Job, check_end, run_job, says_who_is_gone, start_by_hand, start_by_launcher
 from tests.properties import slowly
 

@@ -25,7 +25,7 @@ from libai_data.commands.doctor.reports import RED, WARNING, Facts, Finding, Rep
 from libai_data.errors import error_text, numbers_in_words, ranks_by_value
 from libai_data.launch import launcher
 from libai_data.loader.worker import forget_job
-from libai_data.mesh.peers.network_link import send_head
+from libai_data.mesh.peers.links import send_head
 
 _SECONDS = 60.0
 _PROBLEM = "problem"

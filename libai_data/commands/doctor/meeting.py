@@ -19,7 +19,7 @@ from libai_data.commands.doctor.reports import OK, RED, WARNING, Finding, Report
 from libai_data.errors import PeerError, by_rank, numbers_in_words
 from libai_data.launch.job_environment import SECRET_VARIABLE
 from libai_data.launch.ports import listen
-from libai_data.mesh.peers.network_link import BACKLOG, Reception, introduce, receive_head, send_head
+from libai_data.mesh.peers.links import BACKLOG, Reception, introduce, receive_head, send_head
 
 _SECONDS_BETWEEN_TRIES = 0.1
 _SECONDS_TO_ANSWER = 5.0

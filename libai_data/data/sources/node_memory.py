@@ -21,7 +21,7 @@ import numpy as np
 
 from libai_data.errors import PeerError
 from libai_data.launch.parent_pipe import keep_from_forks
-from libai_data.mesh.peers.node_link import user_of
+from libai_data.mesh.peers.links import user_of
 
 logger = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from libai_data.launch.joining_pipe import FAILED, JOINED, WAITS, tell_launcher
 from libai_data.launch.ports import reserve_port
 from libai_data.mesh.peers.batch_notes import BatchPlace
 from libai_data.mesh.peers.interrupts import deferring_interrupts, keeping_interrupt_handler
-from libai_data.mesh.peers.node_link import seconds_to_meet
+from libai_data.mesh.peers.links import seconds_to_meet
 from libai_data.mesh.peers.same_job import RANK_0, Rank0Answers, refuse_rank0_of_another_job, wait_for_own_rank0
 from libai_data.mesh.peers.standstill import BATCH, COLLECTIVE, FIRST_MEETING
 from libai_data.mesh.peers.watchdog import SECONDS_FOR_THE_CAUSE, Liveness, end_after, end_process

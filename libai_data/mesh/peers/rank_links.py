@@ -20,17 +20,20 @@ from typing import Any, Callable
 from libai_data.errors import MeshError, PeerError
 from libai_data.launch.job_environment import job_key, proof
 from libai_data.mesh.peers.batch_notes import BatchNotes, shared_memory
-from libai_data.mesh.peers.network_link import (
+from libai_data.mesh.peers.links import (
     Connection,
     Word,
     accept_leaders,
+    connect_to_leader,
     connect_to_rank0,
+    let_in,
     open_network_link,
+    open_node_link,
     receive_head,
+    seconds_to_meet,
     send_head,
     send_word,
 )
-from libai_data.mesh.peers.node_link import connect_to_leader, let_in, open_node_link, seconds_to_meet
 from libai_data.mesh.peers.same_job import check_same_job, facts_of_rank, told_by_rank0
 
 _SECONDS_FOR_PREDECESSOR = 10.0

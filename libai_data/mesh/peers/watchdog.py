@@ -36,8 +36,8 @@ from typing import Any, Callable, NoReturn, cast
 
 from libai_data.errors import ContractError, MeshError, PeerError, by_rank
 from libai_data.mesh.peers.batch_notes import BatchPlace, different_batches
+from libai_data.mesh.peers.links import Word, receive_word, send_word
 from libai_data.mesh.peers.main_thread import SECONDS_IDLE, MainThread
-from libai_data.mesh.peers.network_link import Word, receive_word, send_word
 from libai_data.mesh.peers.rank_links import RankLinks
 from libai_data.mesh.peers.standstill import (
     COLLECTIVE,

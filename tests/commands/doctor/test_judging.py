@@ -17,7 +17,7 @@ from libai_data.commands.doctor.rank import JobRank
 from libai_data.commands.doctor.reports import OK, RED, WARNING, Finding, Reports, table
 from libai_data.errors import PeerError
 from libai_data.launch.launcher import free_port
-from libai_data.mesh.peers.network_link import send_head
+from libai_data.mesh.peers.links import send_head
 
 
 def reports(facts: dict[str, list[Any]]) -> Reports:

@@ -17,7 +17,7 @@ from libai_data.launch.job_environment import SECONDS_TO_JOIN_VARIABLE, SECRET_V
 from libai_data.launch.launcher import free_port
 from libai_data.launch.ports import listen, reserve_port
 from libai_data.mesh.peers import liveness
-from libai_data.mesh.peers.node_link import SECONDS_TO_MEET_VARIABLE, seconds_to_meet
+from libai_data.mesh.peers.links import SECONDS_TO_MEET_VARIABLE, seconds_to_meet
 from tests.deadline import printed_by, run_to_end
 from tests.distributed.namespaces import Node, two_nodes, why_not
 from tests.distributed.processes import ranks_environment

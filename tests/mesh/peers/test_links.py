@@ -12,7 +12,7 @@ import pytest
 
 from libai_data.errors import PeerError
 from libai_data.mesh.peers.channel import Channel
-from libai_data.mesh.peers.node_link import (
+from libai_data.mesh.peers.links import (
     SECONDS_TO_MEET_VARIABLE,
     accept_followers,
     connect_to_leader,

@@ -1,14 +1,17 @@
-"""The link between nodes: TCP connections from the leader of each node to rank 0.
+"""The links between ranks: Unix sockets within a node, and TCP connections from the leader of each node to rank 0.
 
-Messages are JSON. Only the nesting of a nested batch is sent as a pickle, because the batch may contain named tuples of
-the user's classes. Both ends prove that they know a key of the job. The key is never sent. The messages are neither
-encrypted nor signed.
+The Unix sockets have abstract addresses. They announce new batches, which are themselves in shared memory.
+
+Messages between nodes are JSON. Only the nesting of a nested batch is sent as a pickle, because the batch may contain
+named tuples of the user's classes. Both ends prove that they know a key of the job. The key is never sent. The messages
+are neither encrypted nor signed.
 """
 
 from __future__ import annotations
 
 import hmac
 import json
+import os
 import queue
 import secrets
 import socket
@@ -17,15 +20,16 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Union
+from typing import Any, Callable, TypeVar, Union
 
 from libai_data.errors import PeerError
-from libai_data.launch.job_environment import proof
+from libai_data.launch.job_environment import proof, seconds_from_environment
 from libai_data.launch.parent_pipe import keep_from_forks
-from libai_data.launch.ports import listen
+from libai_data.launch.ports import listen, process_and_user_of
 from libai_data.mesh.peers.channel import Channel
-from libai_data.mesh.peers.node_link import SECONDS_TO_MEET_VARIABLE, seconds_to_meet
 
+SECONDS_TO_MEET_VARIABLE = "LIBAI_DATA_SECONDS_TO_MEET"
+_SECONDS_TO_MEET = 60.0
 SECONDS_UNHEARD = 20
 """A connection over which nothing arrives for so many seconds counts as closed."""
 
@@ -35,12 +39,95 @@ _LENGTH = struct.Struct("<Q")
 _LONGEST_HEAD = 1 << 24
 _LONGEST_INTRODUCTION = 1024
 _SECONDS_TO_INTRODUCE_ONESELF = 5.0
-_SECONDS_BETWEEN_TRIES = 0.05
+_SECONDS_BETWEEN_TRIES = 0.02
+_MOST_SECONDS_BETWEEN_TRIES = 0.2
 Connection = Union[Channel, socket.socket]
+_End = TypeVar("_End", Channel, socket.socket)
 Word = tuple[Any, ...]
 """The kind of a word, and its content: JSON values. A tuple may arrive as a list."""
 
 _sending_word = threading.Lock()
+
+
+def seconds_to_meet() -> float:
+    """How many seconds ranks wait for each other to connect: LIBAI_DATA_SECONDS_TO_MEET, by default 60."""
+    return seconds_from_environment(SECONDS_TO_MEET_VARIABLE, _SECONDS_TO_MEET)
+
+
+def open_node_link(name: str) -> socket.socket:
+    """Listen for the other ranks of this node; an OSError if `name`, which only they have, is in use.
+
+    The name is no secret, as every user can read it in /proc/net/unix. So both ends check who runs the other process.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    keep_from_forks(listener)
+    listener.bind(_address(name))
+    listener.listen(256)
+    return listener
+
+
+def accept_followers(listener: socket.socket, ranks: Sequence[int]) -> dict[int, Channel]:
+    """Wait `seconds_to_meet()` for `ranks`, all others of this node; returns their channels, or raises PeerError."""
+
+    def accept(seconds: float) -> tuple[int, Channel]:
+        listener.settimeout(seconds)
+        return let_in(listener.accept()[0])
+
+    with listener:
+        return _all_of(ranks, accept, f"ranks {{}} of this node did not connect to rank {min(ranks, default=1) - 1}")
+
+
+def let_in(end: socket.socket) -> tuple[int, Channel]:
+    """The rank that has connected (-1 if another user runs it, or it does not send its rank), and its channel."""
+    channel = Channel(end)
+    keep_from_forks(channel)
+    # Messages are pickles, which can execute code, so nothing is read from another user's process.
+    if user_of(end) != os.getuid():
+        return -1, channel
+    end.settimeout(_SECONDS_TO_INTRODUCE_ONESELF)
+    try:
+        rank = channel.receive()
+    except (OSError, EOFError):
+        return -1, channel
+    end.settimeout(None)
+    return rank if isinstance(rank, int) else -1, channel
+
+
+def connect_to_leader(name: str, rank: int, leader: int, seconds: float | None = None) -> Channel:
+    """Connect a rank to the first rank of its node, within `seconds`, by default `seconds_to_meet()`; or PeerError."""
+    seconds = seconds_to_meet() if seconds is None else seconds
+    deadline = time.monotonic() + seconds
+    pause = _SECONDS_BETWEEN_TRIES
+    while True:
+        end = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            end.connect(_address(name))
+            user = user_of(end)
+            if user != os.getuid():
+                raise PermissionError(f"a process of user {user} listens there")
+            break
+        except OSError as error:
+            end.close()
+            if time.monotonic() > deadline:
+                raise PeerError(
+                    f"rank {rank} could not reach rank {leader} (the first of this node) within {seconds:g} s: "
+                    f"{error}; {SECONDS_TO_MEET_VARIABLE} sets how long to wait"
+                ) from error
+            time.sleep(pause)
+            pause = min(2 * pause, _MOST_SECONDS_BETWEEN_TRIES)
+    channel = Channel(end)
+    keep_from_forks(channel)
+    channel.send(rank)
+    return channel
+
+
+def _address(name: str) -> str:
+    return f"\0libai_data/{name}"
+
+
+def user_of(end: socket.socket) -> int:
+    """User id of the process at the other end. Every user of the machine can connect to an abstract address."""
+    return process_and_user_of(end)[1]
 
 
 def open_network_link() -> tuple[socket.socket, int]:
@@ -112,29 +199,43 @@ def introduce(link: socket.socket, who: dict[str, Any], key: str, seconds: float
 
 def accept_leaders(listener: socket.socket, nodes: Sequence[int], secret: str) -> dict[int, socket.socket]:
     """Wait `seconds_to_meet()` for the leaders of these nodes; returns a socket for each node, or raises PeerError."""
-    links: dict[int, socket.socket] = {}
-    seconds = seconds_to_meet()
-    deadline = time.monotonic() + seconds
     reception = Reception(listener, secret)
+
+    def accept(seconds: float) -> tuple[int, socket.socket]:
+        who, link = reception.came.get(timeout=seconds)
+        _notice_death(link)
+        return int(who["node"]), link
+
     try:
-        while len(links) < len(nodes):
-            try:
-                who, link = reception.came.get(timeout=max(0.001, deadline - time.monotonic()))
-            except queue.Empty:
-                missing = sorted(set(nodes) - set(links))
-                raise PeerError(
-                    f"nodes {missing} did not connect to rank 0 within {seconds:g} s; {SECONDS_TO_MEET_VARIABLE} sets "
-                    "how long to wait"
-                ) from None
-            node = int(who["node"])
-            if node not in nodes or node in links:
-                link.close()
-                continue
-            _notice_death(link)
-            links[node] = link
+        return _all_of(nodes, accept, "nodes {} did not connect to rank 0")
     finally:
         reception.close()
-    return links
+
+
+def _all_of(numbers: Sequence[int], accept: Callable[[float], tuple[int, _End]], problem: str) -> dict[int, _End]:
+    """Accept a connection of each of these ranks or nodes, within `seconds_to_meet()`.
+
+    Args:
+        accept: waits for a connection, for so many seconds; returns the number of the rank or node, and the connection.
+        problem: the error, with "{}" for the numbers that are missing.
+    """
+    found: dict[int, _End] = {}
+    seconds = seconds_to_meet()
+    deadline = time.monotonic() + seconds
+    while len(found) < len(numbers):
+        try:
+            number, end = accept(max(0.001, deadline - time.monotonic()))
+        except (socket.timeout, queue.Empty) as error:
+            missing = sorted(set(numbers) - set(found))
+            raise PeerError(
+                f"{problem.format(missing)} within {seconds:g} s; were they started? {SECONDS_TO_MEET_VARIABLE} sets "
+                "how long to wait"
+            ) from error
+        if number in numbers and number not in found:
+            found[number] = end
+        else:
+            end.close()
+    return found
 
 
 def connect_to_rank0(host: str, port: int, node: int, secret: str) -> socket.socket:
