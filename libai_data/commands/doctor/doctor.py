@@ -15,10 +15,10 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from typing import Callable, NamedTuple
+from typing import Callable
 
 from libai_data.commands.console import print_lines
-from libai_data.commands.doctor import resources, sameness
+from libai_data.commands.doctor.checks import CHECKS
 from libai_data.commands.doctor.meeting import MASTER, Meeting, answer_until_dismissed, call_rank0, judge_meeting
 from libai_data.commands.doctor.rank import Examined, JobRank
 from libai_data.commands.doctor.reports import RED, WARNING, Facts, Finding, Reports, table
@@ -120,26 +120,6 @@ def _give_up(rank: int, seconds: float, begun: Sequence[str]) -> None:
     answer."""
     os.write(2, f"libai-data doctor: rank {rank} ends: '{begun[-1]}' was not finished within {seconds:g} s\n".encode())
     os._exit(1)
-
-
-class Check(NamedTuple):
-    """A check: `examine` collects facts on one rank, and `judge` makes findings from the facts of all ranks."""
-
-    name: str
-    examine: Callable[[Examined], Facts]
-    judge: Callable[[Reports], list[Finding]]
-
-
-CHECKS = (
-    Check(sameness.PLACE, sameness.examine_place, lambda reports: []),
-    Check(sameness.PACKAGES, sameness.examine_packages, sameness.judge_packages),
-    Check(sameness.CONFIG, sameness.examine_config, sameness.judge_config),
-    Check(sameness.MESH, sameness.examine_mesh, sameness.judge_mesh),
-    Check(sameness.DATASET, sameness.examine_dataset, sameness.judge_dataset),
-    Check(sameness.STORAGE, sameness.examine_storage, sameness.judge_storage),
-    Check(resources.MEMORY, resources.examine_memory, resources.judge_memory),
-    Check(resources.LIMITS, resources.examine_limits, resources.judge_limits),
-)
 
 
 def examine_all(examined: Examined, about_to: Callable[[str], None]) -> dict[str, Facts]:

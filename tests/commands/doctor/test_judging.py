@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libai_data.commands.doctor import resources, sameness
+from libai_data.commands.doctor import checks
 from libai_data.commands.doctor.meeting import Meeting, answer_until_dismissed, call_rank0, judge_meeting, why_unreached
 from libai_data.commands.doctor.rank import JobRank
 from libai_data.commands.doctor.reports import OK, RED, WARNING, Finding, Reports, table
@@ -45,13 +45,13 @@ def memory_of(needed: int, available: int, free: int = 1 << 33, gpus: int = 0) -
     ],
 )
 def test_memory_is_judged_by_what_the_ranks_of_a_node_need_together(own: Any, state: str, words: str) -> None:
-    (found,) = resources.judge_memory(reports({resources.MEMORY: [own, own], sameness.PLACE: places(0, 1)}))
+    (found,) = checks.judge_memory(reports({checks.MEMORY: [own, own], checks.PLACE: places(0, 1)}))
     assert found.state == state and words in found.found
 
 
 def test_what_two_nodes_need_is_not_added_up() -> None:
     own = memory_of(40, 100)
-    (found,) = resources.judge_memory(reports({resources.MEMORY: [own, own], sameness.PLACE: places(0, 0)}))
+    (found,) = checks.judge_memory(reports({checks.MEMORY: [own, own], checks.PLACE: places(0, 0)}))
     assert found.state == OK
 
 
@@ -63,7 +63,7 @@ def test_descriptors_are_judged_by_ranks_and_workers() -> None:
         (300, 10, RED, "rank 1 may open 300 descriptors; 2 ranks need about 338"),
     ):
         facts = [{"descriptors": each, "workers": workers} for each in (None, descriptors)]
-        (found,) = resources.judge_limits(reports({resources.LIMITS: facts, sameness.PLACE: places(0, 1)}))
+        (found,) = checks.judge_limits(reports({checks.LIMITS: facts, checks.PLACE: places(0, 1)}))
         assert (found.state, words in found.found, bool(found.advice)) == (state, True, state != OK), found
 
 
@@ -80,15 +80,15 @@ def test_descriptors_are_judged_by_ranks_and_workers() -> None:
 def test_a_mesh_is_judged_by_the_nodes_that_its_ranks_are_on(
     sizes: list[int], local_ranks: Any, state: str, words: str
 ) -> None:
-    facts = {sameness.PLACE: places(*local_ranks), sameness.MESH: [{"sizes": sizes}] * len(local_ranks)}
-    (found,) = sameness.judge_mesh(reports(facts))
+    facts = {checks.PLACE: places(*local_ranks), checks.MESH: [{"sizes": sizes}] * len(local_ranks)}
+    (found,) = checks.judge_mesh(reports(facts))
     assert found.state == state and words in found.found and bool(found.advice) == (state != OK)
 
 
 def test_a_node_whose_storage_is_far_slower_is_named() -> None:
-    (found,) = sameness.judge_storage(reports({sameness.STORAGE: [{"samples/s": rate} for rate in (100, 100, 9, 110)]}))
+    (found,) = checks.judge_storage(reports({checks.STORAGE: [{"samples/s": rate} for rate in (100, 100, 9, 110)]}))
     assert found.state == WARNING and "rank 2 reads 9 samples/s, but 100 samples/s are usual" in found.found
-    (found,) = sameness.judge_storage(reports({sameness.STORAGE: [{"samples/s": rate} for rate in (100, 20)]}))
+    (found,) = checks.judge_storage(reports({checks.STORAGE: [{"samples/s": rate} for rate in (100, 20)]}))
     assert found.state == OK and "20 samples/s, on the slowest rank" in found.found
 
 
@@ -108,13 +108,13 @@ def test_who_is_missing_is_told_from_who_is_stuck_and_who_shares_no_secret() -> 
 
 
 def test_memory_that_a_group_may_use_limits_what_is_available(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resources, "_GROUPS", tmp_path)
-    unlimited = resources.available()
+    monkeypatch.setattr(checks, "_GROUPS", tmp_path)
+    unlimited = checks.available()
     (tmp_path / "memory.max").write_text("max\n")
     (tmp_path / "memory.current").write_text("900\n")
-    assert resources.available() > 0.5 * unlimited
+    assert checks.available() > 0.5 * unlimited
     (tmp_path / "memory.max").write_text("1000\n")
-    assert resources.available() == 100
+    assert checks.available() == 100
 
 
 class OtherRank:
