@@ -24,7 +24,7 @@ class ModelAsBuilt:
             for named, mode in ((modules, "training"), (parameters, "requires_grad"))
             for name, part in named
         }
-        self._modes: list[bool] = []
+        self._modes: dict[str, bool] = {}
         self._numbers: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
 
     def begin(self) -> None:
@@ -37,7 +37,7 @@ class ModelAsBuilt:
         problem = _new_since(f"{added} was added") if added else self._replaced()
         if problem:
             raise ConfigError(problem)
-        self._modes = self._modes_now()
+        self._modes = {name: getattr(part, mode) for name, (part, mode) in self._parts.items()}
         self._numbers = [
             (name, vars(part), {key: value for key, value in vars(part).items() if _is_number(key, value)})
             for name, part in self._model.named_modules(prefix="model")
@@ -54,14 +54,13 @@ class ModelAsBuilt:
                     f"{name.rpartition('.')[0]} has forward hooks, as weight_norm registers them, which a graph does "
                     "not call. Write their work in forward, or set graph.enabled=False"
                 )
-        modes = self._modes_now()
-        if modes == self._modes:
-            return ""
-        name, now, compiled = next(each for each in zip(self._parts, modes, self._modes) if each[1] != each[2])
-        return (
-            f"{name} is {now}, but the graph is compiled for {compiled}. Set it before the first step, or set "
-            "graph.enabled=False"
-        )
+            now, compiled = getattr(part, mode), self._modes[name]
+            if now != compiled:
+                return (
+                    f"{name} is {now}, but the graph is compiled for {compiled}. Set it before the first step, or set "
+                    "graph.enabled=False"
+                )
+        return ""
 
     def changed_number(self) -> str:
         """The first number or text of a module that has another value now, in words; "" if there is none."""
@@ -80,9 +79,6 @@ class ModelAsBuilt:
             if owner.get(key) is not part:
                 return _new_since(f"{name} was replaced")
         return ""
-
-    def _modes_now(self) -> list[bool]:
-        return [getattr(part, mode) for part, mode in self._parts.values()]
 
 
 def _members_of(model: Any) -> dict[str, tuple[dict[str, Any], str, Any]]:
