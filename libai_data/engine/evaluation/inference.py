@@ -107,20 +107,19 @@ def inference_on_dataset(
         most = math.inf if eval_iter >= _ALL else math.ceil(eval_iter)
         most_samples = most * (batch_size // get_data_parallel_size())
         for step, batch in enumerate(_in_lockstep(data_loader)):
+            info = batch_info(batch)
             inputs = call_get_batch(get_batch, batch, input_placement_device)
             if check_inputs is not None and step == 0:
                 check_inputs(inputs)
-            if step == 0 and batch_info(batch) is None:
+            if step == 0 and info is None:
                 refuse_copies(inputs, f"test loader ({type(data_loader).__name__})")
             outputs = model(**inputs)
             if not isinstance(outputs, Mapping):
                 raise SchemaError(f"the model returned a {type(outputs).__name__}; it must return a dict of tensors")
-            rows, valid, has_its_rows = _rows(inputs, batch_info(batch), has_its_rows)
-            kept = (
-                rows
-                if batch_info(batch) is None
-                else int(min(rows if valid is None else valid, most_samples - samples))
-            )
+            rows, valid, has_its_rows = _rows(inputs, info, has_its_rows)
+            kept = rows if valid is None else valid
+            if info is not None:
+                kept = int(min(kept, most_samples - samples))
             wanted = getattr(evaluator, "input_fields", None)
             seen = {name: value for name, value in inputs.items() if wanted is None or name in wanted}
             chosen = prepared(evaluator, inputs, outputs)
@@ -130,7 +129,7 @@ def inference_on_dataset(
             if is_main_process():
                 evaluator.process(valid_inputs, valid_outputs)
             # Not after the next batch was read, which a stream would lose.
-            if samples >= most_samples or (step + 1 >= most and batch_info(batch) is None):
+            if samples >= most_samples or (step + 1 >= most and info is None):
                 break
     if step < 0:
         raise ConfigError(
