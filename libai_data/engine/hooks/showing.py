@@ -98,12 +98,9 @@ class ProgressBar(HookBase):
 
     def _numbers(self) -> dict[str, str]:
         latest = self.trainer.storage.latest()
-        shown = {}
-        for label, name, form in (
+        forms = (
             ("loss", "total_loss", "{:.4g}"),
             ("samples/s", "samples_per_second", "{:.0f}"),
             ("data", "data_wait_share", "{:.0%}"),
-        ):
-            if name in latest:
-                shown[label] = form.format(latest[name][0])
-        return shown
+        )
+        return {label: form.format(latest[name][0]) for label, name, form in forms if name in latest}
