@@ -146,8 +146,7 @@ def _job(job: JobPlan, batches_a_step: int) -> list[str]:
     rows = job.micro_batch_size * mesh.data_parallel_size * batches_a_step
     accumulated = f" in {batches_a_step} batches" if batches_a_step > 1 else ""
     return [
-        f"{mesh.world_size:,} ranks on {mesh.num_nodes:,} node(s): data {mesh.data_parallel_size} x tensor "
-        f"{mesh.tensor_parallel_size} x pipeline {mesh.pipeline_parallel_size}; {rows:,} samples per "
+        f"{mesh.world_size:,} ranks on {mesh.num_nodes:,} node(s): {mesh.sizes_in_words}; {rows:,} samples per "
         f"step{accumulated}, {job.micro_batch_size} per batch and data-parallel rank."
     ]
 

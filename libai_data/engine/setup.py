@@ -83,7 +83,8 @@ def default_setup(cfg: Any, args: Any = None) -> None:
         logger.warning(
             "%s contained an earlier run. It is now in %s; --resume would have continued it.", output_dir, moved_to
         )
-    logger.info("Mesh: data %d x tensor %d x pipeline %d, %d rank(s) on %d node(s), %s.", *_described(mesh))
+    nodes, device = mesh.num_nodes, mesh.device_type
+    logger.info("Mesh: %s, %d rank(s) on %d node(s), %s.", mesh.sizes_in_words, mesh.world_size, nodes, device)
     if mesh.world_size > 1:
         logger.info("All ranks have the same versions and config.")
     for warning in (*mesh_warnings(mesh), *keys_switched_off(cfg)):
@@ -154,11 +155,6 @@ def seed_all(seed: int) -> None:
 def set_key(cfg: Any, key: str, value: Any) -> None:
     """Set a dotted key of a config, also if the config does not have it yet."""
     OmegaConf.update(cfg, key, value, force_add=True)
-
-
-def _described(mesh: Any) -> tuple:
-    sizes = (mesh.data_parallel_size, mesh.tensor_parallel_size, mesh.pipeline_parallel_size)
-    return (*sizes, get_world_size(), mesh.num_nodes, mesh.device_type)
 
 
 def _configure_nccl(cfg: Any) -> None:

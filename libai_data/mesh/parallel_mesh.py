@@ -67,6 +67,11 @@ class ParallelMesh:
         object.__setattr__(self, "layer_stage_ids", stages)
 
     @property
+    def sizes_in_words(self) -> str:
+        """The sizes of the axes, for logs and pages."""
+        return " x ".join(f"{name.partition('_')[0]} {getattr(self, name)}" for name in SIZE_KEYS)
+
+    @property
     def in_words(self) -> str:
         """What must be equal on all ranks, for an error message."""
         sizes = ", ".join(f"{name.partition('_')[0]}={getattr(self, name)}" for name in SIZE_KEYS)

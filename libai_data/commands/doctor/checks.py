@@ -136,8 +136,8 @@ def judge_mesh(reports: Reports) -> list[Finding]:
         return [Finding(RED, words, "start the same number of ranks on each node")]
     mesh = ParallelMesh(sizes[0], sizes[1], sizes[2], num_nodes=num_nodes)
     warnings = [Finding(WARNING, *warning.split(". ", 1)) for warning in mesh_warnings(mesh)]
-    words = "data {} x tensor {} x pipeline {}".format(*sizes)
-    return warnings or [Finding(OK, f"{words} on {num_nodes} node(s) of {ranks_per_node} ({_listed(list(hosts))})")]
+    words = f"{mesh.sizes_in_words} on {num_nodes} node(s) of {ranks_per_node} ({_listed(list(hosts))})"
+    return warnings or [Finding(OK, words)]
 
 
 def _listed(hosts: list[str]) -> str:

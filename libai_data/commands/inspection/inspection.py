@@ -97,9 +97,6 @@ def _described(
     reports = {field_name: field_report(field_name, rows, mesh) for field_name in rows.values}
     section = "dataloader.test.0" if split == "test" else "dataloader.train"
     readers = read_mode(try_get_key(cfg, f"{section}.readers") or "every_rank")
-    sizes = (
-        f"data {mesh.data_parallel_size} x tensor {mesh.tensor_parallel_size} x pipeline {mesh.pipeline_parallel_size}"
-    )
     dataset: Any = indexed_dataset_of(loader)
     length = f", {len(dataset):,} samples" if has_attribute(dataset, "__len__") else ""
     facts = [
@@ -108,7 +105,7 @@ def _described(
         ("read", f"{len(rows.origins)} of them, {len(shown)} shown"),
         ("dataset", f"{type(dataset).__name__}{length}" if dataset is not None else type(loader).__name__),
         ("seed", str(try_get_key(cfg, "train.seed"))),
-        ("mesh", f"{mesh.world_size} rank(s) on {mesh.num_nodes} node(s): {sizes}"),
+        ("mesh", f"{mesh.world_size} rank(s) on {mesh.num_nodes} node(s): {mesh.sizes_in_words}"),
         ("a rank's batch", f"{rows.micro_batch_size} samples; readers: {readers}"),
     ]
     found = findings(rows, reports, cfg)
