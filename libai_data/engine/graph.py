@@ -239,26 +239,22 @@ def _check_dtypes(model: Any) -> None:
 
 def _difference(forms: dict[str, Any], compiled: dict[str, Any]) -> str:
     """How inputs differ from those that a graph is compiled for, as the text of an error."""
+    remedy = "Let get_batch return the same inputs in each step, or set graph.enabled=False"
     if forms.keys() != compiled.keys():
-        return (
-            f"the inputs are {sorted(forms)}, but the graph is compiled for {sorted(compiled)}. Let get_batch return "
-            "the same inputs in each step, or set graph.enabled=False"
+        return f"the inputs are {sorted(forms)}, but the graph is compiled for {sorted(compiled)}. {remedy}"
+    name, now, before = next((name, form, compiled[name]) for name, form in forms.items() if form != compiled[name])
+    what = f"'{name}' is"
+    if now is None or before is None:
+        now, before = ("None" if each is None else "a tensor" for each in (now, before))
+    elif now[0] == before[0]:
+        now, before, remedy = now[1], before[1], "Make the dtypes equal"
+    else:
+        what, now, before = f"'{name}' has the shape", now[0], before[0]
+        remedy = (
+            "Make all batches equal: leave out a smaller last batch (drop_last=True), or fill it (ends='cycle' or "
+            "'pad'); or set graph.enabled=False"
         )
-    name, form = next(item for item in forms.items() if item[1] != compiled[item[0]])
-    if form is None or compiled[name] is None:
-        now, before = ("None" if each is None else "a tensor" for each in (form, compiled[name]))
-        return (
-            f"'{name}' is {now}, but the graph is compiled for {before}. Let get_batch return the same inputs in each "
-            "step, or set graph.enabled=False"
-        )
-    shape, dtype = form
-    if shape == compiled[name][0]:
-        return f"'{name}' is {dtype}, but the graph is compiled for {compiled[name][1]}. Make the dtypes equal"
-    return (
-        f"'{name}' has the shape {shape}, but the graph is compiled for {compiled[name][0]}. Make all batches equal: "
-        "leave out a smaller last batch (drop_last=True), or fill it (ends='cycle' or 'pad'); or set "
-        "graph.enabled=False"
-    )
+    return f"{what} {now}, but the graph is compiled for {before}. {remedy}"
 
 
 @contextmanager
