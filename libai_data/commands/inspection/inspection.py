@@ -17,7 +17,8 @@ from libai_data.data.items import named
 from libai_data.data.nesting import taken_apart
 from libai_data.delivery.read_plan import read_mode
 from libai_data.engine.models import build_configured_tokenizer
-from libai_data.errors import ConfigError, nearest
+from libai_data.errors import ConfigError
+from libai_data.errors.argument_rules import check, one_of, whole
 from libai_data.iterables.iterable_loader import indexed_dataset_of
 from libai_data.loader.failures import ErrorPolicy
 from libai_data.loader.reading import SampleReader
@@ -27,6 +28,7 @@ from libai_data.mesh.parallel_mesh import ParallelMesh
 STAGES = ("source", "transform", "copy")
 """The stages that `loader.stats()` measures."""
 
+_RULES = {"--samples": whole(1), "--step": whole(0), "--split": one_of(*SPLITS)}
 _READ = 256  # the table and the warnings use so many rows of a step, or all if it has fewer
 
 
@@ -67,12 +69,7 @@ def inspect_config(
         ConfigError: There is no such split or step, or the config is wrong.
         SampleError: A sample could not be read.
     """
-    if samples < 1:
-        raise ConfigError(f"--samples is {samples}; show at least 1")
-    if step < 0:
-        raise ConfigError(f"--step is {step}; steps count from 0")
-    if split not in SPLITS:
-        raise ConfigError(f"--split is {split!r}; known are {SPLITS}.{nearest(split, SPLITS)}")
+    check(_RULES, **{"--samples": samples, "--step": step, "--split": split})
     mesh = mesh_of(cfg) if mesh is None else mesh
     tokenizer = build_configured_tokenizer(cfg)
     opened = one_rank_loaders(cfg, mesh.data_parallel_size, split, tokenizer=tokenizer)
