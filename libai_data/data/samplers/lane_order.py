@@ -138,7 +138,7 @@ class LaneOrder(Order):
         moves = np.concatenate([table.firsts - table.edges[:-1] for table in tables])
         return epochs, indices + moves[shards]
 
-    def _place_in_epoch(self, epoch: int, index: int) -> int:
+    def _places_in_epoch(self, epoch: int, index: int) -> Sequence[int]:
         visits, block, within, first = self._visit_of(epoch, index)
         begin, end = visits.block_edges[block : block + 2].tolist()
         inner = within - begin
@@ -146,7 +146,7 @@ class LaneOrder(Order):
             size = np.array([end - begin], dtype=np.uint64)
             inner = int(places_in_each(size, visits.block_keys[block : block + 1], np.array([inner]))[0])
         place = first + (visits.start + begin + inner) * self.lanes
-        return place if place < (epoch + 1) * self.epoch_size else -1
+        return [place] if place < (epoch + 1) * self.epoch_size else []
 
     def _visit_of(self, epoch: int, index: int) -> tuple[Visits, int, int, int]:
         """Where a sample is: the visits of its group, its block, the number of samples of the group before it (without

@@ -6,6 +6,7 @@ stored or shared: any rank or worker computes any part of the order by itself.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,21 +91,21 @@ class Order:
         """Find all places of a sample from `first` up to before `end`; the inverse of `locate`. Returns epochs and
         places, int64 [n] each, ascending. An IndexError if the dataset has no such sample."""
         self._check_index(index)
-        epochs = np.arange(first // self.epoch_size, -(-end // self.epoch_size), dtype=np.int64)
-        places = np.array([self._place_in_epoch(epoch, index) for epoch in epochs.tolist()], dtype=np.int64)
-        inside = (places >= first) & (places < end)
-        return epochs[inside], places[inside]
+        epochs = range(first // self.epoch_size, -(-end // self.epoch_size))
+        places = np.array([place for epoch in epochs for place in self._places_in_epoch(epoch, index)], dtype=np.int64)
+        places = places[(places >= first) & (places < end)]
+        return places // self.epoch_size, places
 
     def _check_index(self, index: int) -> None:
         if not 0 <= index < self.size:
             raise IndexError(f"sample {index} is outside a dataset of {self.size} samples")
 
-    def _place_in_epoch(self, epoch: int, index: int) -> int:
-        """The place of a sample in an epoch; -1 if the epoch leaves the sample out."""
+    def _places_in_epoch(self, epoch: int, index: int) -> Sequence[int]:
+        """The places of a sample in an epoch, ascending; none if the epoch leaves the sample out."""
         offset = index
         if self.shuffle:
             offset = int(places_in_permutation(self.size, self.seed, epoch, np.array([index]))[0])
-        return epoch * self.epoch_size + offset if offset < self.epoch_size else -1
+        return [epoch * self.epoch_size + offset] if offset < self.epoch_size else []
 
     def in_words(self) -> str:
         """What decides the order, in words for messages."""

@@ -8,6 +8,7 @@ place decide each draw. All operations are defined by IEEE 754 to the last bit, 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import log, sqrt
 from typing import Any
@@ -95,16 +96,13 @@ class WeightedOrder(Order):
             remember(self._sorted, epoch, indices, _EPOCHS_KEPT)
         return indices[offsets]
 
-    def _places_in_epoch(self, epoch: int, index: int) -> np.ndarray:
+    def _places_in_epoch(self, epoch: int, index: int) -> Sequence[int]:
         places = epoch * self.epoch_size + np.arange(self.epoch_size)
-        return places[self.locate(places)[1] == index]
+        return places[self.locate(places)[1] == index].tolist()
 
     def uses_of(self, index: int, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-        self._check_index(index)
-        epochs = range(first // self.epoch_size, -(-end // self.epoch_size))
-        places = np.array([place for epoch in epochs for place in self._places_in_epoch(epoch, index)], dtype=np.int64)
-        places = places[(places >= first) & (places < end)]
-        return (places if self.replacement else places // self.epoch_size), places
+        epochs, places = super().uses_of(index, first, end)
+        return (places if self.replacement else epochs), places
 
     def in_words(self) -> str:
         how = "with" if self.replacement else "without"
