@@ -190,12 +190,7 @@ class DataLoader(_Made, metaclass=ABCMeta):
             options.setdefault("prefetch", read_ahead_of_all(prefetch_factor, num_workers))
         if global_batch_size is not None:
             batch_size = _rows_of_rank(global_batch_size)
-        shared: dict[str, Any] = {
-            "num_workers": num_workers,
-            "collate_fn": collate_fn,
-            "timeout": timeout,
-            "seed": seed,
-        }
+        options.update(num_workers=num_workers, collate_fn=collate_fn, timeout=timeout, seed=seed)
         if not has_index(dataset) and (callable(dataset) or has_attribute(dataset, "__iter__")):
             for name, value in (("sampler", sampler), ("batch_sampler", batch_sampler)):
                 if value is not None and not isinstance(value, StreamSampler):
@@ -224,7 +219,7 @@ class DataLoader(_Made, metaclass=ABCMeta):
                     "weights, or readers='every_rank'"
                 )
             refuse_unknown("a DataLoader with a sampler", options, BatchLoader, given=())
-            return _with_attributes(BatchLoader(dataset, batch_sampler, **shared, **options), dataset, kept)
+            return _with_attributes(BatchLoader(dataset, batch_sampler, **options), dataset, kept)
         loader = from_iterable(
             dataset,
             batch_size,
@@ -233,7 +228,6 @@ class DataLoader(_Made, metaclass=ABCMeta):
             shuffle=bool(shuffle),
             readers=readers,
             **drawing,
-            **shared,
             **options,
         )
         return _with_attributes(loader, dataset, kept)
