@@ -63,13 +63,7 @@ class StreamSampler:
         data_parallel_size: int,
         position: int = 0,
     ) -> None:
-        check(
-            _RULES,
-            micro_batch_size=micro_batch_size,
-            data_parallel_size=data_parallel_size,
-            data_parallel_rank=data_parallel_rank,
-            consumed_samples=position,
-        )
+        check(_RULES, **locals(), consumed_samples=position)
         if data_parallel_rank >= data_parallel_size:
             raise ConfigError(
                 f"data_parallel_rank is {data_parallel_rank}; with data_parallel_size {data_parallel_size} it can be "
