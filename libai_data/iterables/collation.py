@@ -45,8 +45,7 @@ class PieceCollator:
         first = pieces[0]
         if isinstance(first, BatchRow):
             joined = _joined(pieces)
-            batch: dict[str, Any] = put_together(first.skeleton, lambda leaf: joined[leaf.path])
-            return batch
+            return put_together(first.skeleton, lambda leaf: joined[leaf.path])
         if self.is_own:
             return named(self._collate_fn([named(piece, self.names) for piece in pieces]))
         # Copies: a collator that draws is called again, a last row is repeated, and a collator may change samples.

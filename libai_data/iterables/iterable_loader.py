@@ -89,8 +89,7 @@ class IterableLoader(OfOneProcess):
     @property
     def global_batch_size(self) -> int | None:
         """Rows of a batch over all data-parallel ranks; None before the first batch is read."""
-        size: int | None = self._inner.global_batch_size
-        return size
+        return self._inner.global_batch_size
 
     @property
     def endless(self) -> bool:

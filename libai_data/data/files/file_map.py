@@ -130,8 +130,7 @@ def npy_array(content: np.ndarray) -> np.ndarray:
         )
     if not size:
         return np.empty(shape, dtype)
-    found: np.ndarray = content[start : start + size].view(dtype).reshape(shape, order="F" if fortran_order else "C")
-    return found
+    return content[start : start + size].view(dtype).reshape(shape, order="F" if fortran_order else "C")
 
 
 # Arrays of one file share a map, although they are unpickled one by one.

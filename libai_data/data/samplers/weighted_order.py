@@ -172,8 +172,7 @@ def _proportions(weights: Any, samples: int) -> np.ndarray:
 def _uniform(key: int, numbers: np.ndarray) -> np.ndarray:
     """A uniform draw in [0, 1) for each of these numbers: float64 [n]."""
     words = mix64_array(mix64_array(numbers.astype(np.uint64) + np.uint64(key)) ^ np.uint64(combine64(key)))
-    drawn: np.ndarray = (words >> np.uint64(11)) * 2.0**-53
-    return drawn
+    return (words >> np.uint64(11)) * 2.0**-53
 
 
 def _exponential(uniform: np.ndarray) -> np.ndarray:

@@ -100,8 +100,7 @@ class ProcessPool(Generic[Job, Report]):
                     ) from error
                 continue
             if done:
-                report: Report = answer
-                return report
+                return answer
             raise self._work.error(f"{self._work.name(job)} failed:{answer}")
 
     def close(self) -> None:

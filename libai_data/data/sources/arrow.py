@@ -96,8 +96,7 @@ class ArrowShard(BatchedShard):
 
     def _batches(self) -> _Batches:
         """The record batches of the file, opened in this process."""
-        found: _Batches = self._kept.made(self._file.source, lambda: _open(self._file))
-        return found
+        return self._kept.made(self._file.source, lambda: _open(self._file))
 
 
 class _Batches(NamedTuple):

@@ -141,8 +141,7 @@ class SampleShard:
 
     def _content(self, row: int, start: int, stop: int) -> bytes:
         """The bytes of a sample."""
-        content: bytes = self._file.bytes[start:stop]
-        return content
+        return self._file.bytes[start:stop]
 
     @cached_property
     def _decoders(self) -> list[Decode | None]:

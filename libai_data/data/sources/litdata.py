@@ -172,8 +172,7 @@ class ChunkOfBatches(Chunk):
 def _unpacked(content: Any, size: int | None = None) -> bytes:
     """The decompressed content, or its first `size` bytes."""
     pyarrow = import_pyarrow("a chunk of LitData that is compressed")
-    unpacked: bytes = pyarrow.CompressedInputStream(pyarrow.BufferReader(content), "zstd").read(size)
-    return unpacked
+    return pyarrow.CompressedInputStream(pyarrow.BufferReader(content), "zstd").read(size)
 
 
 _CHUNKS = {"": Chunk, "batch": ChunkOfBatches, "sample": ChunkOfPackedSamples}

@@ -133,8 +133,7 @@ class ShardedSource(Records):
     def rows_of(self, number: int, rows: np.ndarray) -> list[Any]:
         for file in self.files_of(number):
             file.check_not_written()
-        found: list[Any] = self._shards[number].read(rows.tolist())
-        return found
+        return self._shards[number].read(rows.tolist())
 
     def files_of(self, number: int) -> list[MappedFile]:
         """The files of a shard."""

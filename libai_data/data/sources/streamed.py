@@ -111,8 +111,7 @@ class StreamedSource(Records):
         if shard is None:
             size = int(self.table.sizes[number])
             shard = self.opened.opened((self.identity, number), size, lambda: self._opened(number))
-        found: list[Any] = shard.rows_of(0, rows)
-        return found
+        return shard.rows_of(0, rows)
 
     def _opened(self, number: int) -> Any:
         remote = self.table.remote(self.folder, number)
