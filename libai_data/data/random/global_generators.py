@@ -50,6 +50,9 @@ _modules = sys.modules
 _seeding_lock = ForkLock()
 _watching: set[int] = set()
 """The threads that restore generators after what they read now."""
+_Begun = tuple[Watched, Any, list[Any], int, bool, "_Watch | None", int]
+"""A reading that began: the generators, their marks and states, the ambiguities, whether others read, what watches the
+calls, and the number of readings before."""
 
 
 class GlobalDraws:
@@ -113,13 +116,13 @@ class GlobalDraws:
                 try:
                     result = read()
                 except BaseException as error:
-                    if not self._end(*begun, has_failed=True) or not isinstance(error, Exception):
+                    if not self._end(begun, has_failed=True) or not isinstance(error, Exception):
                         raise
                 else:
                     has_moved = generators.marks() != before or len(_modules) != modules
                     if not (has_moved or watch or this_thread.ambiguities != ambiguous or this_thread.has_seeded):
                         return result
-                    if not self._end(*begun):
+                    if not self._end(begun):
                         return result
                 attempt += 1
         finally:
@@ -129,17 +132,7 @@ class GlobalDraws:
                 # The enclosing reading finds the generators unchanged, so only this flag shows the draws.
                 this_thread.has_seeded = True
 
-    def _end(
-        self,
-        generators: Watched,
-        before: Any,
-        states: list[Any],
-        ambiguous: int,
-        is_beside_others: bool,
-        watch: _Watch | None,
-        attempt: int,
-        has_failed: bool = False,
-    ) -> bool:
+    def _end(self, begun: _Begun, has_failed: bool = False) -> bool:
         """Restore the generators; returns whether to read again.
 
         Other threads may draw, too, such as the training loop while a stream reads by a loader of its own. To restore a
@@ -147,6 +140,7 @@ class GlobalDraws:
         if the generator moved whenever the samples were read. A reading that has failed is repeated once at most to
         notice calls, because it may have waited long, such as for a store that does not answer.
         """
+        generators, before, states, ambiguous, is_beside_others, watch, attempt = begun
         drawn: set[str] = set()
         seeded: Collection[str] = ()
         noticed: Collection[str] = ()
