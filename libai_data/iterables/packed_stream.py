@@ -130,11 +130,11 @@ class PackedStream(_Stage):
                     "packs all samples; filter with FilteredStream"
                 )
         self.source, self._options = _stream(source, "PackedDataset"), {"length": length, **options}
-        self._packer(_Pending())
+        self._packer()
 
-    def _packer(self, samples: _Pending) -> PackedDataset:
-        packer = PackedDataset(samples, **self._options)
-        packer.follow_order(_StreamOrder(samples), in_rounds=True)
+    def _packer(self) -> PackedDataset:
+        packer = PackedDataset(_Pending(), **self._options)
+        packer.follow_order(packer.dataset, in_rounds=True)
         return packer
 
     def inner_state(self, state: str) -> str:
@@ -142,13 +142,15 @@ class PackedStream(_Stage):
             return json.dumps(saved["source"])
 
     def rows(self, rows: Iterator[Any], save: SaveState | None, state: str | None) -> Opened:
-        samples = _Pending()
-        packing = _Packing(self._packer(samples), samples, rows, save, state)
+        packing = _Packing(self._packer(), rows, save, state)
         return packing, None if save is None else packing.state
 
 
 class _Pending:
-    """A dataset of the samples that wait to be packed. The index of a sample is its number in the stream."""
+    """A dataset of the samples that wait to be packed, and their order. An index is the number in the stream."""
+
+    seed = 0
+    lanes = 1
 
     def __init__(self) -> None:
         self.first = 0
@@ -160,22 +162,12 @@ class _Pending:
     def __getitem__(self, index: int) -> Any:
         return self.rows[index - self.first]
 
-
-class _StreamOrder:
-    """The order of the samples that wait to be packed."""
-
-    seed = 0
-    lanes = 1
-
-    def __init__(self, samples: _Pending) -> None:
-        self._samples = samples
-
     @property
     def epoch_size(self) -> int:
-        return len(self._samples)
+        return len(self)
 
     def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        there = positions[positions < len(self._samples)]
+        there = positions[positions < len(self)]
         return np.zeros_like(there), there
 
 
@@ -186,10 +178,8 @@ class _Packing:
     used: tokens of the sample, or sequences of the window. The state of the source may be older than the next sample.
     """
 
-    def __init__(
-        self, packer: PackedDataset, samples: _Pending, rows: Iterator[Any], save: SaveState | None, state: str | None
-    ) -> None:
-        self._packer, self._samples, self._rows, self._save = packer, samples, rows, save
+    def __init__(self, packer: PackedDataset, rows: Iterator[Any], save: SaveState | None, state: str | None) -> None:
+        self._packer, self._samples, self._rows, self._save = packer, packer.dataset, rows, save
         self._lengths: list[int] = []
         self._marks: deque[tuple[int, str | None]] = deque()
         self._offset = 0
