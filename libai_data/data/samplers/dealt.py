@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import abc
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from operator import length_hint
@@ -67,8 +66,6 @@ class _Chunks:
     """Yields the indices of a sampler in lists of one global batch; the lists are equal on all ranks."""
 
     def __init__(self, sampler: Any, size: int, drop_last: bool, samples: int | None) -> None:
-        if isinstance(sampler, abc.Iterator):
-            raise ConfigError(iterable_once(sampler, "sampler"))
         refuse_not_iterable("sampler", sampler, "indices")
         self._samples = samples
         self.sampler = sampler

@@ -52,8 +52,6 @@ class ListedBatches(EpochPositions):
     _argument = "batch_sampler"
 
     def __init__(self, batches: Iterable[Any], samples: int | None = None) -> None:
-        if isinstance(batches, abc.Iterator):
-            raise ConfigError(iterable_once(batches))
         self._batches, self._samples = batches, samples
         self._name = type(batches).__name__
         self.cursor = Cursor()
@@ -256,7 +254,9 @@ class ListedBatches(EpochPositions):
 
 
 def refuse_not_iterable(argument: str, sampler: Any, yields: str) -> None:
-    """Raise a ConfigError for an object that cannot be iterated; the message names the argument."""
+    """Raise a ConfigError for an object that cannot be iterated, or only once; the message names the argument."""
+    if isinstance(sampler, abc.Iterator):
+        raise ConfigError(iterable_once(sampler, argument))
     if has_attribute(sampler, "__iter__") and not isinstance(sampler, type):
         return
     kind = f"{sampler!r:.100} ({type(sampler).__name__})"
