@@ -367,14 +367,14 @@ class DefaultTrainer(RunsStages, TrainerBase):
         return self._last_eval_results
 
     def _build_step_trainer(self) -> Any:
-        loader, check_inputs = self._data_state.loader, partial(check_forward_fields, self.model.forward)
+        loader = self._data_state.loader
+        check_inputs = partial(self._plan.check_inputs, self.model.forward, loader)
         steps = self._plan.micro_batches_of(self.start_iter)
         if self.graph_train is not None:
             trainer: Any = GraphTrainer(self.graph_train, loader, steps, check_inputs)
         else:
             trainer = EagerTrainer(self.model, loader, self.optimizer, steps, check_inputs)
-        train = self.cfg.train
-        trainer.on_inputs = self.tokens.add
+        train, trainer.on_inputs = self.cfg.train, self.tokens.add
         # Hooks also read the losses before each checkpoint and evaluation.
         trainer.losses.period = train.log_period
         trainer.losses.stop_on_nonfinite = train.stop_on_nonfinite_loss

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from libai_data.config import try_get_key
 from libai_data.data.attributes import attribute_of
+from libai_data.data.nesting import taken_apart
 from libai_data.data.samplers.schedule import Ranges, StepSchedule, parse_sizes, parse_skips
+from libai_data.delivery import check_forward_fields
 from libai_data.errors import ConfigError
 from libai_data.loader.resumable import OfOneProcess
 from libai_data.mesh.current import get_data_parallel_size
+
+logger = logging.getLogger(__name__)
 
 SCHEDULE_KEY = "train.batch_size_schedule"
 SKIP_KEY = "train.skip_steps"
@@ -56,6 +62,24 @@ class StepPlan:
                 f"the train loader's batches have {size} rows, but with train.train_micro_batch_size {rows} and "
                 f"{ranks} data-parallel rank(s), they should have {rows * ranks}: epochs, steps and logged numbers "
                 f"would be wrong. Set train.train_micro_batch_size={size // ranks}, or change the loader"
+            )
+
+    def check_inputs(self, forward: Any, loader: Any, inputs: Mapping[str, Any]) -> None:
+        """Check the model's first inputs; warn if a loader of any kind has batches of another size than the config."""
+        check_forward_fields(forward, inputs)
+        leaves: dict[str, Any] = {}
+        taken_apart(inputs, leaves)
+        dims = {size for leaf in leaves.values() for size in getattr(leaf, "shape", ())}
+        known = loader.global_batch_size if isinstance(loader, OfOneProcess) else None
+        rows = self.first.micro_batch_size * get_data_parallel_size()
+        # Graphs may join the micro-batches of a step.
+        if self.is_plain and dims and not {rows, rows * self.first.num_accumulation_steps} & (dims | {known}):
+            logger.warning(
+                f"The first batch of the train loader ({type(getattr(loader, 'counted', loader)).__name__}) does not "
+                f"have the {rows} rows of the config, but inputs of the shapes "
+                f"{sorted({tuple(leaf.shape) for leaf in leaves.values() if hasattr(leaf, 'shape')})}. So "
+                "consumed_samples and samples_per_second are wrong. Set train.train_micro_batch_size to the rows of a "
+                "batch on each data-parallel rank."
             )
 
     def followed_by(self, loader: Any) -> bool:

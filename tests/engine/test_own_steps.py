@@ -229,6 +229,31 @@ class ReadsList(DefaultTrainer):
         return [*DataLoader(TinyDataset(40), global_batch_size=8)]
 
 
+class ReadsRows(DefaultTrainer):
+    """Reads batches of so many rows, with a loader that does not know the number at first."""
+
+    rows, is_list = 8, True
+
+    @classmethod
+    def build_train_loader(cls, cfg: Any, tokenizer: Any = None) -> Any:
+        data = TinyDataset(40)
+        batches = [
+            {"points": data.points[first : first + cls.rows], "labels": data.labels[first : first + cls.rows]}
+            for first in range(0, 40, cls.rows)
+        ]
+        return batches if cls.is_list else from_iterable(batches, batches=True, ends="cycle")
+
+
+@pytest.mark.parametrize(("rows", "is_list"), [(5, True), (5, False), (8, True), (8, False)])
+def test_a_loader_with_batches_of_another_size_than_the_config_is_warned_of(
+    tmp_path: Path, rows: int, is_list: bool
+) -> None:
+    kind = type("Reads", (ReadsRows,), {"rows": rows, "is_list": is_list})
+    built(tiny_config(str(tmp_path), train_iter=2, evaluation={"enabled": False}), kind=kind).train()
+    log = (tmp_path / "log.txt").read_text()
+    assert log.count("have the 8 rows of the config, but inputs of the shapes [(5,), (5, 6)]. So") == (rows == 5)
+
+
 @pytest.mark.parametrize("kind", [DefaultTrainer, ReadsEpochs, ReadsByNode, ReadsList])
 def test_a_training_in_parts_is_that_in_one(tmp_path: Path, kind: Any) -> None:
     cfg = tiny_config(str(tmp_path / "whole"), train_iter=9, evaluation={"enabled": kind is DefaultTrainer})
