@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from libai_data.data.samplers import Ledger, Order
+from libai_data.engine.saved_data_state import SavedState, edited, in_words
 from libai_data.errors import CheckpointError, ConfigError
 from tests.engine.data_runs import RecordingTrainer, config_of, metric, train
 from tests.engine.tiny import TinyDataset
@@ -118,6 +119,23 @@ def test_another_batch_size_on_purpose_loses_nothing_and_is_remembered(tmp_path:
     assert samples({**first.steps, **second.steps, **third.steps}) == stream(48 + 6 * 16)
     assert "8, 16 from step 6 on. The stream continues at position 48" in (tmp_path / "log.txt").read_text()
     assert metric(tmp_path, "consumed_samples")[11] == 48 + 96
+
+
+def test_the_log_counts_the_used_samples_when_datasets_of_other_lengths_move_the_position(tmp_path: Path) -> None:
+    def run(length: int, stop_after: int | None, **other: Any) -> Any:
+        override = {"resume_override": ["dataset", *other]}
+        return train(config_of(tmp_path, length, **override, **other), resume=length != 40, stop_after=stop_after)
+
+    run(40, 3)
+    run(100, 7)
+    run(60, None, global_batch_size=4)
+    used = np.cumsum([8] * 8 + [4] * 4).tolist()
+    assert metric(tmp_path, "consumed_samples") == dict(enumerate(used))
+    assert metric(tmp_path, "position")[7] == 32 * 100 / 40 + 32
+    saved = SavedState.read(str(tmp_path))
+    assert "Used so far: 80 samples, on all ranks together." in "".join(in_words(saved))
+    schedule = edited(saved, seed=3).schedule
+    assert schedule is not None and schedule.used_before(12) == 80
 
 
 def test_another_seed_on_purpose_says_what_is_repeated_and_then_goes_on(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ class IterationTimer(HookBase):
             data_wait_share=min(self._waits / max(self._seconds, 1e-9), 1.0),
             eta_seconds=per_step * (self.trainer.max_iter - iteration - 1),
         )
-        storage.samples = position_of(iteration + 1)
+        storage.samples = self._schedule.used_before(iteration + 1)
         storage.put_scalar("consumed_samples", storage.samples, smoothing_hint=False)
         self._begin_period()
 
@@ -126,15 +126,15 @@ class DataProgress(HookBase):
 
     def before_train(self) -> None:
         self._last_put = self.trainer.start_iter - 1
-        self._tokens(self._schedule.position_of(self.trainer.start_iter), 0)
+        self._tokens(self._schedule.used_before(self.trainer.start_iter), 0)
 
     def after_step(self) -> None:
         if not self.trainer.ends_period(self._period):
             return
         iteration, storage = self.trainer.iter, self.trainer.storage
         numbers: dict[str, float] = {}
-        samples = self._schedule.position_of(iteration + 1)
-        tokens, new = self._tokens(samples, samples - self._schedule.position_of(self._last_put + 1))
+        samples = self._schedule.used_before(iteration + 1)
+        tokens, new = self._tokens(samples, samples - self._schedule.used_before(self._last_put + 1))
         state = stream_state_of(self._loader)
         if state is not None and state.is_whole:
             numbers.update(position=state.place, epoch=state.place / state.order.epoch_size)
