@@ -40,17 +40,8 @@ class JoiningPipe:
         """Close the launcher's end."""
         os.close(self._descriptor)
 
-    @property
-    def waits(self) -> bool:
-        """Whether the rank is in `import oneflow`."""
-        return self._last_state() == WAITS
-
-    @property
-    def has_joined(self) -> bool:
-        """Whether the rank has imported OneFlow."""
-        return self._last_state() == JOINED
-
-    def _last_state(self) -> bytes:
+    def last_state(self) -> bytes:
+        """What the rank has reported last; b"" if nothing."""
         with suppress(BlockingIOError):
             self._last = os.read(self._descriptor, 64)[-1:] or self._last
         return self._last
@@ -76,11 +67,11 @@ class JoiningRanks:
 
     def waiting(self, codes: Sequence[int | None]) -> list[int]:
         """The local ranks that are in `import oneflow`; `codes` are exit codes, None for ranks that still run."""
-        return [rank for rank, code in enumerate(codes) if code is None and self._pipes[rank].waits]
+        return [rank for rank, code in enumerate(codes) if code is None and self._pipes[rank].last_state() == WAITS]
 
     def missed(self, codes: Sequence[int | None]) -> int | None:
         """A local rank that ended with code 0 without `import oneflow`, while another rank waits for it there."""
-        left = [rank for rank, code in enumerate(codes) if code == 0 and not self._pipes[rank].has_joined]
+        left = [rank for rank, code in enumerate(codes) if code == 0 and self._pipes[rank].last_state() != JOINED]
         if not left or not self.waiting(codes):
             self._left_at = None
         elif self._left_at is None:
