@@ -10,7 +10,7 @@ import signal
 import termios
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from contextlib import suppress
 from math import inf
 from typing import Callable
@@ -147,21 +147,18 @@ class OutputPipes:
         self._sink = sink
         self._terminals = terminals
         self._selector = selectors.DefaultSelector()
-        self._said: dict[str, bytes] = {}
+        self._said: defaultdict[str, bytes] = defaultdict(bytes)
         self._held: dict[int, tuple[float, bytes]] = {}
         """Descriptor -> (time, an unfinished line), because `print` writes the end of a line separately."""
         self.last_writer: str | None = None
 
-    def open(self, name: str) -> int:
-        """Return a descriptor for the output of a process; the caller closes it after the process has started."""
-        reader, writer = self._pair(2)
-        self.watch(name, reader)
-        return writer
+    def open(self, name: str | None) -> int:
+        """Return a descriptor for the output of a process; the caller closes it after the process has started.
 
-    def open_stdout(self) -> int:
-        """Return a descriptor for a process's stdout, which is forwarded to our stdout and not kept."""
-        reader, writer = self._pair(1)
-        self._selector.register(reader, selectors.EVENT_READ, None)
+        Without a name, the output is forwarded to our stdout and not kept.
+        """
+        reader, writer = self._pair(1 if name is None else 2)
+        self.watch(name, reader)
         return writer
 
     def _pair(self, own: int) -> tuple[int, int]:
@@ -171,9 +168,8 @@ class OutputPipes:
         _pass_through(writer, own)
         return reader, writer
 
-    def watch(self, name: str, reader: int) -> None:
+    def watch(self, name: str | None, reader: int) -> None:
         """Read this descriptor, and close it when its writer has closed the other end."""
-        self._said[name] = b""
         self._selector.register(reader, selectors.EVENT_READ, name)
 
     def pump(self, seconds: float) -> bool:
@@ -234,7 +230,7 @@ class OutputPipes:
 
     def of(self, name: str) -> list[str]:
         """The last lines of a process, without empty lines at the end."""
-        said = self._said.get(name, b"").decode(errors="replace")
+        said = self._said[name].decode(errors="replace")
         return said.rstrip().splitlines()[-_REMEMBERED_LINES:]
 
 

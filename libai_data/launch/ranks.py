@@ -177,7 +177,7 @@ class Ranks:
         # A signal between the start of a process and its entry in `processes` would not be forwarded to it.
         with signals_blocked(FORWARDED):
             stderr = self._outputs.open(str(local_rank))
-            stdout = stderr if self._controlled else self._outputs.open_stdout()
+            stdout = stderr if self._controlled else self._outputs.open(None)
             joining = self._joining.add()
             try:
                 self.processes.append(
