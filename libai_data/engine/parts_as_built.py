@@ -83,7 +83,7 @@ class PartsAsBuilt:
             for name, part in _parts_of(thing)
             if is_unsaved(part)
         ]
-        savers = [type(hook).__name__ for hook in hooks if has_state(hook) and not _is_own(hook)]
+        savers = [type(hook).__name__ for hook in hooks if has_state(hook) and not _is_of_package(type(hook))]
         if found:
             logger.log(
                 logging.INFO if savers else logging.WARNING,
@@ -159,10 +159,6 @@ def _has_been_read(loader: Any) -> bool:
     # Not `loader.state_dict()`: with lanes, the ranks exchange their places there, and not all ranks may be here.
     with_state = loader if isinstance(loader, IterableLoader) else attribute_of(loader, "stream")
     return with_state is not None and with_state.state_dict()["position"] > 0
-
-
-def _is_own(hook: HookBase) -> bool:
-    return _is_of_package(type(hook))
 
 
 def _is_of_package(kind: type) -> bool:
