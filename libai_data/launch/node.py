@@ -40,9 +40,9 @@ def obey(descriptor: int, ranks: Ranks, grace_seconds: float) -> None:
                 # Send the signal to this process; the handler in the main thread forwards the signal to the ranks.
                 os.kill(os.getpid(), int(word.split()[1]))
             elif word == "fail":
-                ranks.fail()
+                ranks.failed_elsewhere = True
             elif word.startswith("left "):
-                ranks.note_left(word[len("left ") :])
+                ranks.left_elsewhere = word[len("left ") :]
     os.kill(os.getpid(), signal.SIGTERM)
     # The main thread may block in a write to a pipe that nobody reads.
     time.sleep(grace_seconds + _SECONDS_LATER_THAN_GRACE)

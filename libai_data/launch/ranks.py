@@ -86,8 +86,9 @@ class Ranks:
         self._args = args
         self._controlled = controlled
         self.stop_signal: int | None = None
-        self._failed_elsewhere = False
-        self._left_elsewhere = ""
+        # Other threads may set these, too.
+        self.failed_elsewhere = False  # another node has failed, so the ranks must stop
+        self.left_elsewhere = ""  # another machine, all of whose ranks have ended with exit code 0
         self._launcher_pid = os.getpid()
         self._prepare_run()
         for signum in FORWARDED:
@@ -141,14 +142,6 @@ class Ranks:
             self._args.master_port = free_port()
         return ""
 
-    def fail(self) -> None:
-        """Stop the ranks, because another node has failed. May be called from any thread."""
-        self._failed_elsewhere = True
-
-    def note_left(self, machine: str) -> None:
-        """Note that all ranks of another machine have ended with exit code 0. May be called from any thread."""
-        self._left_elsewhere = machine
-
     def kill(self) -> None:
         """Kill the ranks and the processes that they started. May be called from any thread."""
         for process in self.processes:
@@ -166,7 +159,7 @@ class Ranks:
         for local_rank in range(args.nproc_per_node):
             if args.node_rank + local_rank > 0 and local_rank <= 1:
                 self._wait_for_rank_0()
-            if self.stop_signal or self._failed_elsewhere or any(process.poll() for process in self.processes):
+            if self.stop_signal or self.failed_elsewhere or any(process.poll() for process in self.processes):
                 break
             self._start_one(local_rank, script_args, {**rank_environment(args, local_rank, library_path), **secret})
 
@@ -205,7 +198,7 @@ class Ranks:
         problem: OSError | None = None
         while time.monotonic() < deadline:
             # If another machine has left, rank 0 may never listen. Then the ranks start, and find out.
-            has_ended = self.stop_signal or self._failed_elsewhere or self._left_elsewhere
+            has_ended = self.stop_signal or self.failed_elsewhere or self.left_elsewhere
             if has_ended or any(each.poll() is not None for each in self.processes):
                 return
             try:
@@ -232,11 +225,11 @@ class Ranks:
                 missed = self._joining.missed(codes)
                 if first is None and missed is not None:
                     first = (missed, 0)
-                if first is None and self._left_elsewhere and self._joining.misses_machine(codes):
+                if first is None and self.left_elsewhere and self._joining.misses_machine(codes):
                     first = (self._joining.waiting(codes)[0], 0)
                 if first is not None:
                     self._report(*first)
-            if not is_stopping and (first is not None or self._failed_elsewhere):
+            if not is_stopping and (first is not None or self.failed_elsewhere):
                 is_stopping = True
                 self._signal_all(signal.SIGTERM)
                 self._kill_within(FAILURE_GRACE_SECONDS)
@@ -322,7 +315,7 @@ class Ranks:
                 process.send_signal(signum)
 
     def _is_failure(self, code: int) -> bool:
-        return self.stop_signal is None and not self._failed_elsewhere and code != STOPPED
+        return self.stop_signal is None and not self.failed_elsewhere and code != STOPPED
 
     def _report(self, local_rank: int, code: int) -> None:
         if self._is_failure(code):
@@ -330,7 +323,7 @@ class Ranks:
             if code == 0 and codes[local_rank] is None:
                 say(
                     f"local rank {numbers_in_words(self._joining.waiting(codes))} waits in 'import oneflow' for "
-                    f"{self._left_elsewhere}, whose ranks ended with exit code 0 and never imported oneflow; "
+                    f"{self.left_elsewhere}, whose ranks ended with exit code 0 and never imported oneflow; "
                     f"{STOPPING_THE_OTHERS}"
                 )
                 return
