@@ -8,16 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from libai_data.engine.checkpoint.directory import FORMAT, MANIFEST, CheckedFile, PendingDirectory, recover, verify
+from libai_data.engine.checkpoint.directory import FORMAT, MANIFEST, PendingDirectory, recover, verify
 from libai_data.errors import CheckpointError
 from tests.deadline import run_to_end
 
 
 def write(target: Path, text: str = "hello") -> None:
     pending = PendingDirectory(target)
-    with CheckedFile(pending.path("a.json")) as file:
+    with pending.open("a.json") as file:
         file.write(text.encode())
-    pending.add("a.json", file)
     pending.add_json("b.json", {"text": text})
     pending.commit()
 
@@ -70,9 +69,8 @@ for number, cut in enumerate(sys.argv[2:]):
         os.rename = killing(os.rename, int(at), when == "after")
         directory.shutil.rmtree = killing(directory.shutil.rmtree, int(at), when == "after")
         pending = directory.PendingDirectory(Path(sys.argv[1]) / str(number) / "c")
-        with directory.CheckedFile(pending.path("a.json")) as file:
+        with pending.open("a.json") as file:
             file.write(b"new")
-        pending.add("a.json", file)
         pending.commit()
         os._exit(0)
     status = os.waitpid(pid, 0)[1]

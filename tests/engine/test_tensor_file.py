@@ -15,7 +15,8 @@ from libai_data.errors import CheckpointError
 
 def write(path: Path, arrays: dict[str, np.ndarray]) -> None:
     header, order = tensor_header(arrays)
-    with CheckedFile(path) as file:
+    with open(path, "wb") as opened:
+        file = CheckedFile(opened)
         file.write(header)
         for name in order:
             write_tensor(file, arrays[name])

@@ -13,7 +13,7 @@ from typing import Any
 from libai_data.data.attributes import call_if_there
 from libai_data.engine.checkpoint import optimizer_state
 from libai_data.engine.checkpoint.changed_attributes import changed_in_model, changed_in_optimizer
-from libai_data.engine.checkpoint.directory import CheckedFile, PendingDirectory
+from libai_data.engine.checkpoint.directory import PendingDirectory
 from libai_data.engine.checkpoint.folder import STATE, CheckpointFolder, check_name, read_json
 from libai_data.engine.checkpoint.placement import fill, whole_on_rank0
 from libai_data.engine.checkpoint.random_state import RandomStates
@@ -138,12 +138,11 @@ class Checkpointer(CheckpointFolder):
             try:
                 with PendingDirectory(target) as pending:
                     for name, (header, order) in headers.items():
-                        with CheckedFile(pending.path(name)) as file:
+                        with pending.open(name) as file:
                             file.write(header)
                             for array in islice(arrays, len(order)):
                                 assert array is not None  # this is rank 0
                                 write_tensor(file, array)
-                        pending.add(name, file)
                     for name, content in contents.items():
                         try:
                             pending.add_json(name, content)

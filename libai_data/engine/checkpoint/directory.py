@@ -11,8 +11,10 @@ import logging
 import os
 import shutil
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from libai_data.atomic_files import written_whole
 from libai_data.errors import CheckpointError
@@ -36,27 +38,17 @@ class OtherVersionError(CheckpointError):
 
 
 class CheckedFile:
-    """A binary file that computes its size and checksum, and is flushed to disk when it is closed."""
+    """An open binary file, with the size and checksum of what was written to it."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = open(path, "wb")  # noqa: SIM115 (closed by __exit__)
-        self.size = 0
-        self.crc = 0
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.size = self.crc = 0
 
     def write(self, data: Any) -> None:
         """Append bytes, or anything with a buffer of bytes."""
         self._file.write(data)
         self.size += len(data)
         self.crc = zlib.crc32(data, self.crc)
-
-    def __enter__(self) -> CheckedFile:
-        return self
-
-    def __exit__(self, *raised: Any) -> None:
-        with self._file:
-            if raised[0] is None:
-                self._file.flush()
-                os.fsync(self._file.fileno())
 
 
 class PendingDirectory:
@@ -72,32 +64,32 @@ class PendingDirectory:
         shutil.rmtree(self._partial, ignore_errors=True)
         self._partial.mkdir(parents=True)
 
-    def path(self, name: str) -> Path:
-        """Where file `name` is written for now."""
-        return self._partial / name
-
-    def add(self, name: str, file: CheckedFile) -> None:
-        """Add a finished file to the manifest."""
-        self._files[name] = {"bytes": file.size, "crc32": file.crc}
+    @contextmanager
+    def open(self, name: str) -> Iterator[CheckedFile]:
+        """A file to write. At the end of the block, it is flushed to disk, and the manifest has it."""
+        with open(self._partial / name, "wb") as file:
+            checked = CheckedFile(file)
+            yield checked
+            file.flush()
+            os.fsync(file.fileno())
+        self._files[name] = {"bytes": checked.size, "crc32": checked.crc}
 
     def add_json(self, name: str, content: Any) -> None:
         """Write a JSON file and add it to the manifest."""
-        with CheckedFile(self.path(name)) as file:
+        with self.open(name) as file:
             file.write(json.dumps(content, indent=1).encode())
-        self.add(name, file)
 
     def add_same(self, name: str, directory: Path) -> None:
         """Add an unchanged file of another such directory: a hard link if the file system has these, else a copy."""
         try:
-            os.link(directory / name, self.path(name))
+            os.link(directory / name, self._partial / name)
         except OSError:
-            shutil.copy2(directory / name, self.path(name))
+            shutil.copy2(directory / name, self._partial / name)
         self._files[name] = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))["files"][name]
 
     def commit(self) -> None:
         """Write the manifest, flush everything, and give the directory its name."""
-        with CheckedFile(self.path(MANIFEST)) as file:
-            file.write(json.dumps({"format": FORMAT, "files": self._files}, indent=1).encode())
+        self.add_json(MANIFEST, {"format": FORMAT, "files": self._files})
         sync_directory(self._partial)
         replaced = self.target.with_name(self.target.name + _REPLACED)
         if self.target.exists():
