@@ -133,28 +133,21 @@ def refuse_rank0_of_another_job(rank: int, port: int) -> None:
 
 def _ask(host: str, port: int, question: bytes) -> dict[str, Any] | None:
     """The answer of rank 0; None if there is no answer."""
+    found: Sequence[Any] = ()
     with suppress(OSError):
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM) if host else []
-        for family, *_, address in found:
-            with socket.socket(family, socket.SOCK_DGRAM) as client:
-                client.settimeout(_SECONDS_TO_ANSWER)
-                client.connect(address)
-                answer = _answer_to(client, question)
-                if answer is not None:
-                    return answer
-    return None
-
-
-def _answer_to(client: socket.socket, question: bytes) -> dict[str, Any] | None:
-    for _ in range(_TRIES):
-        try:
-            client.send(question)
-            answer = json.loads(client.recv(_LONGEST))
-        except socket.timeout:
-            continue
-        except (OSError, ValueError):  # No program has the port, or another program.
-            return None
-        return answer if isinstance(answer, dict) and answer.keys() == {"job", "has_joined"} else None
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM) if host else ()
+    for family, *_, address in found:
+        # If no program has the port, or another program, there are these errors.
+        with suppress(OSError, ValueError), socket.socket(family, socket.SOCK_DGRAM) as client:
+            client.settimeout(_SECONDS_TO_ANSWER)
+            client.connect(address)
+            for _ in range(_TRIES):
+                with suppress(socket.timeout):
+                    client.send(question)
+                    answer = json.loads(client.recv(_LONGEST))
+                    if isinstance(answer, dict) and answer.keys() == {"job", "has_joined"}:
+                        return answer
+                    break
     return None
 
 
