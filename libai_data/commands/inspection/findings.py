@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -19,6 +18,7 @@ from libai_data.commands.inspection.fields import (
 )
 from libai_data.commands.inspection.step_rows import StepRows
 from libai_data.config import try_get_key
+from libai_data.iterables.digest import running_digest
 
 Bars = list[tuple[str, int]]
 """(What is counted, how often)."""
@@ -74,14 +74,11 @@ def _out_of_range(rows: StepRows, name: str, cfg: Any) -> Iterator[str]:
 
 
 def _duplicates(rows: StepRows) -> Iterator[str]:
-    groups: dict[bytes, list[int]] = {}
+    groups: dict[str, list[int]] = {}
     for row in range(len(rows.origins)):
-        digest = hashlib.blake2b(digest_size=16)
-        for name, values in rows.values.items():
-            array = values[row]
-            digest.update(f"{name} {array.dtype} {array.shape}".encode())
-            digest.update(np.ascontiguousarray(array).tobytes())
-        groups.setdefault(digest.digest(), []).append(row)
+        # Not a list, which would be one array if each field is a number.
+        fields = tuple(values[row] for values in rows.values.values())
+        groups.setdefault(running_digest("", fields), []).append(row)
     twice = [group for group in groups.values() if len(group) > 1]
     for group in twice[:_NAMED]:
         indices = {rows.origins[row].index for row in group}
