@@ -11,6 +11,7 @@ import json
 import platform
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,9 @@ def needed_versions() -> dict[str, str]:
     for requirement in _requirements():
         name = re.match(r"[A-Za-z0-9._-]+", requirement)
         if name is not None and "extra ==" not in requirement:
-            versions[name[0]] = _version(name[0])
+            versions[name[0]] = _ABSENT
+            with suppress(importlib.metadata.PackageNotFoundError):
+                versions[name[0]] = importlib.metadata.version(name[0])
     return versions
 
 
@@ -56,13 +59,6 @@ def _requirements() -> list[str]:
         return importlib.metadata.requires("libai_data") or []
     except importlib.metadata.PackageNotFoundError:  # run from a checkout that is not installed
         return ["oneflow", "numpy"]
-
-
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return _ABSENT
 
 
 def config_values(cfg: Any) -> dict[str, str]:
