@@ -67,7 +67,7 @@ def in_words(saved: SavedState) -> list[str]:
     stream, order, mesh = saved.stream, saved.stream.order, saved.content.get("mesh", {})
     epoch, offset = divmod(stream.place, order.epoch_size)
     shown = " x ".join(f"{axis} {size}" for axis, size in mesh.items())
-    used = stream.position if stream.schedule is None else stream.position + stream.schedule.surplus
+    used = saved.content["stateful"].get("hook IterationTimer", {}).get("samples", stream.position)
     lines = [
         f"Checkpoint {saved.path}, written after {saved.step} steps" + (f" on a mesh of {shown}." if shown else "."),
         *_step_in_words(saved),
@@ -185,7 +185,7 @@ def edited(
     if seed is not None:
         state = replace(state, order=replace(state.order, seed=seed))
     if position is not None or seed is not None:
-        schedule = schedule.begun_at(saved.step, state.position, schedule.surplus if position is None else 0)
+        schedule = schedule.begun_at(saved.step, state.position)
     left_out = state.left_out
     for first, last in skips:
         is_range = 0 <= first <= last <= MOST_STEPS

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from libai_data import DataModule, from_iterable
+from libai_data.config import LazyCall
 from libai_data.data.samplers import Ledger, Order
-from libai_data.engine.saved_data_state import SavedState, edited, in_words
+from libai_data.engine.saved_data_state import SavedState, in_words
 from libai_data.errors import CheckpointError, ConfigError
 from tests.engine.data_runs import RecordingTrainer, config_of, metric, train
 from tests.engine.tiny import TinyDataset
@@ -132,10 +134,28 @@ def test_the_log_counts_the_used_samples_when_datasets_of_other_lengths_move_the
     used = np.cumsum([8] * 8 + [4] * 4).tolist()
     assert metric(tmp_path, "consumed_samples") == dict(enumerate(used))
     assert metric(tmp_path, "position")[7] == 32 * 100 / 40 + 32
-    saved = SavedState.read(str(tmp_path))
-    assert "Used so far: 80 samples, on all ranks together." in "".join(in_words(saved))
-    schedule = edited(saved, seed=3).schedule
-    assert schedule is not None and schedule.used_before(12) == 80
+    words = in_words(SavedState.read(str(tmp_path)))
+    assert "Used so far: 80 samples, on all ranks together." in "".join(words)
+
+
+class Stream(DataModule):
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+
+    def train_dataloader(self) -> Any:
+        data = TinyDataset(40)
+        return from_iterable(lambda epoch: map(data.__getitem__, range(40)), self.rows, ends="cycle")
+
+
+def test_the_log_counts_the_used_samples_of_a_stream_whose_batch_size_a_resume_changes(tmp_path: Path) -> None:
+    for rows, stop_after in ((8, 5), (16, None)):
+        cfg = config_of(tmp_path, global_batch_size=rows)
+        del cfg["dataloader"]
+        cfg.datamodule = LazyCall(Stream)(rows=rows)
+        cfg.train.resume_override = ["global_batch_size"]
+        train(cfg, resume=rows == 16, stop_after=stop_after)
+    used = np.cumsum([8] * 6 + [16] * 6).tolist()
+    assert metric(tmp_path, "consumed_samples") == dict(enumerate(used))
 
 
 def test_another_seed_on_purpose_says_what_is_repeated_and_then_goes_on(tmp_path: Path) -> None:

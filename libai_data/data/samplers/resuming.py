@@ -232,8 +232,7 @@ def _with_steps(
                 f"{saved.position}, so no sample is repeated and none left out."
             )
     else:
-        surplus = saved.position + history.surplus - state.position
-        merged = schedule.begun_at(history.step_at(saved.position), state.position, surplus)
+        merged = schedule.begun_at(history.step_at(saved.position), state.position)
     skipped = places_to_skip(merged).since(state.place)
     left_out = state.left_out.joined(skipped)
     new = left_out.count_before(1 << 62) - state.left_out.count_before(1 << 62)

@@ -107,7 +107,6 @@ class StepSchedule:
         sizes: pairs (step, global batch size), steps ascending: the size is valid from this step on. The schedule
             begins with the step of the first entry.
         first_position: the position at which this first step begins.
-        surplus: samples that were used before beyond the position, because a change of the dataset has moved it.
 
     Raises:
         ConfigError: No entry, an entry that is no pair of ints, steps that do not ascend, or a size below 1.
@@ -115,7 +114,6 @@ class StepSchedule:
 
     sizes: Ranges
     first_position: int = 0
-    surplus: int = 0
 
     def __post_init__(self) -> None:
         sizes: list[tuple[int, int]] = []
@@ -150,13 +148,9 @@ class StepSchedule:
         return self.sizes[self._entry(step)][1]
 
     def position_of(self, step: int) -> int:
-        """The position at which a step begins."""
+        """The position at which a step begins: the number of samples before it."""
         entry = self._entry(step)
         return self.positions[entry] + (step - self._steps[entry]) * self.sizes[entry][1]
-
-    def used_before(self, step: int) -> int:
-        """The number of samples that the training has used before a step."""
-        return self.position_of(step) + self.surplus
 
     def steps_at(self, positions: np.ndarray) -> np.ndarray:
         """The steps that use these positions, int64 [n]; -1 for positions before the first step."""
@@ -174,12 +168,12 @@ class StepSchedule:
     def continued(self, step: int, other: StepSchedule) -> StepSchedule:
         """The sizes of this schedule before `step`, and those of `other` from `step` on."""
         past = tuple(entry for entry in self.sizes if entry[0] < step)
-        return StepSchedule((*past, *other.begun_at(step, 0).sizes), self.first_position, self.surplus)
+        return StepSchedule((*past, *other.begun_at(step, 0).sizes), self.first_position)
 
-    def begun_at(self, step: int, position: int, surplus: int = 0) -> StepSchedule:
+    def begun_at(self, step: int, position: int) -> StepSchedule:
         """The schedule from `step` on, with this step at `position`."""
         future = tuple(entry for entry in self.sizes if entry[0] > step)
-        return StepSchedule(((step, self.size_of(step)), *future), position, surplus)
+        return StepSchedule(((step, self.size_of(step)), *future), position)
 
     def is_same(self, other: StepSchedule, first: int, end: float = inf) -> bool:
         """Whether `other` has the same sizes in all steps from `first` to `end` - 1."""

@@ -52,7 +52,6 @@ _KEYS = Keys(
         "left_out": each(PAIR),
         "batch_sizes": each(PAIR),
         "first_position": whole(-(1 << 62)),
-        "surplus": INT,
         "start": START,
         **ORDER.optional,
         "dataset": or_none(MAPPING),
@@ -105,7 +104,6 @@ class StreamState:
         if self.schedule is not None:
             state["batch_sizes"] = [list(entry) for entry in self.schedule.sizes]
             state["first_position"] = self.schedule.first_position
-            state.update({"surplus": self.schedule.surplus} if self.schedule.surplus else {})
         if self.start is not None:
             pairs = [list(place_and_offset(start)) for start in starts_of(self.start)]
             state["start"] = None if not self.is_whole else pairs if isinstance(self.start, tuple) else pairs[0]
@@ -122,7 +120,7 @@ class StreamState:
             schedule = None
             if "batch_sizes" in state:
                 sizes = tuple((step, size) for step, size in state["batch_sizes"])
-                schedule = StepSchedule(sizes, state.get("first_position", 0), state.get("surplus", 0))
+                schedule = StepSchedule(sizes, state.get("first_position", 0))
             start = None
             if "start" in state:
                 start = start_from_json(state["start"], order.lanes)

@@ -15,8 +15,11 @@ from libai_data.engine.data_state import schedule_of, stream_state_of
 from libai_data.engine.train_loop import HookBase
 from libai_data.engine.writers import SOURCE
 from libai_data.errors.argument_rules import check, whole
+from libai_data.errors.saved_state import Keys, check_state
 
 logger = logging.getLogger(__name__)
+
+_COUNTED = Keys({"step": whole(0), "samples": whole(0)})
 
 
 class IterationTimer(HookBase):
@@ -40,8 +43,24 @@ class IterationTimer(HookBase):
         self._period = period
         self._warmup_iter = warmup_iter
         self._all_steps, self._all_samples, self._all_seconds = 0, 0, 0.0
+        self._next_step = 0
+        self._other = 0  # samples that the training has used, and the schedule does not count
+
+    def state_dict(self) -> dict[str, int]:
+        """The next step, and the number of samples before this step."""
+        return {"step": self._next_step, "samples": self._used_before(self._next_step)}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Continue the count of samples: the steps before may have had other sizes, or another dataset."""
+        check_state(state, _COUNTED, "a training", "IterationTimer", "the checkpoint")
+        self._next_step = state["step"]
+        self._other = state["samples"] - self._schedule.position_of(state["step"])
+
+    def _used_before(self, step: int) -> int:
+        return self._schedule.position_of(step) + self._other
 
     def before_train(self) -> None:
+        self._next_step = self.trainer.start_iter
         self._train_start = time.perf_counter()
         self._begin_period()
 
@@ -54,7 +73,7 @@ class IterationTimer(HookBase):
     def after_step(self) -> None:
         seconds = time.perf_counter() - self._step_start
         iteration = self.trainer.iter
-        self._steps += 1
+        self._steps, self._next_step = self._steps + 1, iteration + 1
         self._seconds += seconds
         waited, measured_at = self.trainer.storage.latest().get("data_time", (0.0, -1))
         self._waits += waited if measured_at == iteration else 0.0
@@ -87,7 +106,7 @@ class IterationTimer(HookBase):
             data_wait_share=min(self._waits / max(self._seconds, 1e-9), 1.0),
             eta_seconds=per_step * (self.trainer.max_iter - iteration - 1),
         )
-        storage.samples = self._schedule.used_before(iteration + 1)
+        storage.samples = self._used_before(iteration + 1)
         storage.put_scalar("consumed_samples", storage.samples, smoothing_hint=False)
         self._begin_period()
 
@@ -126,15 +145,16 @@ class DataProgress(HookBase):
 
     def before_train(self) -> None:
         self._last_put = self.trainer.start_iter - 1
-        self._tokens(self._schedule.used_before(self.trainer.start_iter), 0)
+        self._tokens(self._schedule.position_of(self.trainer.start_iter), 0)
 
     def after_step(self) -> None:
         if not self.trainer.ends_period(self._period):
             return
         iteration, storage = self.trainer.iter, self.trainer.storage
         numbers: dict[str, float] = {}
-        samples = self._schedule.used_before(iteration + 1)
-        tokens, new = self._tokens(samples, samples - self._schedule.used_before(self._last_put + 1))
+        samples = storage.samples or self._schedule.position_of(iteration + 1)
+        new_samples = self._schedule.position_of(iteration + 1) - self._schedule.position_of(self._last_put + 1)
+        tokens, new = self._tokens(samples, new_samples)
         state = stream_state_of(self._loader)
         if state is not None and state.is_whole:
             numbers.update(position=state.place, epoch=state.place / state.order.epoch_size)
