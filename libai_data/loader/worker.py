@@ -40,6 +40,8 @@ STDERR = 2
 """The descriptor of standard error, whatever `sys.stderr` is."""
 
 _MOST_SLOTS_REMEMBERED = 64
+_MS_BETWEEN_LOOKS = 200
+"""How often an idle worker looks whether another process needs the room of the shards that it has open."""
 
 
 @dataclass(frozen=True)
@@ -108,20 +110,38 @@ def work(handles: WorkerHandles, payload: Payload) -> None:
             channel.send(("init failed", remote_failure(error)))
         return
     with suppress(_TrainerGone, BrokenPipeError):
-        _Worker(handles.number, channel, tasks, arena, runner).run()
+        _Worker(handles.number, channel, tasks, arena, runner, _streamed_sources(payload.dataset)).run()
     # This shows the trainer that the process is about to end, so the trainer waits longer. Closing alone may not show
     # it, because a child process of the dataset may also have the channel open.
     channel.finish()
     channel.close()
 
 
+def _streamed_sources(dataset: Any) -> list[Any]:
+    """The streamed sources of a dataset. Workers of other datasets start quickly, without the import."""
+    if "libai_data.data.sources.streamed" not in sys.modules:
+        return []
+    from libai_data.data.datasets.streamed_shards import StreamedShards
+
+    return StreamedShards(dataset).sources
+
+
 class _Worker:
-    def __init__(self, number: int, channel: Channel, tasks: WorkerTasks, arena: Arena, runner: TaskRunner) -> None:
+    def __init__(
+        self,
+        number: int,
+        channel: Channel,
+        tasks: WorkerTasks,
+        arena: Arena,
+        runner: TaskRunner,
+        streamed: list[Any],
+    ) -> None:
         self._channel = channel
         self._tasks = tasks
         self._arena = arena
         self._indices = SlotIndices(arena)
         self._runner = runner
+        self._streamed = streamed
         self._events = select.poll()
         self._events.register(channel.fileno(), select.POLLIN)
         if number == 0:  # A task wakes this worker; the trainer need not.
@@ -146,10 +166,17 @@ class _Worker:
         """Wait for a message, which may only wake this worker; returns a task that comes before the wait."""
         self._tasks.note_asleep(True)
         entry = self._tasks.take()
-        if entry is None and self._channel.fileno() in {descriptor for descriptor, _ in self._events.poll()}:
+        if entry is None and self._channel.fileno() in {descriptor for descriptor, _ in self._wait()}:
             self._process_message()
         self._tasks.note_asleep(False)
         return entry
+
+    def _wait(self) -> list[tuple[int, int]]:
+        """Wait for events. Meanwhile, close shards whose room in the cache other processes need."""
+        while not (events := self._events.poll(_MS_BETWEEN_LOOKS if self._streamed else None)):
+            for source in self._streamed:
+                source.close_if_asked()
+        return events
 
     def _process_message(self) -> None:
         kind, content = self._receive()

@@ -29,7 +29,7 @@ _ENDINGS = (".part", ".room", ".lock")
 _NAME = re.compile(r"(?P<key>[0-9a-f]{24})(?:\.(?:lock|part|room)|-.*)")
 _INDEX = re.compile(r".*-[0-9a-f]{24}\.(?:npy|lock|unfinished)")  # see `record_index`
 _FLOCK = struct.Struct("hhqqi0q")
-_IN_USE = "in_use"
+_IN_USE, _ASKED = "in_use", "asked"
 _MOST_DELETIONS = 5
 """After so many deletions of the folder, no copy is made any more."""
 _DIGITS = 15  # The first digits of a key are the offset of its byte; an offset has 63 bits.
@@ -114,6 +114,18 @@ class LocalCache:
         priority that is not in use."""
         with contextlib.suppress(FileNotFoundError):
             os.utime(self.directory / f"{key}.lock", ns=(when, when))
+
+    def ask_for_room(self) -> None:
+        """Ask the processes that do not read now to end their uses; see `asked`."""
+        with contextlib.suppress(OSError):
+            (self.directory / _ASKED).touch()
+
+    def asked(self) -> float:
+        """When a process has last asked for room; 0 if never."""
+        try:
+            return (self.directory / _ASKED).stat().st_mtime
+        except OSError:
+            return 0.0
 
     def _make(
         self, key: str, copy: Path, size: int | None, make: Callable[[Path], None], descriptor: int, noted: Failures

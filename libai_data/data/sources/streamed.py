@@ -82,6 +82,7 @@ class StreamedSource(Records):
         self._cache = LocalCache(self.storage.directory, self.storage.size)
         self.opened = LastUsed(self.storage.size // 4)
         self.fetched: set[int] = set()
+        self._asked = 0.0
         largest = int(self.table.sizes.max(initial=0))
         if largest > self.storage.size:
             raise ConfigError(
@@ -160,10 +161,17 @@ class StreamedSource(Records):
                     raise
                 if wait is None:
                     raise StorageError(f"{remote.url} cannot be kept on this machine: {error}") from error
-                # This process can open its shards again. Other processes close theirs as they read on.
+                # This process can open its shards again. Others close theirs as they read on, or when asked.
             self.opened.clear()
+            self._cache.ask_for_room()
             time.sleep(wait)
         raise AssertionError
+
+    def close_if_asked(self) -> None:
+        """Close the open shards if a process has found no room in the cache since the last call."""
+        before, self._asked = self._asked, self._cache.asked()
+        if self._asked != before:
+            self.opened.clear()
 
     def _is_packed(self, url: str) -> bool:
         return self.table.format in DESCRIBED and not is_raw(url)

@@ -11,6 +11,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 import tracemalloc
 from collections import Counter
 from collections.abc import Iterator
@@ -658,6 +659,33 @@ def test_a_cache_that_is_too_small_is_refused_at_the_start_with_the_size_that_is
     found = re.search(r"to at least (\d+) bytes", str(error.value))
     assert found is not None
     assert first_batch(int(found[1]), **lanes)
+
+
+class OneWorkerAhead(Numbers):
+    """A worker reads index 40 only after the other worker has read all that may be read ahead."""
+
+    def __init__(self, source: Any, sign: Path) -> None:
+        super().__init__(source)
+        self._sign = sign
+
+    def __getitem__(self, number: int) -> dict[str, np.ndarray]:
+        while number == 40 and not self._sign.exists():
+            time.sleep(0.01)
+        found = super().__getitem__(number)
+        if number == 89:  # of the last of the 4 batches after that of index 40
+            self._sign.touch()
+        return found
+
+
+def test_a_worker_that_is_idle_closes_shards_if_another_worker_has_no_room(
+    store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    largest = int(open_source(FOLDER, streaming=True).table.sizes.max())
+    monkeypatch.setenv("LIBAI_DATA_CACHE_SIZE", str(2 * largest + 1))
+    dataset = OneWorkerAhead(open_source(FOLDER, streaming=True), tmp_path / "sign")
+    with closing(BatchLoader(dataset, CyclicSampler(dataset, 10), num_workers=2)) as loader:
+        rows = [batch["x"].numpy().tolist() for _, batch in zip(range(12), loader)]
+    assert rows == np.arange(120).reshape(12, 10).tolist()
 
 
 def _of_half(order: Any) -> np.ndarray:
