@@ -16,7 +16,7 @@ from libai_data.loader.retry import Retry
 from libai_data.loader.schema import SampleSchema
 from libai_data.loader.starting import WorkerStarter
 from libai_data.loader.task_queue import Entry, TaskQueue
-from libai_data.loader.worker import RemoteFailure, SlotIndices
+from libai_data.loader.worker import RemoteFailure, SlotIndices, streamed_sources
 from libai_data.loader.worker_pool import WorkerPool
 
 logger = logging.getLogger(__name__)
@@ -51,6 +51,7 @@ class ProcessExecutor(Executor):
         self._dataset_name = starter.dataset_name
         self._indices = SlotIndices(arena)
         self._timeout = timeout
+        self._streamed = streamed_sources(starter.payload.dataset)
         self._tasks: dict[int, Task] = {}
         self._retry = Retry(starter.payload)
         self._deaths_without_task = 0
@@ -119,6 +120,8 @@ class ProcessExecutor(Executor):
         self._collect()
         if not self._ready and not self._listen(_SECONDS_BEFORE_HELP) and not self._ready:
             self._wake(self._task_queue.all_to_wake())
+            for source in self._streamed:  # A worker may need the room of shards that this process has open.
+                source.close_if_asked()
             self._listen(_SECONDS_BETWEEN_LOOKS)
         if time.monotonic() - self._last_check > _SECONDS_BETWEEN_LOOKS:
             self._check_workers()

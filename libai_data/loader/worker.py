@@ -110,14 +110,14 @@ def work(handles: WorkerHandles, payload: Payload) -> None:
             channel.send(("init failed", remote_failure(error)))
         return
     with suppress(_TrainerGone, BrokenPipeError):
-        _Worker(handles.number, channel, tasks, arena, runner, _streamed_sources(payload.dataset)).run()
+        _Worker(handles.number, channel, tasks, arena, runner, streamed_sources(payload.dataset)).run()
     # This shows the trainer that the process is about to end, so the trainer waits longer. Closing alone may not show
     # it, because a child process of the dataset may also have the channel open.
     channel.finish()
     channel.close()
 
 
-def _streamed_sources(dataset: Any) -> list[Any]:
+def streamed_sources(dataset: Any) -> list[Any]:
     """The streamed sources of a dataset. Workers of other datasets start quickly, without the import."""
     if "libai_data.data.sources.streamed" not in sys.modules:
         return []

@@ -49,7 +49,7 @@ from libai_data.data.sources.read_ahead import ReadAhead
 from libai_data.data.sources.remote import fetch
 from libai_data.data.sources.shard_table import TABLE
 from libai_data.errors import ConfigError, FormatError, SampleError, StorageError, bytes_in_words
-from libai_data.loader import BatchLoader
+from libai_data.loader import BatchLoader, get_worker_info
 from libai_data.mesh.parallel_mesh import ParallelMesh
 from tests.data.sources.object_store import BUCKET, SILENT, STALL, ObjectStore
 from tests.data.sources.published_files import WebFolder
@@ -669,20 +669,26 @@ class OneWorkerAhead(Numbers):
         self._sign = sign
 
     def __getitem__(self, number: int) -> dict[str, np.ndarray]:
-        while number == 40 and not self._sign.exists():
+        while number == 40 and get_worker_info() is not None and not self._sign.exists():
             time.sleep(0.01)
         found = super().__getitem__(number)
-        if number == 89:  # of the last of the 4 batches after that of index 40
+        if number == 89 and get_worker_info() is not None:  # of the last of the 4 batches after that of index 40
             self._sign.touch()
         return found
 
 
-def test_a_worker_that_is_idle_closes_shards_if_another_worker_has_no_room(
-    store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def _always(sample: Any) -> bool:
+    return True
+
+
+@pytest.mark.parametrize("trainer_reads", [False, True])
+def test_processes_that_are_idle_close_shards_if_a_worker_has_no_room(
+    store: ObjectStore, trainer_reads: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     largest = int(open_source(FOLDER, streaming=True).table.sizes.max())
     monkeypatch.setenv("LIBAI_DATA_CACHE_SIZE", str(2 * largest + 1))
-    dataset = OneWorkerAhead(open_source(FOLDER, streaming=True), tmp_path / "sign")
+    dataset: Any = OneWorkerAhead(open_source(FOLDER, streaming=True), tmp_path / "sign")
+    dataset = FilteredDataset(dataset, _always) if trainer_reads else dataset
     with closing(BatchLoader(dataset, CyclicSampler(dataset, 10), num_workers=2)) as loader:
         rows = [batch["x"].numpy().tolist() for _, batch in zip(range(12), loader)]
     assert rows == np.arange(120).reshape(12, 10).tolist()
