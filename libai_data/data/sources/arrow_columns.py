@@ -170,8 +170,12 @@ class FileColumns:
 
     def __init__(self, columns: Sequence[str] | None) -> None:
         self._columns = columns
-        self.first: Any = None
-        """The `pyarrow.Schema` of the first file with rows."""
+        self._first: Any = None
+
+    @property
+    def first(self) -> Any:
+        """The `pyarrow.Schema` of the first file with rows; None before this file is read."""
+        return self._first
 
     def chosen(self, path: str, schema: Any, rows: int) -> list[str]:
         """Names of the columns to read from the next file, which has so many rows.
@@ -185,10 +189,10 @@ class FileColumns:
             raise FormatError(f"{path} is damaged: the name of a column is not UTF-8: {error}") from error
         if not rows:
             return names
-        if self.first is None:
+        if self._first is None:
             self._types, self._path, self._names = {name: schema.field(name).type for name in names}, path, names
-            self.first = schema  # Last: another thread may open the next streamed file meanwhile.
-        elif schema.equals(self.first):
+            self._first = schema  # Last: another thread may open the next streamed file meanwhile.
+        elif schema.equals(self._first):
             return self._names  # One list for all files: there may be many thousands.
         else:
             types = {name: schema.field(name).type for name in names}

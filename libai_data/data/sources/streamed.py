@@ -53,7 +53,6 @@ class StreamedSource(Records):
     Attributes:
         shard_lengths, identity: as for `ShardedSource`.
         opened: the shards that are open; sources of one dataset share it (`StreamedShards`).
-        fetched: the shards that this process has fetched, and that its log does not count yet.
 
     Raises:
         ConfigError: There are no shards, they cannot be streamed, or the cache is smaller than a shard.
@@ -81,7 +80,6 @@ class StreamedSource(Records):
         self.identity = key_of("streamed", self.folder, self.table.identity, columns)
         self._cache = LocalCache(self.storage.directory, self.storage.size)
         self.opened = LastUsed(self.storage.size // 4)
-        self.fetched: set[int] = set()
         self._asked = 0.0
         largest = int(self.table.sizes.max(initial=0))
         if largest > self.storage.size:
@@ -106,6 +104,11 @@ class StreamedSource(Records):
     @property
     def _what(self) -> str:
         return f"records of {self.folder}"
+
+    @cached_property  # A loader sees changes of other attributes, and then starts its workers again.
+    def fetched(self) -> set[int]:
+        """The shards that this process has fetched, and that its log does not count yet."""
+        return set()
 
     def rows_of(self, number: int, rows: np.ndarray) -> list[Any]:
         shard = self.opened.get((self.identity, number))

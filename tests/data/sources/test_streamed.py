@@ -50,6 +50,7 @@ from libai_data.data.sources.remote import fetch
 from libai_data.data.sources.shard_table import TABLE
 from libai_data.errors import ConfigError, FormatError, SampleError, StorageError, bytes_in_words
 from libai_data.loader import BatchLoader, get_worker_info
+from libai_data.loader.same_dataset import WorkersCopy
 from libai_data.mesh.parallel_mesh import ParallelMesh
 from tests.data.sources.object_store import BUCKET, SILENT, STALL, ObjectStore
 from tests.data.sources.published_files import WebFolder
@@ -675,6 +676,14 @@ class OneWorkerAhead(Numbers):
         if number == 89 and get_worker_info() is not None:  # of the last of the 4 batches after that of index 40
             self._sign.touch()
         return found
+
+
+def test_a_fetched_shard_is_no_change_of_the_dataset(store: ObjectStore) -> None:
+    source = open_source(FOLDER, streaming=True)
+    dataset = Numbers(source)
+    copy = WorkersCopy(dataset)
+    assert dataset[0]["x"] == 0 and source.fetched == {0}
+    assert copy.is_current(), "workers would be started again, after a warning"
 
 
 def _always(sample: Any) -> bool:
