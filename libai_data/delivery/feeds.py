@@ -6,7 +6,7 @@ import weakref
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Optional
+from typing import Optional, Protocol
 
 import numpy as np
 
@@ -59,7 +59,23 @@ def for_oneself(batch: NodeBatch, arena: Arena) -> dict[str, np.ndarray]:
     return views(lease, batch.specs)
 
 
-class LocalFeed:
+class Feed(Protocol):
+    """Returns the batches of one pass after the other."""
+
+    def begin(self, position: int) -> None:
+        """Begin a pass at this position of the stream; an earlier one is over."""
+
+    def next(self) -> NodeBatch | None:
+        """Wait for the next batch; None at the end of the pass."""
+
+    def next_if_ready(self) -> NodeBatch | None:
+        """The next batch if it is available without waiting, otherwise None."""
+
+    def close(self) -> None:
+        """End the loader, or the connection and its threads."""
+
+
+class LocalFeed(Feed):
     """Reads batches for all ranks it serves, on a node's leader or rank 0; `also_kept` batches may wait to be sent."""
 
     def __init__(self, loader: BatchLoader, shards: int, also_kept: int = 0) -> None:
@@ -69,16 +85,13 @@ class LocalFeed:
         self._pass: Iteration | None = None
 
     def begin(self, position: int) -> None:
-        """Begin a pass at this position of the stream; an earlier one is over."""
         self._pass = self._loader.begin(position, also_kept=self._kept)
 
     def next(self) -> NodeBatch | None:
-        """Wait for the next batch; None at the end of the pass."""
         batch = next(self._pass, None) if self._pass is not None else None
         return None if batch is None else self._shared(batch)
 
     def next_if_ready(self) -> NodeBatch | None:
-        """The next batch if it is available without waiting, otherwise None."""
         batch = self._pass.next_if_ready() if self._pass is not None else None
         return None if batch is None else self._shared(batch)
 
@@ -101,11 +114,10 @@ class LocalFeed:
                 )
 
     def close(self) -> None:
-        """End the loader."""
         self._loader.close()
 
 
-class LinkFeed:
+class LinkFeed(Feed):
     """Receives batches from the leader of the node, by mapping their memory.
 
     With `for_itself`, other ranks do not see what this rank writes into a batch.

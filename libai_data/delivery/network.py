@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.delivery.feeds import MOST_UNTAKEN, NodeBatch, in_one_line
+from libai_data.delivery.feeds import MOST_UNTAKEN, Feed, NodeBatch, in_one_line
 from libai_data.delivery.read_plan import ReadPlan
 from libai_data.errors import PeerError
 from libai_data.loader.arena import Arena
@@ -162,7 +162,7 @@ class NetworkPublisher:
             self._link.close()
 
 
-class NetworkFeed:
+class NetworkFeed(Feed):
     """Receives a node's rows of each batch from rank 0, in a thread of its own, before the models need them."""
 
     def __init__(self, link: socket.socket, arena: Arena, ahead: int) -> None:

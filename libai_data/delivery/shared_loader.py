@@ -24,7 +24,7 @@ from libai_data.data.samplers.lane_order import LaneOrder
 from libai_data.data.samplers.sampler import StreamSampler
 from libai_data.data.samplers.stream_state import order_in_words
 from libai_data.data.transforms.batch import BatchTransform
-from libai_data.delivery.feeds import LinkFeed, LocalFeed, NodeBatch, NodePublisher, for_oneself, in_one_line
+from libai_data.delivery.feeds import Feed, LinkFeed, LocalFeed, NodeBatch, NodePublisher, for_oneself, in_one_line
 from libai_data.delivery.network import NetworkFeed, NetworkPublisher
 from libai_data.delivery.read_plan import ReadPlan
 from libai_data.delivery.same_values import check_same_arguments
@@ -78,9 +78,6 @@ class _Announcement(NamedTuple):
     check_every: int
     fingerprint: str
 
-
-Feed = Union[LocalFeed, LinkFeed, NetworkFeed]
-"""Returns the batches of one pass after the other."""
 
 Publisher = Union[NodePublisher, NetworkPublisher]
 
