@@ -135,10 +135,16 @@ class GraphBase(nn.Graph):
             logger.warning("%s. To train with the new value, set graph.enabled=False.", changed)
         # OneFlow gives a compiled graph its inputs by their order, not by their names.
         kwargs = put_together(self._skeleton, lambda leaf: leaves[leaf.path])
-        if self._is_compiled or self.device == "cuda":
-            return super().__call__(*args, **kwargs)
-        with _without_preemption():
-            return super().__call__(*args, **kwargs)
+        with nullcontext() if self._is_compiled or self.device == "cuda" else _without_preemption():
+            try:
+                return super().__call__(*args, **kwargs)
+            except TypeError as error:
+                if not str(error).startswith("super("):
+                    raise
+                raise ConfigError(
+                    "forward calls super(), but in a graph, `self` is OneFlow's stand-in for the model. Name the class "
+                    "instead, as in Parent.forward(self, x), or set graph.enabled=False"
+                ) from error
 
     def build(self, **inputs: Any) -> dict[str, Any]:
         """Trace the model; OneFlow calls this once."""

@@ -339,6 +339,20 @@ def test_a_graph_whose_compilation_has_failed_is_refused_with_the_remedy() -> No
     assert np.isfinite(graphs[1](**inputs_of(TinyModel, 4))["loss"].numpy())
 
 
+class CallsSuper(TinyModel):
+    def forward(self, points: Any, labels: Any = None) -> Any:
+        return super().forward(points, labels)
+
+
+@pytest.mark.parametrize("is_train", [True, False])
+def test_a_forward_that_calls_super_is_refused_with_the_remedy(is_train: bool) -> None:
+    model = on_one_rank(CallsSuper(ballast=GRAPH_BALLAST))
+    optimizer = flow.optim.SGD(model.parameters(), lr=0.1) if is_train else None
+    graph = GraphBase(model, optimizer, is_train=is_train)
+    with pytest.raises(ConfigError, match=r"forward calls super\(\).* as in Parent\.forward\(self, x\), or set graph"):
+        graph(**inputs_of(TinyModel, 4))
+
+
 def test_a_part_that_is_replaced_or_added_after_the_graph_was_built_is_refused() -> None:
     model = on_one_rank(TinyModel(ballast=GRAPH_BALLAST))
     replaced, added = (GraphBase(model, is_train=False) for _ in range(2))
