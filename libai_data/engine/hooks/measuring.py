@@ -152,7 +152,8 @@ class DataProgress(HookBase):
             return
         iteration, storage = self.trainer.iter, self.trainer.storage
         numbers: dict[str, float] = {}
-        samples = storage.samples or self._schedule.position_of(iteration + 1)
+        # `IterationTimer`, which may be missing, also counts samples of steps before a resume with other sizes.
+        samples = getattr(storage, "samples", 0) or self._schedule.position_of(iteration + 1)
         new_samples = self._schedule.position_of(iteration + 1) - self._schedule.position_of(self._last_put + 1)
         tokens, new = self._tokens(samples, new_samples)
         state = stream_state_of(self._loader)
