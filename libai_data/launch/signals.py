@@ -9,8 +9,9 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-# How long the last processes of a group may take to end by themselves.
-_SECONDS_TO_CLEAN_UP = 2.0
+# How long the last processes of a group may take to end by themselves, and the trackers of their shared memory.
+_SECONDS_TO_END, _SECONDS_TO_CLEAN_UP = 2.0, 10.0
+_TRACKER = b"multiprocessing.resource_tracker"
 
 
 @contextmanager
@@ -28,26 +29,39 @@ def signals_blocked(signals: Iterable[int]) -> Iterator[None]:
 def end_groups(groups: Collection[int]) -> None:
     """Kill what is left of process groups whose main processes have ended.
 
-    It has a moment to end by itself: the tracker of `multiprocessing` removes shared memory that other processes have
-    left, but not before they have ended.
+    It has a moment to end by itself. The trackers of `multiprocessing` have longer: they remove shared memory that
+    other processes have left, but not before these have ended.
     """
-    deadline = time.monotonic() + _SECONDS_TO_CLEAN_UP
-    while any(map(_still_runs, groups)) and time.monotonic() < deadline:
+    start = time.monotonic()
+    while running := _running(groups):
+        waited = time.monotonic() - start
+        if waited > _SECONDS_TO_CLEAN_UP:
+            break
+        for pid in running if waited > _SECONDS_TO_END else ():
+            with suppress(OSError):  # It has ended meanwhile.
+                if _TRACKER not in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)
     for group in groups:
         with suppress(ProcessLookupError):
             os.killpg(group, signal.SIGKILL)
 
 
-def _still_runs(group: int) -> bool:
-    """Whether the group has a process that has not ended; one that nobody has waited for yet has ended."""
+def _running(groups: Collection[int]) -> list[int]:
+    """Processes of the groups that have not ended; one that nobody has waited for yet has ended."""
+    exist, found = {str(group) for group in groups if _exists(group)}, []
+    for process in Path("/proc").glob("[0-9]*") if exist else ():
+        with suppress(OSError):  # It has ended meanwhile.
+            stat = (process / "stat").read_text(errors="replace")
+            state, _, of_group = stat.rpartition(")")[2].split()[:3]  # proc(5)
+            if of_group in exist and state not in "ZX":
+                found.append(int(process.name))
+    return found
+
+
+def _exists(group: int) -> bool:
     try:
         os.killpg(group, 0)
     except ProcessLookupError:
         return False
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # It has ended meanwhile.
-            state, _, of_group = stat.read_text(errors="replace").rpartition(")")[2].split()[:3]  # proc(5)
-            if of_group == str(group) and state not in "ZX":
-                return True
-    return False
+    return True

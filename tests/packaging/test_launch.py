@@ -301,8 +301,8 @@ def test_shared_memory_that_a_rank_left_is_removed_by_its_tracker(end: str, scri
         + "from multiprocessing import shared_memory\n"
         + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         + "open(__file__ + rank, 'w').write(shared_memory.SharedMemory(create=True, size=4096).name)\n"
-        # A fork that holds the tracker's pipe for a while, as a worker does.
-        + "if not os.fork(): time.sleep(0.3); os._exit(0)\n"
+        # A fork that holds the tracker's pipe, as a worker does, until it is killed.
+        + "if not os.fork(): time.sleep(1000)\n"
         + "size = lambda of_rank: os.path.exists(__file__ + of_rank) and os.path.getsize(__file__ + of_rank)\n"
         + "while not (size('0') and size('1')): time.sleep(0.01)\n"
         + f"if rank == '1': {end}\n"
@@ -310,7 +310,7 @@ def test_shared_memory_that_a_rank_left_is_removed_by_its_tracker(end: str, scri
     )
     start(
         *("--nproc_per_node", 2, script),
-        settings="ranks.FAILURE_GRACE_SECONDS = 0.2; signals._SECONDS_TO_CLEAN_UP = 60",
+        settings="ranks.FAILURE_GRACE_SECONDS = signals._SECONDS_TO_END = 0.2; signals._SECONDS_TO_CLEAN_UP = 60",
     ).end()
     left = [Path(f"{script}{rank}").read_text().lstrip("/") for rank in range(2)]
     assert all(left)
