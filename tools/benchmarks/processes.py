@@ -62,7 +62,7 @@ def own_seconds() -> float:
 
 
 def wait_for_rest(longest: float) -> None:
-    """Wait until this process and its descendants use almost no core, at most `longest` seconds.
+    """Wait until this process and its descendants use almost no core and wait for none, at most `longest` seconds.
 
     After a measurement, the workers of its loader read ahead, and would slow down what is measured next.
     """
@@ -70,8 +70,14 @@ def wait_for_rest(longest: float) -> None:
     while time.perf_counter() < end:
         time.sleep(_SECONDS_OF_A_LOOK)
         before, used = used, own_seconds()
-        if used - before < _CORES_AT_REST * _SECONDS_OF_A_LOOK:
+        # On a busy machine, a process that computes may get no core.
+        if used - before < _CORES_AT_REST * _SECONDS_OF_A_LOOK and not _any_is_runnable():
             return
+
+
+def _any_is_runnable() -> bool:
+    below = set(descendants())
+    return any(fields[0] == b"R" for pid, fields in _all_stats() if pid in below)
 
 
 def _all_stats() -> list[tuple[int, list[bytes]]]:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.deadline import stretched
 from tools.benchmarks.processes import descendants, private_beyond, resident, wait_for_rest
 
 SLEEP = "import sys; print(flush=True); sys.stdin.read()"
@@ -33,7 +34,7 @@ def test_a_rest_begins_when_what_another_contender_reads_ahead_is_done(tmp_path:
     done = tmp_path / "done"
     busy = "import time; end = time.process_time() + 1\nwhile time.process_time() < end: pass"
     process = sleeping(f"import sys; print(flush=True); {busy}\nopen({str(done)!r}, 'w').close()\nsys.stdin.read()")
-    wait_for_rest(50)
+    wait_for_rest(stretched(50))
     is_done, is_alive = done.exists(), process.poll() is None
     process.communicate()
     assert is_done and is_alive
