@@ -11,6 +11,7 @@ import os
 import random
 import sys
 import threading
+import time
 from collections import OrderedDict, namedtuple
 from collections.abc import Iterator
 from contextlib import closing, suppress
@@ -41,7 +42,7 @@ from libai_data.engine.batches import join_inputs
 from libai_data.engine.evaluation import DatasetEvaluator
 from libai_data.engine.evaluation.inference import inference_on_dataset
 from libai_data.errors import CheckpointError, ConfigError, PassError, SampleError, SchemaError
-from libai_data.iterables import FilteredStream, default_collate, from_iterable
+from libai_data.iterables import FilteredStream, default_collate, from_iterable, shared_use
 from libai_data.iterables.prefetcher import Flag, Prefetcher
 from libai_data.loader import PadCollator
 from libai_data.mesh.current import set_mesh
@@ -648,7 +649,9 @@ def test_what_one_loader_reads_at_a_time_is_read_by_two_in_turn(source: Any) -> 
         loader.close()
 
 
-def test_a_loader_that_reads_ahead_takes_no_row_of_a_file_that_another_loader_begins_again() -> None:
+def test_a_loader_that_reads_ahead_takes_no_row_of_a_file_that_another_loader_begins_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     lines = io.StringIO("".join(f"{number}\n" for number in range(24)))
     is_at_3, reads_on, has_read_on = (threading.Event() for _ in range(3))
     threads: list[threading.Thread] = []
@@ -658,7 +661,7 @@ def test_a_loader_that_reads_ahead_takes_no_row_of_a_file_that_another_loader_be
             has_read_on.set()
         elif int(line) == 3 and not is_at_3.is_set():
             is_at_3.set()
-            reads_on.wait(10)
+            reads_on.wait(stretched(10))
         return sample(int(line))
 
     def rows() -> Iterator[Any]:
@@ -669,10 +672,14 @@ def test_a_loader_that_reads_ahead_takes_no_row_of_a_file_that_another_loader_be
             has_read_on.wait(0.3)  # in vain
         return map(slow, lines)
 
+    def wait_for_the_other(seconds: float) -> None:
+        reads_on.set()
+        time.sleep(seconds)
+
+    monkeypatch.setattr(shared_use, "time", SimpleNamespace(sleep=wait_for_the_other))
     loaders = [from_iterable(rows, 2, prefetch=1) for _ in range(2)]
     next(iter(loaders[0]))
-    assert is_at_3.wait(10)
-    threading.Timer(0.2, reads_on.set).start()
+    assert is_at_3.wait(stretched(10))
     assert len(list(loaders[1])) == 12
     assert not has_read_on.is_set()
 
@@ -1361,7 +1368,7 @@ class TakesFromAStream:
     """Each sample is one of a stream that draws, which a loader of the dataset's own reads."""
 
     def __init__(self) -> None:
-        self._batches = iter(from_iterable(drawing_each_row, 1, timeout=2, prefetch=1).numpy())
+        self._batches = iter(from_iterable(drawing_each_row, 1, timeout=stretched(20), prefetch=1).numpy())
 
     def __len__(self) -> int:
         return 8

@@ -471,6 +471,16 @@ class StallingOnce:
 
         return from_iterable(numbers, rows, num_shards=2, num_workers=2, worker_type="thread", **options)
 
+    def go_on_when_closed(self, loader: Any) -> None:
+        """Let the comparison go on as soon as another thread has begun to close the loader."""
+        closed = loader._stream._closed
+
+        def go_on() -> None:
+            wait_until(lambda: closed.is_set, "end of the pass")
+            self.goes_on.set()
+
+        threading.Thread(target=go_on).start()
+
     def first_pass(self, loader: Any) -> Future[Any]:
         """A pass in another thread, which has begun to wait."""
         first = self.threads.submit(lambda: next(iter(loader)))
@@ -482,7 +492,7 @@ def test_close_ends_the_threads_of_shards_that_are_being_opened(monkeypatch: pyt
     comparison, before = StallingOnce(monkeypatch), loader_threads()
     loader = comparison.loader(9, 2)
     first = comparison.first_pass(loader)
-    threading.Timer(0.05, comparison.goes_on.set).start()
+    comparison.go_on_when_closed(loader)
     loader.close()
     with pytest.raises(PassError):
         first.result(60)
