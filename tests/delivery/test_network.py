@@ -419,7 +419,8 @@ def test_a_node_that_never_comes_and_an_unreachable_rank_0_are_named(monkeypatch
     listener, _ = open_network_link()
     with pytest.raises(PeerError, match=r"nodes \[1, 2\] did not connect to rank 0 within 0.3 s"):
         accept_leaders(listener, [1, 2], SECRET)
-    listener, port = open_network_link()
-    listener.close()
-    with pytest.raises(PeerError, match=rf"node 1 cannot reach rank 0 at 127.0.0.1, port {port}"):
-        connect_to_rank0("127.0.0.1", port, 1, SECRET)
+    with socket.socket() as held:  # so that nobody else listens there
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
+        with pytest.raises(PeerError, match=rf"node 1 cannot reach rank 0 at 127.0.0.1, port {port}"):
+            connect_to_rank0("127.0.0.1", port, 1, SECRET)

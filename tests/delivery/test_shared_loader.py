@@ -70,5 +70,7 @@ def test_a_loader_that_nobody_closes_leaves_nothing() -> None:
     open_before, threads_before = descriptors(), loader_threads()
     for _ in range(5):
         next(iter(train()))
-    wait_until(lambda: descriptors() <= open_before, "end of what was opened")
-    assert loader_threads() <= threads_before
+    wait_until(
+        lambda: descriptors() <= open_before and loader_threads() <= threads_before,
+        "end of what was opened and started",
+    )

@@ -286,7 +286,7 @@ def test_a_first_sample_that_hangs_is_found_by_the_timeout(monkeypatch: Any, cap
     monkeypatch.setattr(processes, "_SECONDS_BETWEEN_LOOKS", 0.2)
     for workers in ({"start_method": "fork"}, {"worker_type": "thread"}):
         with pytest.raises(SampleError, match=r"repeatedly ended on samples \[0\]|reading samples \[0\] for more"):
-            stream(Hanging(bad=[0]), batches=1, num_workers=1, timeout=0.5, **workers)
+            stream(Hanging(bad=[0]), batches=1, num_workers=1, timeout=stretched(0.5), **workers)
     assert sum("of Hanging for" in record.getMessage() for record in caplog.records) == 2, "tries of the fork"
 
 

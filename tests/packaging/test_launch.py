@@ -302,7 +302,7 @@ def test_shared_memory_that_a_rank_left_is_removed_by_its_tracker(end: str, scri
         + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         + "open(__file__ + rank, 'w').write(shared_memory.SharedMemory(create=True, size=4096).name)\n"
         # A fork that holds the tracker's pipe, as a worker does, until it is killed.
-        + "if not os.fork(): time.sleep(1000)\n"
+        + "if not os.fork(): time.sleep(1000); os._exit(0)\n"
         + "size = lambda of_rank: os.path.exists(__file__ + of_rank) and os.path.getsize(__file__ + of_rank)\n"
         + "while not (size('0') and size('1')): time.sleep(0.01)\n"
         + f"if rank == '1': {end}\n"

@@ -16,6 +16,7 @@ import pytest
 from libai_data.data.shard_work import process_pool
 from libai_data.data.shard_work.process_pool import ProcessPool, Work, WorkError
 from libai_data.errors import FormatError
+from libai_data.launch import signals
 from tests.deadline import stretched, wait_until
 from tests.forks import a_fork_that_lives_on
 from tests.loader.streams import is_running
@@ -58,7 +59,8 @@ def _shared_memory(size: int) -> str:
     return SharedMemory(create=True, size=size).name
 
 
-def test_shared_memory_that_a_process_left_is_removed() -> None:
+def test_shared_memory_that_a_process_left_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signals, "_SECONDS_TO_CLEAN_UP", 60)
     pool = ProcessPool(Work(_shared_memory, str))
     left = Path("/dev/shm", pool.do(4096))
     assert left.exists()
