@@ -21,6 +21,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from tests.deadline import Deadline
+
 # A deadline for one example would only measure how busy the machine is.
 settings.register_profile("short", deadline=None, max_examples=8, derandomize=True, database=None)
 settings.register_profile("long", deadline=None, max_examples=100, database=None)
@@ -35,7 +37,7 @@ os.environ.pop("PYTHONUNBUFFERED", None)
 MARK = "LIBAI_DATA_TEST_SESSION"
 # They live as long as the Python process that uses multiprocessing: here, pytest itself.
 EXEMPT = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
-ENDING_SECONDS = 30.0  # On a machine that has much else to do.
+ENDING_SECONDS = 30.0
 # Files of tests/distributed that start jobs of their own and mostly wait for their ends, in groups that take equally
 # long in the long run. The others share a pool.
 STARTS_JOBS = {
@@ -184,16 +186,16 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if torch is not None:  # It keeps a folder until the process ends.
         torch._TEMP_DIR.cleanup()
     gc.collect()  # A loader in a reference cycle ends with it, and its workers with the loader.
-    deadline = time.monotonic() + ENDING_SECONDS
+    deadline = Deadline(ENDING_SECONDS)
     if exitstatus == pytest.ExitCode.INTERRUPTED:
         # A worker that was killed has not ended what its tests started, and this would write into the temporary folder.
-        while (running := _processes_of(os.environ[MARK])) and time.monotonic() < deadline:
+        while (running := _processes_of(os.environ[MARK])) and not deadline.has_passed:
             for pid in running:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.02)
         return
-    while (left := _left_behind(session)) and time.monotonic() < deadline:
+    while (left := _left_behind(session)) and not deadline.has_passed:
         time.sleep(0.1)
     if _is_worker(session.config):
         session.config.workeroutput.update(left=left, deselected=session.config.stash[_deselected])  # type: ignore[attr-defined]

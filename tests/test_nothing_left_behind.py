@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import deadline
 from tests.deadline import Deadline, run_to_end
 from tests.properties import slowly
 
@@ -20,6 +22,8 @@ CONFTEST = Path(__file__).with_name("conftest.py")
 @pytest.fixture()
 def session(tmp_path: Path) -> Path:
     """A folder with conftest.py, whose tests wait only a moment for what they left to end."""
+    (tmp_path / "tests").mkdir()
+    shutil.copy(deadline.__file__, tmp_path / "tests")
     text = CONFTEST.read_text()
     assert "ENDING_SECONDS = 30.0" in text
     (tmp_path / "conftest.py").write_text(text.replace("ENDING_SECONDS = 30.0", "ENDING_SECONDS = 0.3"))
@@ -76,9 +80,9 @@ def test_ctrl_c_leaves_no_folder_though_a_test_started_a_process_that_goes_on(se
     env = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "TMPDIR": str(folder)}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *workers.split(), "test_it.py"]
     with subprocess.Popen(command, cwd=session, env=env, start_new_session=True, stdout=subprocess.DEVNULL) as process:
-        deadline = Deadline(60.0)
+        patience = Deadline(60.0)
         while not (session / "ready").exists():
-            assert process.poll() is None and not deadline.has_passed
+            assert process.poll() is None and not patience.has_passed
             time.sleep(0.01)
         os.killpg(process.pid, signal.SIGINT)
     assert process.returncode == pytest.ExitCode.INTERRUPTED

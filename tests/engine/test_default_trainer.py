@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import weakref
 from collections.abc import Iterator
@@ -28,6 +27,7 @@ from libai_data.iterables import DataLoader, from_iterable
 from libai_data.iterables.combined import CombinedLoader
 from libai_data.mesh import say_farewell, set_mesh
 from libai_data.structures import DistTensorData, Instance
+from tests.deadline import run_to_end
 from tests.engine.data_runs import Stop, Stopped, metric
 from tests.engine.tiny import GRAPH_BALLAST, TinyDataset, TinyModel, assert_equal_weights, tiny_config, weights
 from tests.properties import slowly
@@ -581,7 +581,7 @@ def test_a_training_needs_no_standard_streams(tmp_path: Path) -> None:
     command = [sys.executable, "-c", code]
     closed = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    subprocess.run(closed, cwd=tmp_path, env=environment, check=True, timeout=120)
+    run_to_end(closed, 120, check=True, cwd=tmp_path, env=environment)
     assert (tmp_path / "found").read_text() == "/dev/null /dev/null /dev/null"
     assert "Training took" in (tmp_path / "output/tiny/log.txt").read_text()
 

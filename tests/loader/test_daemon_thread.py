@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import threading
 import weakref
@@ -14,7 +13,7 @@ import pytest
 
 from libai_data.loader.batch_loader import BatchLoader
 from libai_data.loader.daemon_thread import DaemonThread
-from tests.deadline import wait_until
+from tests.deadline import run_to_end, wait_until
 from tests.loader.sample_datasets import Numbers
 from tests.loader.streams import loader_threads
 
@@ -66,5 +65,5 @@ kept = Reads()
 
 
 def test_a_stream_that_is_read_when_python_ends_raises_an_error() -> None:
-    done = subprocess.run([sys.executable, "-c", AT_THE_END], capture_output=True, text=True, timeout=60)
+    done = run_to_end([sys.executable, "-c", AT_THE_END])
     assert "cannot start while the program ends" in done.stderr
