@@ -181,9 +181,10 @@ class WorkersCopy:
         self._attributes = self._look()
 
     def _look(self) -> list[Any]:
-        begin = time.monotonic()
+        # Not the time for which other processes had the core, or the job was suspended.
+        begin, used = time.monotonic(), time.thread_time()
         found = attributes_of(*self._things)
-        self._next_look = begin + (time.monotonic() - begin) / _SHARE_OF_LOOKS
+        self._next_look = begin + (time.thread_time() - used) / _SHARE_OF_LOOKS
         return found
 
     def is_current(self) -> bool:

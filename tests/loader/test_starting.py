@@ -14,7 +14,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import types
 from array import array
 from concurrent.futures import ThreadPoolExecutor
@@ -30,11 +29,12 @@ from libai_data import DataLoader, from_iterable
 from libai_data.data.datasets.combine import Subset
 from libai_data.errors import ConfigError, DataPipelineError, SampleError, StorageError
 from libai_data.launch import parent_pipe
+from libai_data.loader import same_dataset
 from libai_data.loader.executor import Payload
 from libai_data.loader.failures import ErrorPolicy
 from libai_data.loader.shipping import ship, unship
 from libai_data.loader.starting import WorkerStarter
-from tests.deadline import run_to_end, stretched, wait_until
+from tests.deadline import Deadline, run_to_end, stretched, wait_until
 from tests.loader.odd_datasets import ByDescriptor, ByPipe, four_numbers
 from tests.loader.sample_datasets import (
     Arrays,
@@ -885,17 +885,41 @@ class Curriculum:
 
 @pytest.mark.parametrize("workers, worker_type, warnings", [(1, "process", 1), (1, "thread", 0), (0, "process", 0)])
 def test_a_number_that_changes_while_workers_read_is_warned_of(
-    workers: int, worker_type: str, warnings: int, caplog: pytest.LogCaptureFixture
+    workers: int, worker_type: str, warnings: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(same_dataset, "_SHARE_OF_LOOKS", 1.0)  # The garbage collector may run during a look.
     dataset = Curriculum()
     loader = DataLoader(dataset, 8, num_workers=workers, worker_type=worker_type, ends="cycle")
     batches = iter(loader.numpy())
     next(batches)
     dataset.level = 5
-    end = time.monotonic() + 20
     levels = {int(next(batches)["level"][0]) for _ in range(100)}
-    while warnings and not caplog.records and time.monotonic() < end:
+    deadline = Deadline(20)
+    while warnings and not caplog.records and not deadline.has_passed:
         next(batches)
     assert caplog.text.count("'level' of Curriculum has changed while worker processes read.") == warnings
     assert (levels == {0}) if warnings else (5 in levels)
     loader.close()
+
+
+class Stage:
+    level = 0
+
+
+def test_a_change_is_warned_of_soon_also_after_a_look_that_had_to_wait_for_a_core(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    dataset, look, clock = Stage(), same_dataset.attributes_of, SimpleNamespace(now=100.0)
+    clock.monotonic, clock.thread_time = lambda: clock.now, lambda: 0.0
+
+    def wait_and_look(*things: Any) -> Any:
+        clock.now += 5.0
+        return look(*things)
+
+    monkeypatch.setattr(same_dataset, "time", clock)
+    monkeypatch.setattr(same_dataset, "attributes_of", wait_and_look)
+    copy = same_dataset.WorkersCopy(dataset)
+    assert copy.is_current()
+    dataset.level = 5
+    copy.warn_if_changed(0)
+    assert "'level' of Stage has changed while worker processes read." in caplog.text
