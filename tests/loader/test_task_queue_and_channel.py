@@ -109,7 +109,8 @@ def test_one_sleeping_worker_is_woken_for_each_task_and_none_that_is_awake(make_
         assert task_queue.to_wake(may_wait=0) == woken
 
 
-def test_the_first_worker_is_woken_by_a_task_and_others_only_for_more(make_queue: Any) -> None:
+def test_the_first_worker_is_woken_by_a_task_and_others_only_for_more(make_queue: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(queue_module, "_LONG", 10**3)
     task_queue = make_queue(2)
     waiting = select.poll()
     waiting.register(task_queue.of[0].fileno(), select.POLLIN)
