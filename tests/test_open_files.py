@@ -15,7 +15,7 @@ import pytest
 from libai_data import DataLoader
 from libai_data.data.shard_work.process_pool import Work, done_by_processes
 from libai_data.data.sources import ArrayRecordSource
-from libai_data.launch.ports import DEFAULT_PORT, reserve_port
+from libai_data.launch.ports import free_port, reserve_port
 from tests.data.sources.record_files import available, write
 from tests.deadline import run_to_end
 
@@ -56,12 +56,13 @@ def test_work_that_cannot_start_its_processes_names_the_limit_of_open_files() ->
         list(done_by_processes(Work(len, str), ["job"], 1))
 
 
-@pytest.mark.usefixtures("no_more_files")
-def test_a_port_that_cannot_be_tried_is_not_called_in_use() -> None:
+def test_a_port_that_cannot_be_tried_is_not_called_in_use(request: pytest.FixtureRequest) -> None:
+    port = free_port()
+    request.getfixturevalue("no_more_files")
     limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit + 1, hard_limit))  # for the socket that reserves the port
     with pytest.raises(OSError, match="Too many open files"):
-        reserve_port(DEFAULT_PORT)
+        reserve_port(port)
 
 
 def test_a_launcher_that_cannot_start_its_ranks_names_the_limit_of_open_files() -> None:

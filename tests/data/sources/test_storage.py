@@ -186,8 +186,10 @@ def test_a_web_server_that_is_not_there_or_says_nothing_is_named_with_the_attemp
     object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote, "_SECONDS_OF_SILENCE", stretched(0.1))
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        for port, reason in ((9, "onnect"), (silent.getsockname()[1], "imeout")):
+    with socket.create_server(("127.0.0.1", 0)) as silent, socket.socket() as absent:
+        absent.bind(("127.0.0.1", 0))  # Nobody else listens there.
+        for server, reason in ((absent, "onnect"), (silent, "imeout")):
+            port = server.getsockname()[1]
             url = f"http://127.0.0.1:{port}/x"
             with pytest.raises(StorageError, match=rf"{url} could not be looked up in 3 attempts.*{reason}"):
                 local_path(url)
