@@ -201,22 +201,22 @@ class OutputPipes:
             if end < len(chunk) <= _CHUNK:
                 self._held[key.fd] = (time.monotonic() if end else since, chunk[end:])
                 chunk = chunk[:end]
-            self._pass_on(key.data, chunk)
+            self._pass_on(key, chunk)
         for key in list(self._selector.get_map().values()):
             since, begun = self._held.get(key.fd, (inf, b""))
             if time.monotonic() - since > _SECONDS_FOR_A_LINE:
                 del self._held[key.fd]
-                self._pass_on(key.data, begun)
+                self._pass_on(key, begun)
         return bool(ready)
 
-    def _pass_on(self, name: str | None, chunk: bytes) -> None:
-        if chunk and name is None:
-            STDOUT.write(chunk)
+    def _pass_on(self, key: selectors.SelectorKey, chunk: bytes) -> None:
+        if chunk and key.data is None:
+            STDOUT.write(chunk, str(key.fd))
         elif chunk:
-            self._sink(name, chunk)  # type: ignore[arg-type]
+            self._sink(key.data, chunk)
 
     def _close(self, key: selectors.SelectorKey) -> None:
-        self._pass_on(key.data, self._held.pop(key.fd, (0.0, b""))[1])
+        self._pass_on(key, self._held.pop(key.fd, (0.0, b""))[1])
         self._selector.unregister(key.fd)
         os.close(key.fd)
 

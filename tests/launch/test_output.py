@@ -120,6 +120,25 @@ def test_nobody_continues_the_line_of_another_writer() -> None:
     os.close(writer)
 
 
+def test_no_rank_continues_the_line_of_another_rank_on_stdout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`print` writes the end of a line by itself, which may come late on a busy machine."""
+    reader, writer = os.pipe()
+    monkeypatch.setattr(output, "STDOUT", Output(writer))
+    monkeypatch.setattr(output, "_SECONDS_FOR_A_LINE", -1.0)
+    outputs = OutputPipes()
+    ranks = [outputs.open(None) for _ in range(2)]
+    for rank, text in [(0, b"line of 0"), (1, b"line of 1"), (1, b"\n"), (0, b"\n")]:
+        os.write(ranks[rank], text)
+        outputs.pump(WATCHDOG)
+    for rank in ranks:
+        os.close(rank)
+    outputs.empty()
+    output.STDOUT.flush()
+    assert os.read(reader, 1000) == b"line of 0\nline of 1\n\n"
+    os.close(reader)
+    os.close(writer)
+
+
 def test_a_reader_that_is_slow_gets_every_line(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("print(*range(1, 500_001), sep='\\n')")
