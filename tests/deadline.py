@@ -7,14 +7,17 @@ import subprocess
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Callable
 
 _CORES = os.cpu_count() or 1
 
 
 def busyness() -> float:
-    """How many times as long as beside nothing but these tests something takes, by the load of the last minute."""
-    return max(1.0, os.getloadavg()[0] / (2 * _CORES))
+    """How many times as long as beside nothing but these tests something takes, by the load of the last minute, or by
+    that of this moment if the load has just begun."""
+    last_minute, _, _, running, _ = Path("/proc/loadavg").read_text().split()
+    return max(1.0, max(float(last_minute), float(running.partition("/")[0])) / (2 * _CORES))
 
 
 def stretched(seconds: float) -> float:
