@@ -32,7 +32,7 @@ from libai_data.mesh.peers.links import (
     send_head,
 )
 from libai_data.structures import BatchInfo
-from tests.deadline import wait_until
+from tests.deadline import stretched, wait_until
 
 SHARDS = 4
 ROWS = 3
@@ -316,7 +316,7 @@ def test_a_feed_that_another_thread_closes_waits_no_longer(link: Link) -> None:
         waiting = threads.submit(link.feed.next)
         wait_until(lambda: bool(link.feed._received.not_empty._waiters), "thread that waits")  # type: ignore[attr-defined]
         link.feed.close()
-        waiting.result(10)
+        waiting.result(stretched(10))
 
 
 def test_a_feed_that_the_garbage_collector_closes_in_its_own_thread_ends(link: Link) -> None:
@@ -328,7 +328,7 @@ def test_a_feed_that_the_garbage_collector_closes_in_its_own_thread_ends(link: L
 
     link.feed._slot_list.acquire = close_and_acquire  # type: ignore[method-assign]
     link.publisher.publish(batch(0))
-    assert ends_within(10, link.feed._thread)
+    assert ends_within(stretched(10), link.feed._thread)
 
 
 def test_a_publisher_that_the_garbage_collector_closes_in_its_own_thread_ends(link: Link) -> None:
@@ -340,8 +340,8 @@ def test_a_publisher_that_the_garbage_collector_closes_in_its_own_thread_ends(li
 
     setattr(link.publisher, "_send", close)  # noqa: B010
     link.publisher.publish(batch(0))
-    assert closed.wait(10)
-    assert ends_within(10, link.publisher._thread)
+    assert closed.wait(stretched(10))
+    assert ends_within(stretched(10), link.publisher._thread)
 
 
 def test_no_thread_outlives_its_link() -> None:

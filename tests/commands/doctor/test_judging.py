@@ -18,6 +18,7 @@ from libai_data.commands.doctor.reports import OK, RED, WARNING, Finding, Report
 from libai_data.errors import PeerError
 from libai_data.launch.launcher import free_port
 from libai_data.mesh.peers.links import send_head
+from tests.deadline import stretched
 
 
 def reports(facts: dict[str, list[Any]]) -> Reports:
@@ -127,21 +128,21 @@ class OtherRank:
         self.thread.start()
 
     def _run(self) -> None:
-        link = call_rank0(self.job, 10)
+        link = call_rank0(self.job, stretched(10))
         send_head(link, {"at": "limits"})
         send_head(link, {"report": {"seen": {"x": 1}}})
-        self.code = answer_until_dismissed(link, self.job, 10)
+        self.code = answer_until_dismissed(link, self.job, stretched(10))
 
 
 def test_ranks_report_answer_and_are_dismissed_with_a_code() -> None:
     port = free_port()
-    meeting = Meeting(JobRank(0, 0, 2, "127.0.0.1", port), 10)
+    meeting = Meeting(JobRank(0, 0, 2, "127.0.0.1", port), stretched(10))
     other = OtherRank(port)
     meeting.gather()
     assert meeting.reports == {1: {"seen": {"x": 1}}} and meeting.last_words == {1: "limits"}
     assert meeting.unreached_ports([1]) == {}
     meeting.dismiss(3)
-    other.thread.join(10)
+    other.thread.join(stretched(10))
     assert other.code == 3
 
 
@@ -153,11 +154,11 @@ def test_each_way_to_fail_is_told_apart(error: OSError) -> None:
 
 def test_who_does_not_know_the_jobs_secret_is_no_rank() -> None:
     port = free_port()
-    meeting = Meeting(JobRank(0, 0, 2, "127.0.0.1", port, "secret"), 10)
+    meeting = Meeting(JobRank(0, 0, 2, "127.0.0.1", port, "secret"), stretched(10))
     with pytest.raises(PeerError, match="does not answer as a rank of this job"):
-        call_rank0(JobRank(1, 0, 2, "127.0.0.1", port, "guessed"), 10)
-    link = call_rank0(JobRank(1, 0, 2, "127.0.0.1", port, "secret"), 10)
-    assert meeting._reception.came.get(timeout=10)[0] == {"rank": 1}
+        call_rank0(JobRank(1, 0, 2, "127.0.0.1", port, "guessed"), stretched(10))
+    link = call_rank0(JobRank(1, 0, 2, "127.0.0.1", port, "secret"), stretched(10))
+    assert meeting._reception.came.get(timeout=stretched(10))[0] == {"rank": 1}
     assert meeting._reception.came.empty()
     meeting.dismiss(0)
     link.close()
@@ -165,12 +166,12 @@ def test_who_does_not_know_the_jobs_secret_is_no_rank() -> None:
 
 def test_a_rank_whose_rank_0_is_gone_ends() -> None:
     port = free_port()
-    meeting = Meeting(JobRank(0, 0, 2, "127.0.0.1", port), 10)
-    ours = call_rank0(JobRank(1, 0, 2, "127.0.0.1", port), 10)
-    meeting._let_in(*meeting._reception.came.get(timeout=10))
+    meeting = Meeting(JobRank(0, 0, 2, "127.0.0.1", port), stretched(10))
+    ours = call_rank0(JobRank(1, 0, 2, "127.0.0.1", port), stretched(10))
+    meeting._let_in(*meeting._reception.came.get(timeout=stretched(10)))
     meeting.links[1].close()
     with pytest.raises(PeerError, match="rank 0 is gone; see its output"):
-        answer_until_dismissed(ours, JobRank(1, 0, 2, "127.0.0.1", port), 5)
+        answer_until_dismissed(ours, JobRank(1, 0, 2, "127.0.0.1", port), stretched(5))
     meeting.dismiss(0)
     ours.close()
 

@@ -19,6 +19,7 @@ from libai_data.mesh.peers.links import (
     let_in,
     open_node_link,
 )
+from tests.deadline import stretched
 from tests.forks import a_fork_that_lives_on
 
 
@@ -98,6 +99,6 @@ def test_what_a_rank_forked_does_not_keep_its_connections_open(name: str) -> Non
     ours, theirs = meet(name, [5]).values()
     with a_fork_that_lives_on():
         ours[5].close()
-        assert select.select([theirs[5]], [], [], 5)[0]
+        assert select.select([theirs[5]], [], [], stretched(5))[0]
         with pytest.raises(EOFError):
             theirs[5].receive()
