@@ -171,25 +171,28 @@ def recommend(
         reasons.append(f"{why[0].upper()}{why[1:]}; with readers={readers}, only once.")
         overrides.append(f"dataloader.train.readers={readers}")
     plan = ReadPlan(mesh, readers)
-    reading = sum(bool(plan.shards_read_by(rank)) for rank in plan.ranks_of(0))
+    shards = [len(plan.shards_read_by(rank)) for rank in plan.ranks_of(0)]
+    reading = sum(map(bool, shards))
     workers = -(-enough.workers // reading)
     if reading > 1:
         reasons.append(f"{reading} ranks of a node read, and share its cores: {workers} worker(s) each.")
-    reasons.append(_step_times_without_wait(enough, reading))
+    # All ranks that read share the workers' cores, but without workers each of them reads in its own thread.
+    reasons.append(_step_times_without_wait(enough, sum(shards) if workers else max(shards)))
     cost = max(best.seconds)
     reasons.append(f"Most of a worker's time goes into '{best.bottleneck}': {cost * 1e6:,.0f} microseconds a sample.")
     return [f"dataloader.train.num_workers={workers}", *overrides], reasons
 
 
-def _step_times_without_wait(found: Measurement, reading: int) -> str:
-    """From which step time on the loader costs nothing; `reading` ranks share the cores that one rank measured."""
+def _step_times_without_wait(found: Measurement, shards: int) -> str:
+    """From which step time on the loader costs nothing, if it reads the batches of `shards` data-parallel ranks."""
+    span = found.batch * shards
     if not found.workers:
         return (
-            f"Without workers, a step waits {_span(found.batch)} for each batch ({_span(found.fixed)} of this are "
-            f"fixed): at most 1% of steps of {_span(100 * found.batch)} or longer."
+            f"Without workers, a step waits {_span(span)} for each batch ({_span(found.fixed)} of this are "
+            f"fixed): at most 1% of steps of {_span(100 * span)} or longer."
         )
     return (
-        f"Steps of {_span(found.batch * reading)} or longer for each batch do not wait for data. The trainer's fixed "
+        f"Steps of {_span(span)} or longer for each batch do not wait for data. The trainer's fixed "
         f"cost of a batch remains, {_span(found.fixed)}: at most 1% of steps of {_span(100 * found.fixed)} or longer."
     )
 

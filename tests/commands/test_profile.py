@@ -105,6 +105,13 @@ def test_it_is_said_at_which_step_time_the_loader_stops_mattering() -> None:
     # Two ranks share the cores, so that a batch takes each of them twice as long.
     _, reasons = recommend(measured({0: 100, 2: 1000}), ParallelMesh(2, 1, 1))
     assert any("Steps of 20 ms or longer for each batch" in reason for reason in reasons), reasons
+    # One rank reads the batches of two data-parallel ranks.
+    _, reasons = recommend(measured({0: 100, 2: 1000}), ParallelMesh(2, 2, 1), "node")
+    assert any("Steps of 20 ms or longer for each batch" in reason for reason in reasons), reasons
+    _, reasons = recommend(measured({0: 100}), ParallelMesh(2, 2, 1), "node")
+    assert any("Without workers, a step waits 200 ms for each batch" in reason for reason in reasons), reasons
+    _, reasons = recommend(measured({0: 100}), ParallelMesh(2, 1, 1))
+    assert any("Without workers, a step waits 100 ms for each batch" in reason for reason in reasons), reasons
     _, reasons = recommend(measured({0: 100, 2: 100}), ParallelMesh(1, 1, 1))
     assert any("Without workers, a step waits 100 ms for each batch" in reason for reason in reasons), reasons
     assert any("at most 1% of steps of 10 s" in reason for reason in reasons), reasons
