@@ -16,7 +16,9 @@ from libai_data.data.nesting import taken_apart
 from libai_data.data.random.global_generators import seeded
 from libai_data.data.random.hashing import combine64
 from libai_data.data.random.sample_random import reading_samples
+from libai_data.data.samplers.batch_runs import rounded_up
 from libai_data.data.samplers.ledger import Ledger
+from libai_data.data.samplers.single_round import ShortEndSampler, SingleRoundSampler
 from libai_data.engine.data_state import stream_state_of
 from libai_data.engine.saved_data_state import source_of
 from libai_data.errors import ConfigError
@@ -82,19 +84,55 @@ def read_step(
         size = opened.plan.first.global_batch_size if split == "train" else batch * data_parallel_size
         found = StepRows(step, step * size, size, batch)
     found.collated = bool(attribute_of(loader, "collates", False))
-    wanted = min(max(rows, 1), found.size)
-    if isinstance(loader, BatchLoader) and stream is not None and has_attribute(stream, "batch_at"):
-        chunks = _from_position(loader, found.position)
+    if isinstance(loader, BatchLoader) and isinstance(stream, SingleRoundSampler):
+        batches = opened.plan.first.num_accumulation_steps if split == "train" else 1
+        spans = _spans(stream, range(step * batches, (step + 1) * batches), batch, data_parallel_size)
+        if split != "train":  # An evaluation has one epoch.
+            spans = [span for span in spans if span.position < stream.order.epoch_size]
+        found.position = spans[0].position if spans else 0
+        found.size = sum(span.rows for span in spans)
+        chunks = ((span, chunk) for span in spans for chunk in _from_position(loader, span.position, span.rows))
     else:
-        chunks = _from_beginning(loader, found.position // found.micro_batch_size)
-    for chunk in chunks:
-        _add_rows(found, chunk, data_parallel_size, _sources(loader))
+        whole = _Span(found.position, found.size, found.micro_batch_size)
+        if isinstance(loader, BatchLoader) and stream is not None and has_attribute(stream, "batch_at"):
+            chunks = ((whole, chunk) for chunk in _from_position(loader, found.position))
+        else:
+            chunks = ((whole, chunk) for chunk in _from_beginning(loader, found.position // found.micro_batch_size))
+    wanted = min(max(rows, 1), found.size)
+    for span, chunk in chunks:
+        _add_rows(found, chunk, span, data_parallel_size, _sources(loader))
         if len(found.origins) >= wanted:
             break
+    else:  # The epoch ends within the step.
+        found.size = len(found.origins)
     if not found.origins:
-        end = "ends before it (counted from 0)" if step else "yields no batch; its dataset is empty"
+        first = "; of this loader, only the first epoch can be shown" if split == "train" else ""
+        end = f"ends before it (counted from 0){first}" if step else "yields no batch; its dataset is empty"
         raise ConfigError(f"there is no step {step}: the loader {end}")
     return found
+
+
+class _Span(NamedTuple):
+    """Rows of a step that follow each other in the stream: a global batch of a finite epoch, or the whole step."""
+
+    position: int
+    rows: int
+    rows_of_rank: int  # of one batch of one data-parallel rank
+    first_row: int = 0  # in the step
+
+
+def _spans(stream: SingleRoundSampler, numbers: range, micro_batch_size: int, data_parallel_size: int) -> list[_Span]:
+    """The global batches with these numbers, counted over all epochs, as the ranks of a mesh divide them."""
+    size, epoch_size = micro_batch_size * data_parallel_size, stream.order.epoch_size
+    in_epoch = epoch_size // size if stream.drop_last else -(-epoch_size // size)
+    spans: list[_Span] = []
+    for epoch, number in (divmod(number, in_epoch) for number in numbers if in_epoch):
+        rows, of_rank = min(size, epoch_size - number * size), micro_batch_size
+        if isinstance(stream, ShortEndSampler):
+            of_rank = rounded_up(rows, data_parallel_size * stream.together) // data_parallel_size
+        position = epoch * epoch_size + number * size
+        spans.append(_Span(position, rows, of_rank, sum(span.rows for span in spans)))
+    return spans
 
 
 class _Chunk(NamedTuple):
@@ -105,14 +143,20 @@ class _Chunk(NamedTuple):
     valid: int
 
 
-def _from_position(loader: BatchLoader, position: int) -> Iterator[_Chunk]:
+def _from_position(loader: BatchLoader, position: int, rows: int | None = None) -> Iterator[_Chunk]:
+    """Batches from a position on: of so many rows, or of all that follow in an endless stream or the first epoch."""
+    left = rows
     for ready in loader.begin(position, fetches_ahead=False):
         batch = ready.index_batch
-        if batch.epoch and not loader.stream.endless:
+        if left is None and batch.epoch and not loader.stream.endless:
             return  # The position is after the end of the first epoch.
+        valid = batch.valid if left is None else min(batch.valid, left)
         # The outputs of a filter or packer have no index.
         indices = None if loader.stream.makes_outputs else batch.indices
-        yield _Chunk(ready.arrays, ready.layouts, batch.epochs, indices, batch.valid)
+        yield _Chunk(ready.arrays, ready.layouts, batch.epochs, indices, valid)
+        left = None if left is None else left - valid
+        if left == 0:
+            return
 
 
 def _from_beginning(loader: Any, skipped: int) -> Iterator[_Chunk]:
@@ -127,10 +171,12 @@ def _from_beginning(loader: Any, skipped: int) -> Iterator[_Chunk]:
         yield _Chunk(arrays, layouts, None, None, rows if info is None else min(rows, info.valid))
 
 
-def _add_rows(found: StepRows, chunk: _Chunk, data_parallel_size: int, sources: list[tuple[str, int]]) -> None:
+def _add_rows(
+    found: StepRows, chunk: _Chunk, span: _Span, data_parallel_size: int, sources: list[tuple[str, int]]
+) -> None:
     for own in range(min(chunk.valid, found.size - len(found.origins))):
         row = len(found.origins)
-        shard = row // found.micro_batch_size % data_parallel_size
+        shard = (row - span.first_row) // span.rows_of_rank % data_parallel_size
         if chunk.indices is None or chunk.epochs is None:
             origin = RowOrigin(row, shard, None, None)
         else:

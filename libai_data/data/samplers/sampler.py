@@ -159,7 +159,8 @@ class StreamSampler:
     def _part(self, position: int, size: int, valid: int, number: int, end: int | None = None) -> IndexBatch:
         """Find this reader's rows of the number-th global batch, of which `valid` rows count; others repeat the last of
         these. `end` is where the epoch ends, if no batch may have rows of the next epoch."""
-        if end is not None and self._first_of_turns(position, size) + size * self._ranks_in_turn > end:
+        full = self.global_batch_size  # The last batch of an epoch may be smaller.
+        if end is not None and self._first_of_turns(position, full) + full * self._ranks_in_turn > end:
             places = self._places_of_rows(np.array([position]), size, self.rows_of(size), end)
             epochs, indices = self.order.locate(places.ravel())
         else:
@@ -174,6 +175,7 @@ class StreamSampler:
         if self.order.lanes == 1:
             rows = rows if end is None else np.minimum(rows, end - 1 - positions[0])
             return self.left_out.places_of(positions[:, None] + rows)
+        size = size if end is None else self.global_batch_size
         firsts = np.array([self._first_of_turns(position, size) for position in positions.tolist()])
         count = size * self._ranks_in_turn
         count = count if end is None else min(count, end - int(firsts[0]))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from libai_data import DataLoader
+from libai_data import DataLoader, from_iterable
 from libai_data.commands.inspect import main
 from libai_data.commands.inspection import inspect_config, page_of
 from libai_data.commands.inspection.step_rows import read_step, stages_of_sample
@@ -20,6 +20,7 @@ from libai_data.config import LazyCall
 from libai_data.data.datasets import ConcatDataset, FilteredDataset, ImageFolderDataset, random_split
 from libai_data.data.random.sample_random import sample_generator
 from libai_data.data.samplers import CyclicSampler, Order, SingleRoundSampler
+from libai_data.data.samplers.single_round import ShortEndSampler
 from libai_data.data.transforms import ImageToFloat
 from libai_data.data.transforms.timing import transform_time
 from libai_data.errors import ConfigError
@@ -139,6 +140,40 @@ def test_rows_in_lanes_are_those_that_each_rank_takes(tmp_path: Path) -> None:
         batches = [rank.batch_at(8 * step) for rank in rounds]
         expected = [index for batch in batches if batch is not None for index in batch.indices.tolist()]
         assert indices(inspect_config(cfg, split="test", step=step)) == expected[: 21 - 8 * step]
+
+
+@pytest.mark.parametrize("ends", ["short", "pad", "drop"])
+@pytest.mark.parametrize(("data", "batches"), [(1, 1), (2, 1), (2, 2)])
+def test_steps_of_each_epoch_are_those_that_the_ranks_take(tmp_path: Path, ends: str, data: int, batches: int) -> None:
+    cfg = config_of(tmp_path, num_accumulation_steps=batches)
+    cfg.dataloader.train = LazyCall(from_iterable)(source=LazyCall(TinyDataset)(length=45), ends=ends, shuffle=True)
+    cfg.train.dist.data_parallel_size = data
+    own = 8 // batches // data
+    taken = []  # of each global batch: positions, samples, rows of a rank
+    for epoch in range(4):
+        for first in range(0, 45, own * data):
+            places = np.arange(first, min(first + own * data, 45)) + 45 * epoch
+            if len(places) == own * data or ends != "drop":
+                of_rank = -(-len(places) // data) if ends == "short" else own
+                taken.append((places[0], Order(45, 1234).locate(places)[1].tolist(), of_rank))
+    for step in (0, 4, 5, 6, 11, 17):
+        parts = taken[step * batches : (step + 1) * batches]
+        found = inspect_config(cfg, step=step)
+        assert indices(found) == [index for _, samples, _ in parts for index in samples]
+        shards = [row // of_rank for _, samples, of_rank in parts for row in range(len(samples))]
+        assert [card.origin.shard for card in found.cards] == shards
+        told = f"{step}: {len(shards)} samples, positions {parts[0][0]} to {parts[0][0] + len(shards) - 1}"
+        assert ("step", told) in found.facts
+
+
+def test_a_short_end_in_lanes_is_that_which_the_ranks_take(tmp_path: Path) -> None:
+    cfg = config_of(tmp_path)
+    cfg.dataloader.train = LazyCall(from_iterable)(source=LazyCall(TinyDataset)(length=95), shuffle=True, lanes=4)
+    cfg.train.dist.data_parallel_size = 2
+    ranks = [ShortEndSampler(TinyDataset(95), 4, True, rank, 2, seed=1234, lanes=4) for rank in range(2)]
+    parts = [rank.batch_at(88) for rank in ranks]
+    expected = [index for part in parts if part is not None for index in part.indices.tolist()]
+    assert indices(inspect_config(cfg, step=11)) == expected[:7]
 
 
 @pytest.mark.parametrize("keep", ["function", "bools"])
