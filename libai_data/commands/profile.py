@@ -82,6 +82,12 @@ def _profile(asked: argparse.Namespace) -> Iterator[str]:
     for workers in counts:
         rank = one_rank_loaders(cfg, mesh.data_parallel_size, num_workers=workers, tokenizer=tokenizer)
         try:
+            own = attribute_of(rank.loaders[0], "num_workers", workers)
+            if own != workers:
+                raise ConfigError(
+                    f"the train loader has {own} workers, and dataloader.train.num_workers does not change them: set "
+                    f"them where the loader is made, such as in the DataModule, and measure them by --workers {own}"
+                )
             measurements.append(measure(rank.loaders[0], workers, asked.seconds))
         finally:
             rank.close()

@@ -160,6 +160,32 @@ def test_the_command_measures_each_setting_and_prints_an_override(capsys: pytest
     )
 
 
+MODULE = """
+from libai_data import DataLoader, DataModule
+from libai_data.config import LazyCall
+from tests.engine.tiny import TinyDataset
+from tests.engine.tiny_config import graph, model, optim, train
+
+
+class Points(DataModule):
+    def train_dataloader(self):
+        return DataLoader(TinyDataset(), 8, num_workers=1)
+
+
+datamodule = LazyCall(Points)()
+"""
+
+
+def test_workers_that_a_data_module_sets_are_not_measured_as_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "module.py").write_text(MODULE)
+    arguments = [str(tmp_path / "module.py"), "--seconds", "0.05", "--workers"]
+    assert main([*arguments, "0"]) == 1
+    assert "the train loader has 1 workers" in capsys.readouterr().err
+    assert main([*arguments, "1"]) == 0
+
+
 STREAMED = """
 from libai_data.config import LazyCall
 from tests.engine.test_streamed_training import LANES, CyclicSampler, Points
