@@ -75,7 +75,7 @@ class IterableLoader(OfOneProcess):
         self._names = names
         self._name, self.dataset_name = summary.name, summary.dataset_name
         self._compares = reading_ranks > 1
-        self._may_end_apart = summary.takes_shard
+        self.takes_shard = summary.takes_shard
         self._count = count
         self._expected: int | None = None
         self.mixup_func = inner.mixup_func
@@ -145,12 +145,12 @@ class IterableLoader(OfOneProcess):
         if failed:
             raise PeerError(f"rank(s) {failed} could not read {self._name}; see their output")
         ended = _ranks(table[:, 0] == _ENDED)
-        if 0 < len(ended) < len(table) and not self._may_end_apart:
+        if 0 < len(ended) < len(table) and not self.takes_shard:
             raise ContractError(
                 f"{self._name} has ended on rank(s) {ended}, but continues on the other ranks. It must yield the same "
                 "rows on each rank that reads it; or let one rank read it: readers='rank0'"
             )
-        for ranks in ranks_by_shard(get_mesh()).values() if self._may_end_apart else [range(len(table))]:
+        for ranks in ranks_by_shard(get_mesh()).values() if self.takes_shard else [range(len(table))]:
             self._compare_rows(table[:, 1:], [rank for rank in ranks if table[rank, 1]])
         return not ended
 

@@ -106,6 +106,11 @@ def _described(
         ("a rank's batch", f"{rows.micro_batch_size} samples; readers: {readers}"),
     ]
     found = findings(rows, reports, cfg)
+    if attribute_of(loader, "takes_shard", False) and mesh.data_parallel_size > 1:
+        found.append(
+            "The source yields the rows of each data-parallel rank by itself. The rows shown are those of a job with "
+            "one such rank, so steps of this mesh have other samples."
+        )
     cards = cards_of(rows, shown, stages, decoder_of(tokenizer))
     drawn = histograms(rows, _raw_lengths(loader, rows))
     return Inspection(title, facts, found, cards, reports, mesh, readers, drawn, stats)

@@ -166,6 +166,19 @@ def test_steps_of_each_epoch_are_those_that_the_ranks_take(tmp_path: Path, ends:
         assert ("step", told) in found.facts
 
 
+def rows_of_shard(shard: int, num_shards: int) -> Any:
+    return ({"numbers": number} for number in range(shard, 80, num_shards))
+
+
+@pytest.mark.parametrize("data", [1, 2])
+def test_rows_that_depend_on_the_number_of_ranks_are_warned_of(tmp_path: Path, data: int) -> None:
+    cfg = config_of(tmp_path)
+    cfg.dataloader.train = LazyCall(from_iterable)(source=rows_of_shard, ends="cycle")
+    cfg.train.dist.data_parallel_size = data
+    warned = any("steps of this mesh have other samples" in finding for finding in inspect_config(cfg).findings)
+    assert warned == (data > 1)
+
+
 def test_a_short_end_in_lanes_is_that_which_the_ranks_take(tmp_path: Path) -> None:
     cfg = config_of(tmp_path)
     cfg.dataloader.train = LazyCall(from_iterable)(source=LazyCall(TinyDataset)(length=95), shuffle=True, lanes=4)
