@@ -58,8 +58,9 @@ class ListedBatches(EpochPositions):
         self._rounds = 0
         """Rounds of the sampler that this process has begun."""
         self._rounds_ended = 0
-        self._all_ended = False
-        """Whether all rounds before the restored one ended, so that the replay may run each to its end."""
+        self._all_ended: bool | None = None
+        """Whether all rounds before the restored one ended, so that the replay may run each to its end; None if not
+        known."""
         self._iterator: Iterator[Sequence[int]] | None = None
         self._digests: OrderedDict[int, str] = OrderedDict()
         self._expected = ""
@@ -160,13 +161,17 @@ class ListedBatches(EpochPositions):
         if isinstance(self._batches, abc.Sequence) or (lists is None and not self._all_ended):
             # A list has no random state, and a sampler without a length may be endless.
             self._rounds = max(self._rounds, rounds)
+        if self._all_ended:
+            lists = None
+        elif self._all_ended is None and lists is not None:
+            lists += 1  # A sampler may draw once more at its end, as PyTorch's RandomSampler does.
         for epoch in range(self._rounds, rounds):
             digest = ""
             for number, indices in enumerate(islice(self._round(epoch), lists)):
                 digest = _digest(digest, self._checked(number, indices))
             if epoch == rounds - 1 and expected not in ("", digest):
                 self._refuse(epoch, 0)
-        self._all_ended = False
+        self._all_ended = None
 
     def _checked(self, number: int, indices: Any) -> np.ndarray:
         what = f"batch {number} of the {self._argument} is {indices!r:.100}"
@@ -206,16 +211,17 @@ class ListedBatches(EpochPositions):
 
     def state_dict(self) -> dict[str, Any]:
         """The epoch, the number of its samples that all ranks have used, and a digest of this rank's lists of these
-        samples; at position 0, the previous epoch. Without a length of the sampler, also whether all earlier rounds
-        ended."""
+        samples; at position 0, the previous epoch. Also whether all earlier rounds ended, if this is
+        known."""
         state = {
             "position": self.position,
             "epoch": self.cursor.epoch - (self.position == 0),
             "lists_digest": self._digests.get(self.position, ""),
             "data_parallel_rank": self._rank_of_lists(),
         }
-        if self._length() is None:
-            state["rounds_ended"] = self._all_ended or self._rounds_ended >= self.cursor.epoch
+        all_ended = self._all_ended if self._rounds < self.cursor.epoch else self._rounds_ended >= self.cursor.epoch
+        if all_ended is not None:
+            state["rounds_ended"] = all_ended
         return state
 
     def load_state_dict(self, state: Mapping[str, Any], override: Collection[str] = ()) -> None:
@@ -230,14 +236,14 @@ class ListedBatches(EpochPositions):
         if position:
             check_state(state, Keys({"epoch": EPOCH}, others=True), "a batch_sampler in the middle of an epoch")
         self.cursor = Cursor(position, int(state["epoch"]) + (position == 0))
-        self._all_ended = state.get("rounds_ended") is True
+        self._all_ended = state.get("rounds_ended")
         is_own = state.get("data_parallel_rank") == self._rank_of_lists() and "seed" not in override
         self._expected = str(state.get("lists_digest", "")) if is_own else ""
         self._digests = OrderedDict({self.position: self._expected})
 
     def set_epoch(self, epoch: int) -> None:
         super().set_epoch(epoch)
-        self._expected = ""
+        self._expected, self._all_ended = "", None
 
     def batches_per_round(self) -> int:
         """The length of the iterable; a TypeError if it has none."""

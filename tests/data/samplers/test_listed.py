@@ -151,7 +151,7 @@ def test_a_sampler_without_a_list_is_refused() -> None:
             list(DataLoader([{"x": np.array(0)}], nothing))
 
 
-def _torch_lists(name: str, seed: int) -> Any:
+def _torch_lists(name: str, seed: int, size: int = 3, drop_last: bool = False) -> Any:
     torch = pytest.importorskip("torch")
     data = torch.utils.data
     generator = torch.Generator()
@@ -161,7 +161,7 @@ def _torch_lists(name: str, seed: int) -> Any:
         "shuffled": lambda: data.RandomSampler(range(20), generator=generator),
         "distributed": lambda: data.DistributedSampler(range(20), 1, 0, shuffle=True, seed=seed),
     }
-    return data.BatchSampler(samplers[name](), 3, drop_last=False)
+    return data.BatchSampler(samplers[name](), size, drop_last)
 
 
 def _first(loader: DataLoader, count: int) -> list[list[int]]:
@@ -187,6 +187,44 @@ def test_a_loader_with_a_sampler_of_torch_resumes_with_the_same_samples_or_refus
         if state["position"]:
             with pytest.raises(CheckpointError, match="does not replay"):
                 _first(other, 1)
+
+
+@pytest.mark.parametrize(("size", "drop_last"), [(3, True), (4, False)])
+def test_a_sampler_that_draws_once_more_at_its_end_resumes_in_each_epoch(size: int, drop_last: bool) -> None:
+    """PyTorch's RandomSampler does so. Its BatchSampler yields the last full batch before the sampler ends."""
+
+    def loader_of() -> DataLoader:
+        return DataLoader(list(range(20)), _torch_lists("shuffled", 3, size, drop_last), fields=["x"])
+
+    def lists(loader: DataLoader) -> list[list[int]]:
+        return [batch["x"].tolist() for batch in loader.numpy()]
+
+    loader = loader_of()
+    epochs = [lists(loader) for _ in range(4)]
+    for epoch in range(3):
+        stopped = loader_of()
+        stopped.set_epoch(epoch)
+        for taken in (0, 2):
+            _first(stopped, taken)
+            chosen, resumed, again = loader_of(), loader_of(), loader_of()
+            resumed.load_state_dict(stopped.state_dict())
+            again.load_state_dict(resumed.state_dict())
+            assert [lists(resumed), lists(again)] == 2 * [epochs[epoch][taken:]]
+            assert lists(resumed) == epochs[epoch + 1]
+            chosen.set_epoch(epoch)
+            again.load_state_dict(chosen.state_dict())
+            assert lists(chosen) == epochs[epoch]
+
+
+def test_a_sampler_whose_rounds_were_left_behind_their_last_list_resumes() -> None:
+    loader = DataLoader(list(range(20)), _torch_lists("shuffled", 3, 4), fields=["x"])
+    for _ in range(2):
+        for _ in zip(range(5), loader.numpy()):
+            pass
+    next(iter(loader.numpy()))
+    resumed = DataLoader(list(range(20)), _torch_lists("shuffled", 3, 4), fields=["x"])
+    resumed.load_state_dict(loader.state_dict())
+    assert len(list(resumed)) == 4
 
 
 def test_the_lists_of_another_data_parallel_rank_are_not_compared(two_data_parallel_ranks: None) -> None:
