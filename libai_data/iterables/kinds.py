@@ -120,7 +120,11 @@ def knows_its_rounds(thing: Any) -> bool:
     """Whether no epoch depends on earlier epochs: it is a list or of Grain, has `set_epoch`, or reads in order."""
     if isinstance(thing, abc.Sequence) or has_attribute(thing, "set_epoch") or derives_from(thing, "grain"):
         return True
-    return is_loader(thing) and type(getattr(thing, "sampler", None)).__name__ == "SequentialSampler"
+    batches = attribute_of(thing, "batch_sampler")
+    # With a batch sampler of the user's, the loader's own `sampler` is a SequentialSampler that decides nothing.
+    if not is_loader(thing) or (batches is not None and type(batches).__name__ != "BatchSampler"):
+        return False
+    return type(attribute_of(thing if batches is None else batches, "sampler")).__name__ == "SequentialSampler"
 
 
 def is_own_loader(thing: Any) -> bool:

@@ -999,6 +999,31 @@ def test_a_stream_that_is_shuffled_by_its_own_generator_is_not_warned_of(caplog:
     assert "keeps a random generator" not in caplog.text
 
 
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_a_torch_loader_with_a_batch_sampler_that_shuffles_resumes_in_each_epoch(drop_last: bool) -> None:
+    data = pytest.importorskip("torch").utils.data
+
+    def loader_of() -> Any:
+        generator = importlib.import_module("torch").Generator().manual_seed(1)
+        batches = data.BatchSampler(data.RandomSampler(range(12), generator=generator), 5, drop_last)
+        return from_iterable(data.DataLoader([{"x": number} for number in range(12)], batch_sampler=batches)).numpy()
+
+    def rows(loader: Any) -> list[list[int]]:
+        return [batch["x"].tolist() for batch in loader]
+
+    loader = loader_of()
+    epochs = [rows(loader) for _ in range(4)]
+    stopped = loader_of()
+    for epoch in range(3):
+        batches = iter(stopped)
+        for used in range(1, len(epochs[epoch]) + 1):
+            next(batches)
+            again = loader_of()
+            again.load_state_dict(stopped.state_dict())
+            assert rows(again) == (epochs[epoch][used:] or epochs[epoch + 1])
+        assert next(batches, None) is None
+
+
 def popping(samples: list[Any]) -> dict[str, Any]:
     return {"x": np.array([each.pop("x") for each in samples]), "noise": np.random.random(len(samples))}
 
