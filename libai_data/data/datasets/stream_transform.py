@@ -229,9 +229,10 @@ class StreamTransform:
     @property
     def _given_order(self) -> InputOrder:
         if self._order is None:
+            name = type(self).__name__
             raise ConfigError(
-                f"no sampler has set the order in which this {type(self).__name__} reads the samples; read it through "
-                "a loader"
+                f"no sampler has set the order in which this {name} reads the samples; pass it itself to a loader of "
+                f"this package, with a batch size, or read it by index as OneRound({name}(...))"
             )
         return self._order
 

@@ -558,3 +558,10 @@ def test_what_a_transform_cannot_promise_is_refused() -> None:
         DataLoader(dataset, 1, seed=1)
     with pytest.raises(TypeError, match="not known in advance"):
         len(DataLoader(dataset, sampler))
+
+
+def test_a_filter_that_another_class_reads_by_index_is_told_what_to_use_instead() -> None:
+    filtered = FilteredDataset(Documents([2, 3]), is_even)
+    within = pytest.importorskip("torch").utils.data.Subset(filtered, [0])
+    with pytest.raises(SampleError, match=r"pass it itself to a loader.*or read it by index as OneRound\(FilteredData"):
+        next(iter(DataLoader(within, 1).numpy()))
