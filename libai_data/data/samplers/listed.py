@@ -220,7 +220,7 @@ class ListedBatches(EpochPositions):
             "data_parallel_rank": self._rank_of_lists(),
         }
         all_ended = self._all_ended if self._rounds < self.cursor.epoch else self._rounds_ended >= self.cursor.epoch
-        if all_ended is not None:
+        if all_ended is not None and not isinstance(self._batches, abc.Sequence):
             state["rounds_ended"] = all_ended
         return state
 
