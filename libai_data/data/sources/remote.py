@@ -149,7 +149,7 @@ def fetch(remote: RemoteFile, target: Path, attempts: int, changed: str = _WHILE
 
     Args:
         target: path of the copy; after an error, the copy may be incomplete.
-        changed: end of the message if the file has changed: since when, and what to do.
+        changed: end of the message if the file has changed or was removed: since when, and what to do.
 
     Raises:
         ConfigError: The file does not exist any more, or access is denied.
@@ -198,6 +198,10 @@ def fetch(remote: RemoteFile, target: Path, attempts: int, changed: str = _WHILE
             raise deleted
     except _Changed as found:
         raise StorageError(f"{remote.url} has changed {changed}. The store reports: {found}") from None
+    except ConfigError as error:
+        if not isinstance(error.__cause__, _ABSENT):
+            raise
+        raise ConfigError(f"{error}: it was removed {changed}") from error.__cause__
 
 
 def write_file(url: str, content: bytes, attempts: int) -> None:
