@@ -29,9 +29,9 @@ _OPCODE_LENGTHS = 2, 3, 4, 6, 7  # of a call to an address in a register or in m
 
 _C, _ONEFLOW, _PYTHON = "C library", "OneFlow", "Python"
 
-# Seconds for which all ranks must wait inside OneFlow to count as waiting for a rank that has left:
-SECONDS_IDLE = 4.0  # if the processes are idle, and the work of the rank that has left is complete;
-_SECONDS_BUSY = 12.0  # if a process computes, or waits in a busy loop, as OneFlow does in collectives of two ranks;
+# Seconds for which all ranks must wait inside OneFlow to count as waiting for a rank that has left. A process that gets
+# no core only seems idle: with ten times more threads than cores, the end of a compiled graph took 6 s.
+SECONDS_TO_WAIT = 12.0  # if the work of the rank that has left is complete;
 _SECONDS_INCOMPLETE = 60.0  # if the work of the rank that has left is not complete, or GPUs may compute.
 
 
@@ -80,15 +80,13 @@ class MainThread:
         # A thread that sleeps, or reads a file or the network, does not wait for a lock.
         self.is_in_oneflow = still and "futex" in self._shown("wchan") and self._was_called_by_oneflow()
         if self.waits_for_threads():
-            return SECONDS_IDLE if idle and not self._has_gpus else _SECONDS_INCOMPLETE
+            return SECONDS_TO_WAIT if idle and not self._has_gpus else _SECONDS_INCOMPLETE
         if not self.is_in_oneflow:
             return 0.0
         # OneFlow calls switch_to_shutting_down after all work that this process has begun is complete.
         frame = sys._current_frames().get(self._ident)
         incomplete = has_left and (not idle or frame is None or frame.f_code.co_name != "switch_to_shutting_down")
-        if incomplete or self._has_gpus:
-            return _SECONDS_INCOMPLETE
-        return SECONDS_IDLE if idle else _SECONDS_BUSY
+        return _SECONDS_INCOMPLETE if incomplete or self._has_gpus else SECONDS_TO_WAIT
 
     def waits_for_threads(self) -> bool:
         """Whether the program has ended, but threads that are no daemons keep its process alive."""

@@ -37,7 +37,7 @@ from typing import Any, Callable, NoReturn, cast
 from libai_data.errors import ContractError, MeshError, PeerError, by_rank
 from libai_data.mesh.peers.batch_notes import BatchPlace, different_batches
 from libai_data.mesh.peers.links import Word, receive_word, send_word
-from libai_data.mesh.peers.main_thread import SECONDS_IDLE, MainThread
+from libai_data.mesh.peers.main_thread import SECONDS_TO_WAIT, MainThread
 from libai_data.mesh.peers.rank_links import RankLinks
 from libai_data.mesh.peers.standstill import (
     COLLECTIVE,
@@ -271,7 +271,7 @@ class Liveness:
             rank = int(name.split()[1].rstrip(","))
             if rank not in self._leaving.after:
                 self._end(f"{name} is gone; see its output", received_from=descriptor)
-            self._tell_rank0(_WAITS, rank, SECONDS_IDLE)
+            self._tell_rank0(_WAITS, rank, SECONDS_TO_WAIT)
             return False
         kind, *content = word
         if kind == _END:

@@ -49,7 +49,7 @@ class Samples:
 
 
 if CASE in ("break", "break, but a thread goes on"):
-    main_thread._SECONDS_BUSY = main_thread.SECONDS_IDLE  # The other rank waits in a busy loop.
+    main_thread.SECONDS_TO_WAIT = 4.0
 loader: Any = None
 if is_time_for("exit before the loop"):
     sys.exit(0)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import struct
+import time
+from threading import Thread
 
 import pytest
 
-from libai_data.mesh.peers.main_thread import ends_with_call, first_caller
+from libai_data.mesh.peers.main_thread import MainThread, ends_with_call, first_caller
 
 C, ONEFLOW, PYTHON = 0x7F3CD6000000, 0x7F3BDC200000, 0x7F3CD6400000
 SIZES = {C: ("C library", 2 << 20), ONEFLOW: ("OneFlow", 2 << 30), PYTHON: ("Python", 2 << 20)}
@@ -59,3 +61,19 @@ def test_callers_are_found_wherever_the_system_has_put_the_libraries(moved: int)
 )
 def test_functions_return_to_where_a_call_ends(code: str, is_call: bool) -> None:
     assert ends_with_call(bytes.fromhex(code)) == is_call
+
+
+def test_a_rank_that_seems_idle_has_time_for_what_takes_6_s_on_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    main = MainThread(has_gpus=False)
+    found: list[float] = []
+    monkeypatch.setattr(main, "_was_called_by_oneflow", lambda: True)
+
+    def look() -> None:
+        for _ in range(4):
+            found.append(main.seconds_to_wait(has_left=False))
+            time.sleep(0.3)
+
+    thread = Thread(target=look)
+    thread.start()
+    thread.join()  # The main thread waits.
+    assert found[-1] > 6.0
