@@ -181,9 +181,13 @@ def test_workers_that_a_data_module_sets_are_not_measured_as_others(
 ) -> None:
     (tmp_path / "module.py").write_text(MODULE)
     arguments = [str(tmp_path / "module.py"), "--seconds", "0.05", "--workers"]
-    assert main([*arguments, "0"]) == 1
-    assert "the train loader has 1 workers" in capsys.readouterr().err
+    for workers in (["0"], ["1", "2"]):
+        assert main([*arguments, *workers]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        measured = [line.split()[0] for line in lines if line.startswith("      ")]
+        assert measured == ["1"] and "No other number of workers was measured" in lines[-1], lines
     assert main([*arguments, "1"]) == 0
+    assert "Recommended: dataloader.train.num_workers=1" in capsys.readouterr().out
 
 
 STREAMED = """
