@@ -63,7 +63,10 @@ class ListedBatches(EpochPositions):
         known."""
         self._iterator: Iterator[Sequence[int]] | None = None
         self._digests: OrderedDict[int, str] = OrderedDict()
-        self._expected = ""
+        self._firsts: OrderedDict[int, str] = OrderedDict()
+        """Of each of the last epochs that this process has begun, the digest of the first list."""
+        self._expected = self._expected_first = ""
+        self._goes_back = False
 
     @property
     def position(self) -> int:
@@ -82,7 +85,8 @@ class ListedBatches(EpochPositions):
         yield from self._batches_of(self.cursor.epoch, position)
 
     def _batches_of(self, epoch: int, position: int) -> Iterator[IndexBatch]:
-        expected, self._expected = self._expected, ""
+        expected, first, self._goes_back = self._expected, self._expected_first, epoch in self._firsts
+        self._expected = self._expected_first = ""
         self._replay_rounds(epoch, "" if position else expected)
         start, ranks = 0, get_data_parallel_size()
         self._digests = OrderedDict({0: ""})
@@ -94,6 +98,10 @@ class ListedBatches(EpochPositions):
             own, rows, valid = self._own_part(listed, ranks)
             digest = _digest(digest, listed)
             remember(self._digests, start + valid, digest, _DIGESTS_KEPT)
+            if not number:
+                if first not in ("", digest):
+                    self._refuse(epoch, 0)
+                remember(self._firsts, epoch, digest, _DIGESTS_KEPT)
             if start >= position:
                 yield IndexBatch(number, epoch, start, rows, valid, np.full_like(own, epoch), own)
             elif start + valid > position:
@@ -191,10 +199,12 @@ class ListedBatches(EpochPositions):
         before = f"before position {position} of" if position else "of"
         instead = "remove it and set weights=" if "Weighted" in self._name else "use CyclicSampler"
         is_dealt = self._argument == "sampler"
+        again = f"It has begun this epoch before: load the state into a new loader, with a new {self._name}. "
+        again = again if self._goes_back else ""
         same = "global batch size of the checkpoint, on any mesh" if is_dealt else "checkpoint's number of data ranks"
         raise CheckpointError(
             f"the {self._argument} ({self._name}) does not replay: its lists {before} epoch {epoch} differ from the "
-            f"lists before the checkpoint, so the samples would be others. Use the {same}. Seed it "
+            f"lists before the checkpoint, so the samples would be others. {again}Use the {same}. Seed it "
             f"(`generator` of a torch sampler), {instead}, or continue with other samples on purpose: "
             f"{allowing('seed')}"
         )
@@ -211,8 +221,7 @@ class ListedBatches(EpochPositions):
 
     def state_dict(self) -> dict[str, Any]:
         """The epoch, the number of its samples that all ranks have used, and a digest of this rank's lists of these
-        samples; at position 0, the previous epoch. Also whether all earlier rounds ended, if this is
-        known."""
+        samples; at position 0, the previous epoch. Also whether all earlier rounds ended, if this is known."""
         state = {
             "position": self.position,
             "epoch": self.cursor.epoch - (self.position == 0),
@@ -239,11 +248,12 @@ class ListedBatches(EpochPositions):
         self._all_ended = state.get("rounds_ended")
         is_own = state.get("data_parallel_rank") == self._rank_of_lists() and "seed" not in override
         self._expected = str(state.get("lists_digest", "")) if is_own else ""
+        self._expected_first = "" if "seed" in override else self._firsts.get(self.cursor.epoch, "")
         self._digests = OrderedDict({self.position: self._expected})
 
     def set_epoch(self, epoch: int) -> None:
         super().set_epoch(epoch)
-        self._expected, self._all_ended = "", None
+        self._expected, self._expected_first, self._all_ended = "", "", None
 
     def batches_per_round(self) -> int:
         """The length of the iterable; a TypeError if it has none."""

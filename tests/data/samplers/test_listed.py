@@ -125,6 +125,26 @@ def test_a_sampler_that_draws_other_lists_is_refused_wherever_it_resumes(has_len
         assert list(resumed.batches(resumed.position))
 
 
+def test_a_state_of_an_epoch_that_was_begun_is_refused_if_the_sampler_draws_other_lists_now() -> None:
+    stream = as_stream(Drawn(1))
+    found = lists_and_states(stream, 3)
+    for _, state in found[:-2]:
+        stream.load_state_dict(state)
+        with pytest.raises(CheckpointError, match="load the state into a new loader, with a new Drawn"):
+            list(stream.batches(stream.position))
+    stream.load_state_dict(found[-1][1])
+    assert list(stream.batches(stream.position))
+
+
+def test_a_list_of_lists_goes_back_to_any_state() -> None:
+    stream = as_stream(LISTS)
+    for _, state in lists_and_states(stream, 2):
+        stream.load_state_dict(state)
+        (fresh := as_stream(LISTS)).load_state_dict(state)
+        again, first = ([batch.indices.tolist() for batch in each.batches(each.position)] for each in (stream, fresh))
+        assert again == first != []
+
+
 def test_what_has_no_length_and_perhaps_no_end_is_not_replayed() -> None:
     class Endless:
         def __iter__(self) -> Iterator[list[int]]:
