@@ -49,19 +49,11 @@ def end_groups(groups: Collection[int]) -> None:
 
 def _running(groups: Collection[int]) -> list[int]:
     """Processes of the groups that have not ended; one that nobody has waited for yet has ended."""
-    exist, found = {str(group) for group in groups if _exists(group)}, []
-    for process in Path("/proc").glob("[0-9]*") if exist else ():
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # It has ended meanwhile.
             stat = (process / "stat").read_text(errors="replace")
-            state, _, of_group = stat.rpartition(")")[2].split()[:3]  # proc(5)
-            if of_group in exist and state not in "ZX":
+            state, _, group = stat.rpartition(")")[2].split()[:3]  # proc(5)
+            if int(group) in groups and state not in "ZX":
                 found.append(int(process.name))
     return found
-
-
-def _exists(group: int) -> bool:
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
